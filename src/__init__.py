@@ -1,0 +1,1 @@
+"""Lets `python -m src.train` run from a checkout; nothing else."""
