@@ -1,0 +1,222 @@
+"""`[orchestrator]`: which tasks are sampled, how, and what makes a batch.
+
+Names, defaults and meaning are Prime-RL's (`prime_rl/configs/orchestrator.py`). The `env` and `serve` tables of a
+source belong to verifiers and to the plugin; they are kept as they were written and checked by verifiers' own
+classes (`harbortrainer.config.sources`).
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from harbortrainer.config.base import Table
+
+
+class TrainSampling(Table):
+    """`[orchestrator.train.sampling]`."""
+
+    temperature: float = Field(1.0, ge=0, le=2.0)
+    """Temperature of the distribution that is sampled from, and that log-probabilities belong to."""
+
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one answer; none means up to the context's end."""
+
+
+class EvalSampling(Table):
+    """`[orchestrator.eval.sampling]`."""
+
+    temperature: float | None = Field(None, ge=0, le=2.0)
+    """Temperature; none means the server's default, 1.0. At 0 the likeliest token is taken."""
+
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one answer; none means up to the context's end."""
+
+
+class Algo(Table):
+    """`[orchestrator.algo]`: the group-relative algorithm."""
+
+    type: Literal["grpo"] = "grpo"
+    """Advantage = reward minus the mean of the group; the embedded engine has this one."""
+
+
+class Source(Table):
+    """What a training and an evaluation source share."""
+
+    env: dict[str, Any]
+    """verifiers' own `env` table: taskset, agent (harness, runtime, max_turns), timeouts. As written."""
+
+    serve: dict[str, Any] = {}
+    """verifiers' own `serve` table: the pool of env server workers and the trials of each. As written."""
+
+    name: str | None = None
+    """Name in logs and metrics; the taskset's id when it is not given."""
+
+    ratio: float = Field(1.0, gt=0)
+    """Weight of this source among the sources."""
+
+    @property
+    def resolved_name(self) -> str:
+        """The name in logs and metrics."""
+        taskset, ident = self.env.get("taskset") or {}, self.env.get("id")
+        parts = [part for part in (ident, taskset.get("id")) if part]
+        return self.name or "+".join(parts)
+
+    @model_validator(mode="after")
+    def _has_a_taskset(self) -> Self:
+        if not self.resolved_name:
+            raise ValueError('no environment; set env.taskset.id = "harbor_env"')
+        return self
+
+
+class TrainSource(Source):
+    """`[[orchestrator.train.source]]`."""
+
+    sampling: TrainSampling = TrainSampling()
+    """Sampling of this source; what is not set comes from `[orchestrator.train.sampling]`."""
+
+    group_size: int = Field(1, ge=1)
+    """Trials per task; comes from `orchestrator.group_size` when it is not set."""
+
+    algo: Algo | None = None
+    """The algorithm of this source; comes from `orchestrator.algo` when it is not set."""
+
+
+class EvalSource(Source):
+    """`[[orchestrator.eval.source]]`; what is not set comes from `[orchestrator.eval]`."""
+
+    sampling: EvalSampling = EvalSampling()
+    """Sampling of this source."""
+
+    num_examples: int = Field(-1, ge=-1)
+    """Tasks that are evaluated; -1 means all."""
+
+    group_size: int = Field(1, ge=1)
+    """Trials per task."""
+
+    interval: int = Field(100, ge=1)
+    """Steps between two evaluations."""
+
+
+def _unique_names(sources: list[Any], kind: str) -> None:
+    names = [source.resolved_name for source in sources]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two {kind} sources are named {twice[0]!r}; give each its own name")
+
+
+class TrainConfig(Table):
+    """`[orchestrator.train]`."""
+
+    source: list[TrainSource] = Field(min_length=1)
+    """Where training tasks come from."""
+
+    sampling: TrainSampling = TrainSampling()
+    """Sampling of every source that does not say otherwise."""
+
+    filter_zero_advantages: bool = True
+    """Leave out samples whose advantage is zero; they carry no signal."""
+
+    @model_validator(mode="after")
+    def _inherit(self) -> Self:
+        for source in self.source:
+            own = source.sampling.model_dump(exclude_unset=True)
+            source.sampling = TrainSampling(**(self.sampling.model_dump() | own))
+        _unique_names(self.source, "training")
+        return self
+
+
+class EvalConfig(Table):
+    """`[orchestrator.eval]`: evaluation on held-out tasks, at the start, every `interval` steps, and at the end."""
+
+    source: list[EvalSource] = Field(min_length=1)
+    """Where held-out tasks come from."""
+
+    sampling: EvalSampling = EvalSampling()
+    """Sampling of every source that does not say otherwise."""
+
+    num_examples: int = Field(-1, ge=-1)
+    """Tasks of every source that does not say otherwise; -1 means all."""
+
+    group_size: int = Field(1, ge=1)
+    """Trials per task of every source that does not say otherwise."""
+
+    interval: int = Field(100, ge=1)
+    """Steps between two evaluations of every source that does not say otherwise."""
+
+    skip_first_step: bool = False
+    """Leave out the evaluation before the first step."""
+
+    @model_validator(mode="after")
+    def _inherit(self) -> Self:
+        for source in self.source:
+            own = source.sampling.model_dump(exclude_unset=True)
+            source.sampling = EvalSampling(**(self.sampling.model_dump() | own))
+            for key in ("num_examples", "group_size", "interval"):
+                if key not in source.model_fields_set:
+                    setattr(source, key, getattr(self, key))
+        _unique_names(self.source, "evaluation")
+        return self
+
+
+class Concurrency(Table):
+    """`[orchestrator.concurrency]`."""
+
+    max_inflight: int | None = Field(1024, ge=1)
+    """Most trials in flight at once; none means no bound of its own."""
+
+
+class PolicyClient(Table):
+    """`[orchestrator.model.client]`: where the policy is served."""
+
+    base_url: str = "http://localhost:8000/v1"
+    """The server's address. The embedded engine serves the policy itself: at this port when it is set, else a free one."""
+
+
+class ServedModel(Table):
+    """`[orchestrator.model]`."""
+
+    client: PolicyClient = PolicyClient()
+    """Where the policy is served."""
+
+
+class OrchestratorConfig(Table):
+    """`[orchestrator]`."""
+
+    algo: Algo = Algo()
+    """The algorithm of every source that does not name its own."""
+
+    model: ServedModel = ServedModel()
+    """Where the policy is served."""
+
+    train: TrainConfig
+    """Training sources and their sampling."""
+
+    eval: EvalConfig | None = None
+    """Evaluation on held-out tasks; none means never."""
+
+    renderer: dict[str, Any] = {"name": "auto"}
+    """The `renderers` package's own table: which chat format turns messages into tokens. As written."""
+
+    concurrency: Concurrency = Concurrency()
+    """Bounds on the trials in flight."""
+
+    batch_size: int = Field(128, ge=1)
+    """Samples of one training step."""
+
+    group_size: int = Field(1, ge=1)
+    """Trials per task; their mean reward is the baseline."""
+
+    max_off_policy_steps: int = Field(8, ge=0)
+    """Most policy versions between the one that sampled a token and the one that trains on it; older trials are dropped."""
+
+    @model_validator(mode="after")
+    def _batching(self) -> Self:
+        if self.batch_size % self.group_size:
+            raise ValueError(f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size})")
+        most = self.concurrency.max_inflight
+        if most is not None and most < self.group_size:
+            raise ValueError(f"concurrency.max_inflight ({most}) must be at least group_size ({self.group_size})")
+        for source in self.train.source:
+            if "group_size" not in source.model_fields_set:
+                source.group_size = self.group_size
+        return self
