@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+cp cherry.txt jade.txt

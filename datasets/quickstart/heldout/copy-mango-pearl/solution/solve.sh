@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+cp mango.txt pearl.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+cp peach.txt pearl.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+wc -l < lemon.txt > ivory.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+wc -l < peach.txt > amber.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+tac peach.txt > silver.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+sort cherry.txt > amber.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+sort mango.txt > amber.txt

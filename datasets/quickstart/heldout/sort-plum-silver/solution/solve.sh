@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+sort plum.txt > silver.txt

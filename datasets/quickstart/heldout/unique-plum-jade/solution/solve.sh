@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+sort -u plum.txt > jade.txt

@@ -1,0 +1,178 @@
+"""The quickstart's family of tasks: read a file, do one thing to its lines, write another file.
+
+    python datasets/quickstart/make_tasks.py [FOLDER]
+
+writes `train/` (8 tasks, one for each thing to do) and `heldout/` (32 tasks: each thing to do, on files that it is not
+trained on) next to this script. The result depends on nothing but this file. `variants()` gives every member of the
+family; the warm-up learns from those that are not held out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = "apple cherry grape lemon mango olive peach plum".split()
+TARGETS = "amber bronze coral ivory jade pearl ruby silver".split()
+WORDS = "ant bear crow deer elk frog goat hare ibis jay kite lynx mole newt owl pony quail rook seal toad".split()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing to do: what the instruction calls it, the command that does it, and what comes out."""
+
+    name: str
+    phrase: str
+    command: str
+    result: Callable[[list[str]], list[str]]
+
+
+OPERATIONS = [
+    Operation("sort", "sort its lines", "sort {source} > {target}", sorted),
+    Operation("unique", "keep each line once, sorted", "sort -u {source} > {target}", lambda x: sorted(set(x))),
+    Operation("reverse", "reverse the order of its lines", "tac {source} > {target}", lambda x: x[::-1]),
+    Operation("upper", "make every letter upper case", "tr a-z A-Z < {source} > {target}", lambda x: [w.upper() for w in x]),
+    Operation("count", "count its lines", "wc -l < {source} > {target}", lambda x: [str(len(x))]),
+    Operation("first", "take its first line", "head -n 1 {source} > {target}", lambda x: x[:1]),
+    Operation("last", "take its last line", "tail -n 1 {source} > {target}", lambda x: x[-1:]),
+    Operation("copy", "change nothing", "cp {source} {target}", list),
+]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One member of the family. `mistakes` are commands that run but do not solve it."""
+
+    operation: Operation
+    source: str
+    target: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation.name}-{self.source}-{self.target}"
+
+    @property
+    def instruction(self) -> str:
+        return f"Read {self.source}.txt, {self.operation.phrase}, and write the result to {self.target}.txt.\n"
+
+    @property
+    def commands(self) -> list[str]:
+        return [self._command(self.operation)]
+
+    @property
+    def mistakes(self) -> list[list[str]]:
+        return [[self._command(other)] for other in OPERATIONS if other is not self.operation]
+
+    def _command(self, operation: Operation) -> str:
+        return operation.command.format(source=f"{self.source}.txt", target=f"{self.target}.txt")
+
+    def files(self) -> dict[str, str]:
+        """The task in Harbor's format: path inside the task's folder -> content."""
+        return {
+            "task.toml": TASK_TOML,
+            "instruction.md": self.instruction,
+            "environment/Dockerfile": dockerfile(),
+            "solution/solve.sh": "\n".join(["#!/bin/sh", "cd /app", *self.commands, ""]),
+            "tests/test.sh": self._test(),
+        }
+
+    def _test(self) -> str:
+        expected = "".join(f"{line}\\n" for line in self.operation.result(content()[self.source]))
+        return TEST_SH.format(target=f"/app/{self.target}.txt", expected=expected)
+
+    def write(self, folder: Path) -> Path:
+        """Write the task to `folder/<name>` and return that path."""
+        for path, text in self.files().items():
+            file = folder / self.name / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            if file.suffix == ".sh":
+                file.chmod(0o755)
+        return folder / self.name
+
+
+def content() -> dict[str, list[str]]:
+    """The lines of every source file: an operation on a file gives what no other operation or file gives."""
+    rng = random.Random(0)
+    while True:
+        ends = rng.sample(WORDS, 2 * len(SOURCES))
+        files = {source: _lines(rng, 5 + i, ends[i], ends[-1 - i]) for i, source in enumerate(SOURCES)}
+        results = [tuple(op.result(lines)) for op in OPERATIONS for lines in files.values()]
+        if len(set(results)) == len(results):
+            return files
+
+
+def _lines(rng: random.Random, n: int, first: str, last: str) -> list[str]:
+    middle = [first, *rng.sample(WORDS, n - 3)]
+    rng.shuffle(middle)
+    return [first, *middle, last]
+
+
+def dockerfile() -> str:
+    """The same for every task, so that a sandbox builds one layer for all of them."""
+    lines = ["# A plain prompt, and the files of the family.", "FROM debian:bookworm-slim", "WORKDIR /app"]
+    lines.append("RUN echo \"PS1='$ '\" > /etc/profile.d/prompt.sh \\")
+    writes = []
+    for source, words in content().items():
+        writes.append(f"    && printf '%s\\n' {shlex.join(words)} > {source}.txt")
+    return "\n".join(lines) + "\n" + " \\\n".join(writes) + "\n"
+
+
+TASK_TOML = """\
+version = "1.0"
+
+[metadata]
+difficulty = "easy"
+category = "file-operations"
+tags = ["quickstart"]
+
+[agent]
+timeout_sec = 60.0
+
+[verifier]
+timeout_sec = 30.0
+
+[environment]
+allow_internet = false
+cpus = 1
+memory_mb = 512
+storage_mb = 256
+"""
+
+TEST_SH = """\
+#!/bin/sh
+# 1 when the file holds exactly what was asked for, else 0.
+if printf '{expected}' | cmp -s - {target}; then reward=1; else reward=0; fi
+echo "$reward" > /logs/verifier/reward.txt
+"""
+
+
+def variants() -> list[Variant]:
+    """Every member of the family, held out or not, in a fixed order."""
+    return [Variant(*parts) for parts in itertools.product(OPERATIONS, SOURCES, TARGETS)]
+
+
+def splits() -> dict[str, list[Variant]]:
+    """`train`: one variant of each operation. `heldout`: four others of each."""
+    rng = random.Random(1)
+    train, heldout = [], []
+    for operation in OPERATIONS:
+        chosen = rng.sample([v for v in variants() if v.operation is operation], 5)
+        train.append(chosen[0])
+        heldout.extend(chosen[1:])
+    return {"train": train, "heldout": heldout}
+
+
+def main(folder: Path) -> None:
+    for split, members in splits().items():
+        for variant in members:
+            variant.write(folder / split)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+tail -n 1 lemon.txt > pearl.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+tac plum.txt > ruby.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+sort grape.txt > bronze.txt
