@@ -1,0 +1,8 @@
+"""One trial: its Harbor config, its agent, its outcome, its rewards. Importing this imports neither harbor nor litellm."""
+
+from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.record import TrialRecord
+from harbortrainer.trials.runner import run_trial
+from harbortrainer.trials.spec import ModelEndpoint, TrialSpec
+
+__all__ = ["ModelEndpoint", "Outcome", "TrialRecord", "TrialSpec", "run_trial"]

@@ -1,0 +1,22 @@
+"""The scalar that trains, out of a verifier's reward dictionary."""
+
+from collections.abc import Mapping
+
+from harbortrainer.trials.outcome import finite
+
+
+def scalar(rewards: Mapping[str, float] | None) -> float | None:
+    """The key "reward" when it is there, else the mean of all values.
+
+    Returns:
+        None when there are no rewards or one of them is not a finite number: that is never a 0.
+
+    Example:
+        >>> scalar({"speed": 1.0, "style": 0.5})
+        0.75
+    """
+    if rewards is None or not finite(rewards):
+        return None
+    if "reward" in rewards:
+        return float(rewards["reward"])
+    return sum(rewards.values()) / len(rewards)
