@@ -1,0 +1,27 @@
+"""Every shipped task is fit to train on: the oracle reaches the top reward, doing nothing does not."""
+
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.tasks.check import check_tasks
+from harbortrainer.tasks.source import load_folder
+
+DATASETS = Path(__file__).parents[2] / "datasets"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("folder", ["harbor_tasks", "quickstart/train", "quickstart/heldout"])
+async def test_oracle_reaches_the_top_reward_and_nop_does_not(folder: str) -> None:
+    tasks = load_folder(DATASETS / folder)
+    verdicts = await check_tasks(tasks, concurrency=4)
+    assert [v.task for v in verdicts] == [task.name for task in tasks]
+    assert [v for v in verdicts if v.problem] == []
+
+
+def test_there_are_enough_sample_tasks_of_every_kind() -> None:
+    tasks = load_folder(DATASETS / "harbor_tasks")
+    assert len(tasks) >= 10
+    assert any(task.n_steps > 1 for task in tasks)
+    configs = [(task.path / "task.toml").read_text() for task in tasks]
+    assert any('environment_mode = "separate"' in config for config in configs)
