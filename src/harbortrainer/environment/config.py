@@ -1,9 +1,10 @@
-"""The three config classes of the plugin: what the user writes under `env.taskset`, `env.agent.harness` and `env`.
+"""The config classes of the plugin: what the user writes under `env.taskset`, `env.agent.harness`, `env`.
 
-They are verifiers' own config classes with our keys added, so Prime-RL, verifiers' eval command and the embedded
-engine read the same text. Invariant: validating a config imports neither harbor nor litellm.
+They are verifiers' own config classes with our keys added, so Prime-RL, verifiers' eval command and the
+embedded engine read the same text. Invariant: validating a config imports neither harbor nor litellm.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from verifiers.v1.runtimes import SubprocessConfig
 from harbortrainer.environment.retries import retry_config
 
 PLUGIN_ID = "harbor_env"
+TRIALS_DIR_VARIABLE = "HARBORTRAINER_TRIALS_DIR"
 TRAINABLE_TERMINUS = "harbortrainer.trials.agent:TrainableTerminus2"
 
 
@@ -26,13 +28,13 @@ class HarborTasksetConfig(TasksetConfig):
     id: str = PLUGIN_ID
     """Names this plugin."""
     tasks_dir: Path = Path("datasets/harbor_tasks")
-    """Folder whose sub-folders are Harbor tasks (each with a task.toml); a relative path starts where the run starts."""
+    """Folder whose sub-folders are Harbor tasks; a relative path starts where the run starts."""
     include: list[str] = Field(default_factory=list)
     """Shell patterns over task names; only matching tasks are played. Empty means all."""
     exclude: list[str] = Field(default_factory=list)
     """Shell patterns over task names that are never played; wins over `include`."""
     split: Literal["all", "train", "eval"] = "all"
-    """Play every task, or one side of a stable split of the folder, so that one folder can be trained and evaluated on."""
+    """Play every task, or one side of a stable split, so that one folder is trained and evaluated on."""
     eval_share: float = Field(0.2, gt=0, lt=1)
     """Share of the tasks on the `eval` side of the split, drawn by a hash of the task's name."""
 
@@ -43,29 +45,34 @@ class HarborHarnessConfig(HarnessConfig):
     id: str = PLUGIN_ID
     """Names this plugin."""
     agent: str = TRAINABLE_TERMINUS
-    """Harbor agent that plays the task: one of Harbor's names (`terminus-2`) or an import path (`module:Class`)."""
+    """Harbor agent that plays the task: Harbor's name for it (`terminus-2`) or `module:Class`."""
     agent_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments of the agent's class."""
     environment_type: str = "docker"
-    """Where the sandbox runs: `local`, any of Harbor's environment types (`docker`, `modal`, ...), or `module:Class`."""
+    """Where the sandbox runs: `local`, a type of Harbor's (`docker`, `modal`, ...), or `module:Class`."""
     environment_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments of the environment's class."""
     timeout_multiplier: float = Field(1.0, gt=0)
     """Stretches every timeout that the task's task.toml sets."""
     keep_trials: Literal["all", "failed", "none"] = "failed"
     """Which of Harbor's trial folders stay on disk; `failed` keeps those whose outcome does not train."""
-    trials_dir: Path = Path("outputs/trials")
-    """Folder of the trials; every worker process of a run shares it, and so do the run's `n_parallel_envs` slots."""
+    trials_dir: Path | None = None
+    """Folder of the trials, shared by all workers (None: $HARBORTRAINER_TRIALS_DIR, else outputs/trials)."""
     max_turns: int | None = Field(None, ge=1)
-    """Turns the agent may take in a trial; `env.agent.max_turns` says the same, the smaller of the two counts."""
+    """Turns of one trial; `env.agent.max_turns` says the same, the smaller of the two counts."""
     n_parallel_envs: int | None = Field(None, ge=1)
-    """Hard cap on trials at once over all worker processes that share `trials_dir` (None: no cap of our own)."""
+    """Hard cap on trials at once over all workers that share `trials_dir` (None: no cap of our own)."""
     capture: Literal["interception", "rollout_details"] = "interception"
-    """Where tokens are read: at the verifiers endpoint, or from Harbor's rollout_details of a direct connection."""
+    """Where tokens are read: at the verifiers endpoint, or from rollout_details of a direct connection."""
     vllm_base_url: str | None = None
     """OpenAI-compatible server (its /v1) that the agent calls itself with `capture = "rollout_details"`."""
     model_name: str | None = None
     """Model name at `vllm_base_url`; None takes the run's own, which follows the adapter that is trained."""
+
+    @property
+    def trials_folder(self) -> Path:
+        """`trials_dir`, or what the run set in the environment, absolute."""
+        return (self.trials_dir or Path(os.environ.get(TRIALS_DIR_VARIABLE) or "outputs/trials")).resolve()
 
     @model_validator(mode="after")
     def _capture_has_its_server(self) -> "HarborHarnessConfig":
@@ -74,8 +81,8 @@ class HarborHarnessConfig(HarnessConfig):
             raise ValueError('capture = "rollout_details" needs vllm_base_url: the agent calls that server itself')
         if not direct and (self.vllm_base_url or self.model_name):
             raise ValueError(
-                'vllm_base_url and model_name belong to capture = "rollout_details"; with "interception" the run\'s '
-                "own client and model are used"
+                'vllm_base_url and model_name belong to capture = "rollout_details"; with "interception" '
+                "the run's own client and model are used"
             )
         return self
 
