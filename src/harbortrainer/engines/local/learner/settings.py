@@ -103,9 +103,7 @@ class CosineScheduler(Settings):
     """The lowest learning rate."""
 
 
-SchedulerSettings = Annotated[
-    ConstantScheduler | LinearScheduler | CosineScheduler, Field(discriminator="type")
-]
+SchedulerSettings = Annotated[ConstantScheduler | LinearScheduler | CosineScheduler, Field(discriminator="type")]
 
 
 class LossSettings(Settings):

@@ -1,0 +1,171 @@
+"""The model that learns: any causal language model that transformers loads, with a LoRA that peft adds.
+
+The base stays frozen in its own dtype; the LoRA is float32 always (its master copy and its arithmetic). The
+model is in evaluation mode for good, also while it learns: dropout of the base would make the policy that
+is trained another one than the policy that sampled. Only the LoRA's own dropout is switched on, for the
+training forward.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from harbortrainer.engines.local.learner.batch import MicroBatch
+from harbortrainer.engines.local.learner.head import token_logprobs
+from harbortrainer.engines.local.learner.settings import LoraSettings
+from harbortrainer.errors import UserError
+
+Adapter = dict[str, Tensor]
+"""LoRA weights by peft's saved names (`base_model.model....lora_A.weight`), float32 on the CPU."""
+
+
+class Policy:
+    """A frozen base with one trainable adapter, and the log-probabilities it gives to tokens."""
+
+    def __init__(
+        self, base: PreTrainedModel, lora: LoraSettings, *, device: torch.device, seed: int, name: str = ""
+    ) -> None:
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # ty: ignore[invalid-argument-type]
+            lora_dropout=lora.dropout,
+            target_modules=target_modules(base, lora.target_modules),
+            base_model_name_or_path=name,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model: PeftModel = get_peft_model(base, config)
+        self.model.to(device).eval()
+        self.device = device
+        self._parameters = {
+            name.replace(".default.", "."): parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+        self._dropouts = [m for n, m in self.model.named_modules() if n.endswith("lora_dropout")]
+        self._head = _Head(base, device)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters, in a fixed order."""
+        return list(self._parameters.values())
+
+    def adapter(self) -> Adapter:
+        """A copy of the current LoRA weights."""
+        return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def set_adapter(self, adapter: Adapter) -> None:
+        """Put other LoRA weights in place, exactly.
+
+        Raises:
+            ValueError: The names are not this model's.
+        """
+        if adapter.keys() != self._parameters.keys():
+            raise ValueError("the adapter was made for another model or other target modules")
+        for name, parameter in self._parameters.items():
+            parameter.copy_(adapter[name])
+
+    def logprobs(self, batch: MicroBatch, *, training: bool) -> tuple[Tensor, Tensor]:
+        """Log-probability [N] (with gradient when training) and entropy [N] of the tokens the batch asks
+        for."""
+        for dropout in self._dropouts:
+            dropout.train(training)
+        tokens = batch.tokens
+        with torch.set_grad_enabled(training):
+            return token_logprobs(
+                self._head.states(batch),
+                self._head.logits,
+                tokens.token,
+                tokens.temperature,
+                vocab=self._head.vocab,
+            )
+
+
+class _Head:
+    """The last step of the model: hidden states at chosen positions, then logits of those alone.
+
+    Some models do more after the last layer than one matrix (a cap, a scale). A model whose own logits are not
+    what its decoder and its output matrix give is asked for its full logits instead: slower, and right.
+    """
+
+    def __init__(self, base: PreTrainedModel, device: torch.device) -> None:
+        self._base: nn.Module = base
+        self._decoder: nn.Module = base.get_decoder()
+        self._output: nn.Module | None = base.get_output_embeddings()
+        self.vocab = base.config.get_text_config().vocab_size
+        if self._decoder is base or not self._agrees(device):
+            self._output = None
+
+    @torch.no_grad()
+    def _agrees(self, device: torch.device) -> bool:
+        if self._output is None:
+            return False
+        probe = torch.arange(8, device=device)[None] % self.vocab
+        whole = self._base(input_ids=probe, use_cache=False).logits
+        parts = self._output(self._decoder(input_ids=probe, use_cache=False).last_hidden_state)
+        return whole.shape == parts.shape and torch.allclose(whole, parts, atol=1e-4, rtol=1e-3)
+
+    def states(self, batch: MicroBatch) -> Tensor:
+        """[N, D] what predicts each asked token: hidden states, or logits when the model cannot be split."""
+        if self._output is None:
+            every = self._base(input_ids=batch.input_ids, use_cache=False).logits
+        else:
+            every = self._decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        return every[batch.row, batch.column]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, D] -> [n, V]."""
+        return states if self._output is None else self._output(states)
+
+
+def load_base(model: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The pretrained model, on the CPU.
+
+    Raises:
+        UserError: transformers cannot load it: no such folder or hub id, no config, no weights.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise UserError(
+            f"the model cannot be loaded ({reason})",
+            where=f"model.name = {str(model)!r}",
+            do="name a Hugging Face model or a folder with config.json and weights",
+        ) from error
+
+
+def target_modules(base: nn.Module, patterns: Iterable[str]) -> list[str]:
+    """The linear layers to adapt, found as Prime-RL finds them (src/prime_rl/trainer/lora.py, 559b44772).
+
+    A plain name matches any part of a layer's path, a pattern with special characters is searched in the
+    path. Answers with last names (`q_proj`) when they describe the layers completely, with full paths
+    otherwise.
+
+    Raises:
+        UserError: No linear layer matches.
+    """
+    linear = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)]
+    chosen = {name for name in linear if any(_matches(name, p) for p in patterns)}
+    if not chosen:
+        raise UserError(
+            "no linear layer of the model has such a name",
+            where="trainer.model.lora.target_modules",
+            do=f"name some of {', '.join(sorted({n.rsplit('.')[-1] for n in linear}))}",
+        )
+    last_names = {name.rsplit(".", 1)[-1] for name in chosen}
+    described = {name for name in linear if name.rsplit(".", 1)[-1] in last_names}
+    return sorted(last_names if described == chosen else chosen)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if re.search(r"[.*+?^$\[\]{}|()\\]", pattern):
+        return re.search(pattern, name) is not None
+    return pattern in name.split(".")
