@@ -10,26 +10,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from harbortrainer.config.base import Table
-
-
-class TrainSampling(Table):
-    """`[orchestrator.train.sampling]`."""
-
-    temperature: float = Field(1.0, ge=0, le=2.0)
-    """Temperature of the distribution that is sampled from, and that log-probabilities belong to."""
-
-    max_completion_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one answer; none means up to the context's end."""
-
-
-class EvalSampling(Table):
-    """`[orchestrator.eval.sampling]`."""
-
-    temperature: float | None = Field(None, ge=0, le=2.0)
-    """Temperature; none means the server's default, 1.0. At 0 the likeliest token is taken."""
-
-    max_completion_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one answer; none means up to the context's end."""
+from harbortrainer.config.sampling import EvalSampling, TrainSampling
+from harbortrainer.engines.local.learner.settings import LengthPenalty
 
 
 class Algo(Table):
@@ -38,6 +20,9 @@ class Algo(Table):
     type: Literal["grpo"] = "grpo"
     """Advantage = reward minus the mean of the group; the embedded engine has this one."""
 
+    length_penalty: LengthPenalty | None = None
+    """What a trial's reward loses for length before the mean is taken; none by default."""
+
 
 class Source(Table):
     """What a training and an evaluation source share."""
@@ -45,7 +30,7 @@ class Source(Table):
     env: dict[str, Any]
     """verifiers' own `env` table: taskset, agent (harness, runtime, max_turns), timeouts. As written."""
 
-    serve: dict[str, Any] = {}
+    serve: dict[str, Any] = Field(default_factory=dict)
     """verifiers' own `serve` table: the pool of env server workers and the trials of each. As written."""
 
     name: str | None = None
@@ -169,7 +154,7 @@ class PolicyClient(Table):
     """`[orchestrator.model.client]`: where the policy is served."""
 
     base_url: str = "http://localhost:8000/v1"
-    """The server's address. The embedded engine serves the policy itself: at this port when it is set, else a free one."""
+    """The server's address; the embedded sampler listens at this port when it is set, else at a free one."""
 
 
 class ServedModel(Table):
@@ -194,7 +179,7 @@ class OrchestratorConfig(Table):
     eval: EvalConfig | None = None
     """Evaluation on held-out tasks; none means never."""
 
-    renderer: dict[str, Any] = {"name": "auto"}
+    renderer: dict[str, Any] = Field(default_factory=lambda: {"name": "auto"})
     """The `renderers` package's own table: which chat format turns messages into tokens. As written."""
 
     concurrency: Concurrency = Concurrency()
@@ -207,7 +192,7 @@ class OrchestratorConfig(Table):
     """Trials per task; their mean reward is the baseline."""
 
     max_off_policy_steps: int = Field(8, ge=0)
-    """Most policy versions between the one that sampled a token and the one that trains on it; older trials are dropped."""
+    """Most policy versions between the one that sampled and the one that trains; older trials are dropped."""
 
     @model_validator(mode="after")
     def _batching(self) -> Self:

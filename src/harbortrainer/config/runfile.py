@@ -15,8 +15,9 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from harbortrainer.config.base import Table
 from harbortrainer.config.orchestrator import OrchestratorConfig
-from harbortrainer.config.trainer import CosineScheduler, LinearScheduler, LoraConfig, TrainerConfig
-from harbortrainer.config.warmup import WarmupConfig
+from harbortrainer.config.trainer import TrainerConfig
+from harbortrainer.engines.local.learner.settings import CosineScheduler, LinearScheduler, LoraSettings
+from harbortrainer.warmup.config import WarmupConfig
 
 
 class ModelName(Table):
@@ -120,7 +121,7 @@ class RunConfig(Table):
         return self.inference.vllm.max_model_len or self.seq_len
 
     @property
-    def lora(self) -> LoraConfig:
+    def lora(self) -> LoraSettings:
         """The adapter; the reader made sure that there is one."""
         assert self.trainer.model.lora is not None
         return self.trainer.model.lora
@@ -166,7 +167,6 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     from harbortrainer.config.reader import read
 
-    raw = read(path, overrides)
-    config = raw.validate(RunConfig)
-    config._notes = raw.notes
+    config, notes = read(path, overrides).validate(RunConfig)
+    config._notes = notes
     return config

@@ -1,0 +1,83 @@
+"""Turns what pydantic says about a file into one line: which key, what is wrong, what to do.
+
+Contract: `explain` never gives more than one line; when several keys are wrong the first is told and the rest counted.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from harbortrainer.errors import UserError
+
+TAGS = frozenset({"constant", "linear", "cosine", "adamw", "default", "static", "elastic", "server"})
+"""What pydantic puts into a location for the chosen member of a union; it is no key of the file."""
+
+
+def explain(error: ValidationError, file: str, *, prefix: str = "", known: Iterable[str] = ()) -> UserError:
+    """The first mistake in `error` as a `UserError`.
+
+    Args:
+        error: What validation said.
+        file: The file it is about.
+        prefix: Dotted key of the table that was validated.
+        known: Dotted keys that exist, to propose the nearest one for a key that does not.
+    """
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    key = ".".join(part for part in (prefix, dotted(first["loc"])) if part)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return unknown_key(key, file, known, more)
+    what, do = _message(first)
+    return UserError(what + more, where=f"{file}: {key}" if key else file, do=do)
+
+
+def unknown_key(key: str, file: str, known: Iterable[str], more: str = "") -> UserError:
+    """The error for a key that does not exist, with the nearest one that does."""
+    near = nearest(key, list(known))
+    return UserError(f"no such key{more}", where=f"{file}: {key}", do=f"did you mean {near}?" if near else "remove it")
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The known dotted key that `key` most likely stands for, or nothing."""
+    plain = without_indices(key)
+    table, _, last = plain.rpartition(".")
+    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == table}
+    names = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.6)
+    if names:
+        return siblings[names[0]]
+    same_name = [k for k in known if k.rpartition(".")[2] == last]
+    return (difflib.get_close_matches(plain, same_name or known, n=1, cutoff=0.6) or [""])[0]
+
+
+def dotted(location: Sequence[Any]) -> str:
+    """`("source", 0, "env")` as `source[0].env`."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part not in TAGS:
+            text += f".{part}" if text else str(part)
+    return text
+
+
+def without_indices(key: str) -> str:
+    """`source[0].env` as `source.env`."""
+    while "[" in key:
+        start = key.index("[")
+        key = key[:start] + key[key.index("]", start) + 1 :]
+    return key
+
+
+def _message(error: Any) -> tuple[str, str]:
+    if error["type"] == "missing":
+        return "is missing", "add it"
+    message = error["msg"].removeprefix("Value error, ").rstrip(".")
+    what, _, do = message.partition("; ")
+    if error["type"] == "value_error":
+        return what.replace("\n", " "), do or "change it"
+    value = error.get("input")
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) or value is None else ""
+    return message[:1].lower() + message[1:] + shown, "change the value"
