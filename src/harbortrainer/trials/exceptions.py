@@ -9,6 +9,8 @@ CANCELLED = frozenset({"CancelledError", "KeyboardInterrupt"})
 SANDBOX = frozenset(
     {
         "SandboxError",
+        "LeftoversError",
+        "SandboxBuildError",
         "SandboxDiedError",
         "SandboxStartError",
         "SandboxTimeoutError",
@@ -22,7 +24,6 @@ SANDBOX = frozenset(
         "SandboxException",
         "SandboxNotFoundError",
         "SandboxTerminatedError",
-        "SandboxException",
         "NotFoundException",
         "AddTestsDirError",
         "DownloadVerifierDirError",

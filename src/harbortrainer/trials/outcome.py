@@ -1,10 +1,11 @@
 """How a trial ended, who is to blame, and what follows from it. One table; everything asks here.
 
-Invariant: a failure is never a reward of 0. An outcome that trains comes with finite rewards of the verifier's;
-an outcome without them does not train. Pure: no I/O, no Harbor. `docs/outcomes.md` holds the same table.
+Invariant: a failure is never a reward of 0. An outcome that trains comes with finite rewards of the
+verifier's; an outcome without them does not train. Pure: no I/O, no Harbor. `docs/outcomes.md` holds the table.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -116,6 +117,8 @@ _BY_PHASE: dict[Phase, Outcome] = {
     "verification": Outcome.verifier_error,
 }
 
+_STOPPED = re.compile(r"rollout stopped: (\w+)")
+
 # A step's or a trial's worst outcome first: what explains the rest stands before it.
 _WORST_FIRST = (
     Outcome.cancelled,
@@ -133,9 +136,7 @@ _WORST_FIRST = (
 
 def finite(rewards: Mapping[str, float] | None) -> bool:
     """Whether there are rewards and every one of them is a finite number."""
-    return bool(rewards) and all(
-        isinstance(value, int | float) and math.isfinite(value) for value in rewards.values()
-    )
+    return bool(rewards) and all(isinstance(value, int | float) and math.isfinite(value) for value in rewards.values())
 
 
 def classify(
@@ -160,11 +161,8 @@ def classify(
     Returns:
         An outcome that trains only when every reward is a finite number.
     """
-    limit = ending or STOPS.get(stop or "") or _stop_in(message)
-    if exception is None:
-        cause = limit or Outcome.completed
-    else:
-        cause = _cause(exception, message, phase, limit)
+    limit = ending or ending_of(stop) or stopped_by(message)
+    cause = _cause(exception, phase, limit) if exception else limit or Outcome.completed
     if cause.trains and not finite(rewards):
         return _without_reward(exception, cause)
     return cause
@@ -179,7 +177,7 @@ def worst(outcomes: list[Outcome]) -> Outcome:
     return min(outcomes, key=_WORST_FIRST.index)
 
 
-def _cause(exception: str, message: str, phase: Phase, limit: Outcome | None) -> Outcome:
+def _cause(exception: str, phase: Phase, limit: Outcome | None) -> Outcome:
     if exception in names.CANCELLED:
         return Outcome.cancelled
     if exception in names.SANDBOX:
@@ -198,14 +196,29 @@ def _cause(exception: str, message: str, phase: Phase, limit: Outcome | None) ->
 
 
 def _without_reward(exception: str | None, cause: Outcome) -> Outcome:
-    """Nothing to train on: the agent raised and Harbor skipped the verifier, or the verifier itself failed."""
+    """Nothing to train on: the agent raised and Harbor skipped the verifier, or that failed itself."""
     if exception is not None and cause is not Outcome.agent_timeout:
         return Outcome.agent_error
     return Outcome.verifier_error
 
 
-def _stop_in(message: str) -> Outcome | None:
-    for stop, outcome in STOPS.items():
-        if f"rollout stopped: {stop}" in message:
-            return outcome
-    return None
+def ending_of(stop: str | None) -> Outcome | None:
+    """The end that a stop condition means: a limit, or `completed` for a stop of the task's own.
+
+    Returns:
+        None when there was no stop or an error was the reason for it.
+    """
+    if stop is None or stop in ("", "None", "error"):
+        return None
+    return STOPS.get(stop, Outcome.completed)
+
+
+def stopped_by(message: str) -> Outcome | None:
+    """The end that the interception endpoint's refusal means, None when `message` is no such refusal.
+
+    Example:
+        >>> stopped_by("400: rollout stopped: max_turns")
+        <Outcome.turn_limit: 'turn_limit'>
+    """
+    found = _STOPPED.search(message)
+    return ending_of(found.group(1)) if found else None

@@ -98,7 +98,5 @@ class TrialRecord(BaseModel):
 
     @classmethod
     def cancelled(cls, task: str, trial_dir: Path | None = None, **fields: Any) -> Self:
-        """The record of a trial that was cancelled: `run_trial` raises `CancelledError` instead of returning it."""
-        return cls(
-            outcome=Outcome.cancelled, task=task, trial_dir=str(trial_dir) if trial_dir else None, **fields
-        )
+        """The record of a cancelled trial: `run_trial` raises `CancelledError` instead of returning one."""
+        return cls(outcome=Outcome.cancelled, task=task, trial_dir=str(trial_dir) if trial_dir else None, **fields)

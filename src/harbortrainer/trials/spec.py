@@ -1,6 +1,6 @@
 """One trial, as this project describes it; `trial_config` turns it into Harbor's `TrialConfig`.
 
-Invariant: no secret of the model endpoint is in what Harbor writes to disk (see `harbortrainer.trials.secrets`).
+Invariant: no secret of the model endpoint is in what Harbor writes to disk.
 """
 
 from pathlib import Path

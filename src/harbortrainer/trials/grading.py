@@ -1,0 +1,66 @@
+"""Before grading, what the agent left where grades are read is gone, in every environment type.
+
+In shared mode Harbor grades inside the agent's sandbox and clears nothing for a single-step task: an agent
+that writes /logs/verifier/reward.json itself gets that reward. The folders are emptied inside (as root) and,
+where they are mounted, outside as well; links that the agent planted are removed, never followed. A process that
+the agent left running can still write there: a task for which that matters grades in a sandbox of its own.
+
+Invariant: when `clear` returns, the host's folder of the verifier is empty.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbortrainer.sandbox.errors import SandboxError
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+
+class LeftoversError(SandboxError):
+    """What the agent left in the verifier's folders could not be removed; nothing is graded."""
+
+
+async def clear(environment: "BaseEnvironment", host_dir: Path, *, inside: bool) -> None:
+    """Empty /logs/verifier and /tests inside the sandbox, and `host_dir` outside.
+
+    Args:
+        environment: The agent's sandbox.
+        host_dir: The trial's folder of the verifier on the host.
+        inside: Whether the sandbox is graded in; false when the verifier gets a sandbox of its own.
+
+    Raises:
+        LeftoversError: Something is left.
+    """
+    if inside:
+        await _clear_inside(environment)
+    left = await asyncio.to_thread(_clear_outside, host_dir)
+    if left:
+        raise LeftoversError(f"cannot remove {', '.join(left)} from {host_dir}")
+
+
+async def _clear_inside(environment: "BaseEnvironment") -> None:
+    from harbor.models.trial.paths import EnvironmentPaths
+
+    paths = EnvironmentPaths.for_os(environment.os)
+    result = await environment.empty_dirs([paths.verifier_dir], chmod=True)
+    if result is None or result.return_code == 0:
+        result = await environment.empty_dirs([paths.tests_dir], chmod=False)
+    if result is not None and result.return_code != 0:
+        raise LeftoversError(f"cannot empty the verifier's folders: {result.stderr or result.stdout}")
+
+
+def _clear_outside(folder: Path) -> list[str]:
+    """Remove what is in `folder`, without following links; the names of what stays."""
+    if not folder.is_dir():
+        return []
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(PermissionError):
+                path.unlink(missing_ok=True)
+    return [path.name for path in folder.iterdir()]

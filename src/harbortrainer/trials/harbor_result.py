@@ -1,0 +1,124 @@
+"""Reads Harbor's `TrialResult` into a `TrialRecord`.
+
+In a multi-step trial everything, also what failed, stands in `step_results`; the top-level `agent_result` is None.
+"""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from harbortrainer.trials.outcome import Outcome, Phase, classify, worst
+from harbortrainer.trials.record import Failure, StepRecord, Timings, Tokens, TrialRecord
+from harbortrainer.trials.rewards import scalar
+from harbortrainer.trials.spec import TrialSpec
+
+if TYPE_CHECKING:
+    from harbor.models.agent.context import AgentContext
+    from harbor.models.trial.result import ExceptionInfo, StepResult, TimingInfo, TrialResult
+
+# Harbor's method around the agent's run; it stands in the stack trace of what the agent raised, and only there.
+_AGENT_FRAME = "in _run_agent_phase"
+
+
+def record(result: "TrialResult", spec: TrialSpec, *, stop: str | None = None) -> TrialRecord:
+    """What is kept of a finished trial.
+
+    Args:
+        result: Harbor's.
+        spec: What was run.
+        stop: The condition on which the interception endpoint stopped the rollout.
+    """
+    steps = result.step_results or []
+    contexts = [part.agent_result for part in (steps or [result]) if part.agent_result is not None]
+    rewards = result.verifier_result.rewards if result.verifier_result else None
+    outcome = _outcome(result, rewards, stop)
+    failure = next((part.exception_info for part in [result, *steps] if part.exception_info), None)
+    return TrialRecord(
+        outcome=outcome,
+        task=result.task_name,
+        task_key=spec.task_key,
+        trial_name=result.trial_name,
+        trial_dir=str((spec.trials_dir / result.trial_name).absolute()),
+        rewards=rewards,
+        reward=scalar(rewards) if outcome.trains else None,
+        timings=_timings(result),
+        turns=_count(contexts, "n_episodes"),
+        parse_errors=_count(contexts, "parse_errors"),
+        tokens=Tokens(
+            prompt=sum(context.n_input_tokens or 0 for context in contexts),
+            completion=sum(context.n_output_tokens or 0 for context in contexts),
+        ),
+        steps=[_step(step, stop if step is steps[-1] else None) for step in steps],
+        error=_failure(failure, outcome),
+    )
+
+
+def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None) -> Outcome:
+    steps = result.step_results or []
+    own = _classify(result, rewards, stop) if result.exception_info or not steps else None
+    of_steps = [_step(step, stop if step is steps[-1] else None).outcome for step in steps]
+    outcome = worst([*of_steps, *([own] if own else [])])
+    # Each step may have rewards while what Harbor makes of them has not.
+    return Outcome.verifier_error if outcome.trains and scalar(rewards) is None else outcome
+
+
+def _step(step: "StepResult", stop: str | None) -> StepRecord:
+    rewards = step.verifier_result.rewards if step.verifier_result else None
+    return StepRecord(name=step.step_name, outcome=_classify(step, rewards, stop), rewards=rewards)
+
+
+def _classify(part: "TrialResult | StepResult", rewards: dict[str, Any] | None, stop: str | None) -> Outcome:
+    info = part.exception_info
+    metadata = (part.agent_result.metadata if part.agent_result else None) or {}
+    ending = metadata.get("ending")
+    return classify(
+        rewards=rewards,
+        exception=info.exception_type if info else None,
+        message=info.exception_message if info else "",
+        phase=_phase(part, info) if info else "agent",
+        ending=Outcome(ending) if ending else None,
+        stop=stop,
+    )
+
+
+def _phase(part: "TrialResult | StepResult", info: "ExceptionInfo") -> Phase:
+    if _AGENT_FRAME in info.exception_traceback:
+        return "agent"
+    if part.agent_execution is not None:
+        return "verification"
+    return "agent_setup" if getattr(part, "agent_setup", None) else "environment_setup"
+
+
+def _failure(info: "ExceptionInfo | None", outcome: Outcome) -> Failure | None:
+    if info is not None:
+        return Failure(type=info.exception_type, message=info.exception_message[:2000])
+    if outcome is Outcome.verifier_error:
+        return Failure(type="RewardNotFiniteError", message="the verifier gave no finite reward")
+    return None
+
+
+def _timings(result: "TrialResult") -> Timings:
+    parts = result.step_results or [result]
+    return Timings(
+        environment_setup=_seconds(result.environment_setup),
+        agent_setup=_seconds(result.agent_setup),
+        agent_execution=_total([part.agent_execution for part in parts]),
+        verifier=_total([part.verifier for part in parts]),
+        total=_between(result.started_at, result.finished_at),
+    )
+
+
+def _total(timings: "list[TimingInfo | None]") -> float | None:
+    known = [seconds for timing in timings if (seconds := _seconds(timing)) is not None]
+    return sum(known) if known else None
+
+
+def _seconds(timing: "TimingInfo | None") -> float | None:
+    return _between(timing.started_at, timing.finished_at) if timing else None
+
+
+def _between(start: datetime | None, end: datetime | None) -> float | None:
+    return (end - start).total_seconds() if start and end else None
+
+
+def _count(contexts: "list[AgentContext]", key: str) -> int:
+    return sum((context.metadata or {}).get(key) or 0 for context in contexts)
