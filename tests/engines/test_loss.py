@@ -1,0 +1,139 @@
+"""The loss against numbers worked out by hand, with ratios that are not 1."""
+
+import math
+
+import pytest
+import torch
+
+from harbortrainer.engines.local.learner.head import token_logprobs
+from harbortrainer.engines.local.learner.loss import outside_trust_region, policy_loss
+from harbortrainer.engines.local.learner.settings import LossSettings
+
+SETTINGS = LossSettings(kl_tau=0.1, adv_tau=2.0)
+
+
+def probabilities(*values: float, gradient: bool = False) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).log().requires_grad_(gradient)
+
+
+def loss_of(p, q, advantages, mask=None, settings=SETTINGS, scale=1):
+    mask = torch.ones(len(p), dtype=torch.bool) if mask is None else torch.tensor(mask)
+    advantages = torch.tensor(advantages, dtype=torch.float64)
+    return policy_loss(p, q, advantages, mask, settings, scale=scale)
+
+
+def test_defaults_are_prime_rls():
+    assert LossSettings().model_dump() == {
+        "type": "default",
+        "dppo_mask_low": 0.2,
+        "dppo_mask_high": 0.2,
+        "adv_tau": 1.0,
+        "kl_tau": 1e-3,
+    }
+
+
+def test_on_policy_the_loss_is_minus_the_mean_advantage_and_the_gradient_is_the_policy_gradient():
+    p = probabilities(0.5, 0.1, gradient=True)
+    result = loss_of(p, p.detach(), [1.0, -0.5], scale=2)
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(-(2.0 * 1.0 + 2.0 * -0.5) / 2)
+    assert p.grad.tolist() == pytest.approx([-2.0 * 1.0 / 2, -2.0 * -0.5 / 2])
+    assert not result.masked.any()
+    assert result.mismatch_kl.tolist() == [0.0, 0.0]
+
+
+def test_a_stale_token_inside_the_trust_region_is_weighted_by_its_ratio():
+    p = probabilities(0.30, gradient=True)
+    result = loss_of(p, probabilities(0.20), [1.0])
+    result.loss.backward()
+    ratio, log_ratio = 1.5, math.log(1.5)
+    assert result.loss.item() == pytest.approx(-2.0 * ratio + 0.1 * log_ratio**2)
+    assert p.grad.item() == pytest.approx(-2.0 * ratio + 0.1 * 2 * log_ratio)
+    assert result.mismatch_kl.item() == pytest.approx(ratio - log_ratio - 1)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "advantage", "masked"),
+    [
+        (0.71, 0.50, +1.0, True),  # rose by more than 0.2 and is pushed further up
+        (0.69, 0.50, +1.0, False),
+        (0.29, 0.50, +1.0, False),  # fell, and is pushed back up
+        (0.29, 0.50, -1.0, True),  # fell by more than 0.2 and is pushed further down
+        (0.31, 0.50, -1.0, False),
+        (0.71, 0.50, -1.0, False),  # rose, and is pushed back down
+        (0.05, 0.001, +1.0, False),  # a ratio of 50, but of tiny probabilities
+        (0.29, 0.50, 0.0, True),  # an advantage of 0 counts as negative, as in Prime-RL
+    ],
+)
+def test_the_trust_region_masks_by_how_far_the_probability_moved(p, q, advantage, masked):
+    policy = probabilities(p, gradient=True)
+    result = loss_of(policy, probabilities(q), [advantage])
+    result.loss.backward()
+    log_ratio = math.log(p / q)
+    gain = 0.0 if masked else 2.0 * advantage * p / q
+    assert result.masked.item() is masked
+    assert result.loss.item() == pytest.approx(0.1 * log_ratio**2 - gain)
+    assert policy.grad.item() == pytest.approx(0.1 * 2 * log_ratio - gain)
+
+
+def test_the_two_thresholds_are_separate():
+    p, q = probabilities(0.6, 0.4), probabilities(0.5, 0.5)
+    advantages = torch.tensor([1.0, -1.0])
+    high = LossSettings(dppo_mask_high=0.05, dppo_mask_low=0.5)
+    low = LossSettings(dppo_mask_high=0.5, dppo_mask_low=0.05)
+    assert outside_trust_region(p, q, advantages, high).tolist() == [True, False]
+    assert outside_trust_region(p, q, advantages, low).tolist() == [False, True]
+
+
+def test_tokens_that_do_not_train_change_nothing():
+    p = probabilities(0.3, 0.9, gradient=True)
+    q = torch.tensor([math.log(0.2), 0.0], dtype=torch.float64)
+    result = loss_of(p, q, [1.0, 5.0], mask=[True, False], scale=1)
+    result.loss.backward()
+    alone = loss_of(probabilities(0.3), probabilities(0.2), [1.0])
+    assert result.loss.item() == pytest.approx(alone.loss.item())
+    assert p.grad[1].item() == 0.0
+    assert not result.masked[1]
+
+
+def test_micro_batches_with_one_scale_add_up_to_the_whole_batch():
+    p, q = probabilities(0.3, 0.6, 0.2, 0.9), probabilities(0.2, 0.7, 0.25, 0.5)
+    advantages = [1.0, -1.0, 0.5, 0.5]
+    whole = loss_of(p, q, advantages, scale=4).loss
+    halves = [loss_of(p[s], q[s], advantages[s], scale=4).loss for s in (slice(0, 2), slice(2, 4))]
+    assert sum(h.item() for h in halves) == pytest.approx(whole.item())
+    assert loss_of(p.view(2, 2), q.view(2, 2), [[1.0, -1.0], [0.5, 0.5]], [[True] * 2] * 2, scale=4).loss.item() == (
+        pytest.approx(whole.item())
+    )
+
+
+def test_the_gradient_is_that_of_the_formula():
+    torch.manual_seed(0)
+    q = torch.randn(12, dtype=torch.float64).sigmoid().log()
+    p = (q + 0.3 * torch.randn(12, dtype=torch.float64)).clamp_max(-0.01).requires_grad_()
+    advantages = torch.randn(12, dtype=torch.float64)
+    mask = torch.arange(12) % 3 != 0
+    assert torch.autograd.gradcheck(lambda x: policy_loss(x, q, advantages, mask, SETTINGS, scale=8).loss, p)
+
+
+def test_chunked_log_probabilities_are_those_of_the_whole_softmax():
+    torch.manual_seed(0)
+    hidden = torch.randn(50, 8, requires_grad=True)
+    matrix = torch.randn(8, 33)
+    targets, temperature = torch.randint(33, (50,)), torch.full((50,), 0.7)
+    whole = torch.log_softmax(hidden @ matrix / 0.7, -1)
+    logprobs, entropy = token_logprobs(
+        hidden, lambda h: h @ matrix, targets, temperature, vocab=33, chunk_elements=33 * 7
+    )
+    torch.testing.assert_close(logprobs, whole.gather(-1, targets[:, None]).squeeze(-1))
+    torch.testing.assert_close(entropy, -(whole.exp() * whole).sum(-1).detach())
+    (expected,) = torch.autograd.grad(whole.gather(-1, targets[:, None]).sum(), hidden, retain_graph=True)
+    (gradient,) = torch.autograd.grad(logprobs.sum(), hidden)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_forbidden_token_does_not_make_the_entropy_nan():
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]])
+    logprobs, entropy = token_logprobs(logits, lambda h: h, torch.tensor([1]), torch.ones(1), vocab=3)
+    assert logprobs.item() == pytest.approx(math.log(0.5))
+    assert entropy.item() == pytest.approx(math.log(2))
