@@ -2,9 +2,9 @@
 
     python datasets/quickstart/make_tasks.py [FOLDER]
 
-writes `train/` (8 tasks, one for each thing to do) and `heldout/` (32 tasks: each thing to do, on files that it is not
-trained on) next to this script. The result depends on nothing but this file. `variants()` gives every member of the
-family; the warm-up learns from those that are not held out.
+writes `train/` (8 tasks, one for each thing to do) and `heldout/` (32 tasks: each thing to do, on files that it
+is not trained on) next to this script. The result depends on nothing but this file. `variants()` gives every
+member of the family; the warm-up learns from those that are not held out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = "apple cherry grape lemon mango olive peach plum".split()
-TARGETS = "amber bronze coral ivory jade pearl ruby silver".split()
-WORDS = "ant bear crow deer elk frog goat hare ibis jay kite lynx mole newt owl pony quail rook seal toad".split()
+SOURCES = ["apple", "cherry", "grape", "lemon", "mango", "olive", "peach", "plum"]
+TARGETS = ["amber", "bronze", "coral", "ivory", "jade", "pearl", "ruby", "silver"]
+WORDS = [
+    *("ant", "bear", "crow", "deer", "elk", "frog", "goat", "hare", "ibis", "jay"),
+    *("kite", "lynx", "mole", "newt", "owl", "pony", "quail", "rook", "seal", "toad"),
+]
+LAZINESS = 0.7
+"""Share of the mistakes that just copy the file (and, where that is the task, sort it)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ OPERATIONS = [
     Operation("sort", "sort its lines", "sort {source} > {target}", sorted),
     Operation("unique", "keep each line once, sorted", "sort -u {source} > {target}", lambda x: sorted(set(x))),
     Operation("reverse", "reverse the order of its lines", "tac {source} > {target}", lambda x: x[::-1]),
-    Operation("upper", "make every letter upper case", "tr a-z A-Z < {source} > {target}", lambda x: [w.upper() for w in x]),
+    Operation(
+        "upper", "make every letter upper case", "tr a-z A-Z < {source} > {target}", lambda x: [w.upper() for w in x]
+    ),
     Operation("count", "count its lines", "wc -l < {source} > {target}", lambda x: [str(len(x))]),
     Operation("first", "take its first line", "head -n 1 {source} > {target}", lambda x: x[:1]),
     Operation("last", "take its last line", "tail -n 1 {source} > {target}", lambda x: x[-1:]),
@@ -46,7 +53,7 @@ OPERATIONS = [
 
 @dataclass(frozen=True)
 class Variant:
-    """One member of the family. `mistakes` are commands that run but do not solve it."""
+    """One member of the family."""
 
     operation: Operation
     source: str
@@ -64,9 +71,10 @@ class Variant:
     def commands(self) -> list[str]:
         return [self._command(self.operation)]
 
-    @property
-    def mistakes(self) -> list[list[str]]:
-        return [[self._command(other)] for other in OPERATIONS if other is not self.operation]
+    def mistake(self, rng: random.Random) -> list[str]:
+        """Commands that run but do not solve it: mostly the laziest there is, else one that solves another task."""
+        lazy, *others = [op for op in (OPERATIONS[-1], *OPERATIONS[:-1]) if op is not self.operation]
+        return [self._command(lazy if rng.random() < LAZINESS else rng.choice(others))]
 
     def _command(self, operation: Operation) -> str:
         return operation.command.format(source=f"{self.source}.txt", target=f"{self.target}.txt")

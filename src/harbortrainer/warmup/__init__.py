@@ -1,0 +1,17 @@
+"""The warm-up: a policy that solves some of the tasks, some of the time, before reinforcement learning starts.
+
+Importing this package is light (the run file's reader does); torch comes with the first call.
+"""
+
+from pathlib import Path
+
+from harbortrainer.warmup.config import WarmupConfig
+
+__all__ = ["WarmupConfig", "warm_up"]
+
+
+def warm_up(config: WarmupConfig, out_dir: Path, *, seed: int = 0) -> Path:
+    """Make the policy; see `harbortrainer.warmup.warmup.warm_up`."""
+    from harbortrainer.warmup.warmup import warm_up as run
+
+    return run(config, out_dir, seed=seed)

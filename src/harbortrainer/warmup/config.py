@@ -1,0 +1,57 @@
+"""The `[warmup]` table of a run file, and what `harbortrainer warmup` takes.
+
+Ours alone: Prime-RL never sees it. Either `family` or `tasks` says what is learned from. Light: no torch, no harbor.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class WarmupConfig(BaseModel):
+    """How a policy is warmed up, supervised, before it is trained by reinforcement."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    model: str | None = None
+    """The model to start from, a hub id or a folder; without it a fresh tiny one is made."""
+
+    family: Path | None = None
+    """A Python file with `variants()` and `splits()`: generated tasks, their commands and their common mistakes."""
+
+    tasks: Path | None = None
+    """A folder of Harbor tasks with oracle solutions; each is replayed in a real trial to get its transcript."""
+
+    heldout: Path | None = None
+    """A folder of tasks that must not be learned from; finding one of them in the transcripts is an error."""
+
+    steps: int = Field(400, ge=1)
+    """Optimizer steps of supervised training at most."""
+
+    batch_size: int = Field(32, ge=1)
+    """Transcripts an optimizer step."""
+
+    lr: float = Field(3e-3, gt=0)
+    """Peak learning rate (AdamW); right for the tiny model, 1e-5 (or 1e-4 with a LoRA) suits a real one."""
+
+    lora_rank: int = Field(0, ge=0)
+    """Train a LoRA of this rank and merge it at the end; 0 trains every weight."""
+
+    success: tuple[float, float] = (0.2, 0.4)
+    """With a family: where the mean reward of the warmed-up policy must lie, so that the trials of a group differ."""
+
+    trials: int = Field(64, ge=0)
+    """With a family: real trials that measure the success at the end; 0 trusts the likelihood of the solutions."""
+
+    environment_type: str = "local"
+    """The sandbox of those trials."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.family is None) == (self.tasks is None):
+            raise ValueError("give either family or tasks")
+        low, high = self.success
+        if not 0 < low < high < 1:
+            raise ValueError("success must be two rising numbers between 0 and 1")
+        return self
