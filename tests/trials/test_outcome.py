@@ -1,0 +1,99 @@
+"""The outcome table, and what is made of what Harbor recorded."""
+
+import math
+
+import pytest
+
+from harbortrainer.trials.outcome import TABLE, Outcome, classify, ending_of, stopped_by, worst
+
+ONE = {"reward": 1.0}
+
+
+def test_every_outcome_has_a_row():
+    assert set(TABLE) == set(Outcome)
+
+
+def test_only_the_policys_own_ends_train():
+    assert {outcome for outcome in Outcome if outcome.trains} == {
+        outcome for outcome in Outcome if outcome.blame == "policy"
+    }
+
+
+def test_no_outcome_is_both_trained_on_and_retried():
+    assert not [outcome for outcome in Outcome if outcome.trains and outcome.retried]
+
+
+def test_a_finished_trial_is_completed():
+    assert classify(rewards={"reward": 0.0}) is Outcome.completed
+
+
+@pytest.mark.parametrize("rewards", [None, {}, {"reward": math.nan}, {"reward": 1.0, "style": math.inf}])
+@pytest.mark.parametrize("ending", [None, *(outcome for outcome in Outcome if outcome.flagged)])
+def test_nothing_trains_without_finite_rewards(rewards, ending):
+    assert classify(rewards=rewards, ending=ending) is Outcome.verifier_error
+
+
+def test_agent_timeout_keeps_the_verifiers_reward():
+    assert classify(rewards=ONE, exception="AgentTimeoutError") is Outcome.agent_timeout
+
+
+def test_agent_timeout_without_a_reward_is_the_verifiers_failure():
+    assert classify(rewards=None, exception="AgentTimeoutError") is Outcome.verifier_error
+
+
+@pytest.mark.parametrize(
+    ("exception", "phase", "outcome"),
+    [
+        ("EnvironmentStartTimeoutError", "environment_setup", Outcome.sandbox_error),
+        ("RuntimeError", "environment_setup", Outcome.sandbox_error),
+        ("AgentSetupTimeoutError", "agent_setup", Outcome.agent_error),
+        ("SandboxDiedError", "agent", Outcome.sandbox_error),
+        ("SandboxDiedError", "verification", Outcome.sandbox_error),
+        ("RuntimeError", "agent", Outcome.agent_error),
+        ("NonZeroAgentExitCodeError", "agent", Outcome.agent_error),
+        ("InternalServerError", "agent", Outcome.model_error),
+        ("ModelServerError", "agent", Outcome.model_error),
+        ("RuntimeError", "verification", Outcome.verifier_error),
+        ("ReadTimeout", "verification", Outcome.verifier_error),
+        ("VerifierTimeoutError", "verification", Outcome.verifier_error),
+        ("RewardFileNotFoundError", "verification", Outcome.verifier_error),
+        ("VerifierOutputParseError", "verification", Outcome.verifier_error),
+        ("CancelledError", "agent", Outcome.cancelled),
+    ],
+)
+def test_a_failure_is_blamed_on_whoever_caused_it(exception, phase, outcome):
+    assert classify(rewards=None, exception=exception, phase=phase) is outcome
+    assert not outcome.trains
+
+
+def test_an_agents_failure_does_not_train_even_with_a_reward():
+    assert classify(rewards=ONE, exception="InternalServerError") is Outcome.model_error
+    assert classify(rewards=ONE, exception="NonZeroAgentExitCodeError") is Outcome.agent_error
+
+
+def test_an_installed_agent_that_fails_after_the_rollout_was_stopped_ended_at_the_limit():
+    stopped = classify(rewards=ONE, exception="NonZeroAgentExitCodeError", stop="max_turns")
+    assert stopped is Outcome.turn_limit
+
+
+def test_a_refusal_of_the_endpoint_is_a_limit_when_harbor_graded_all_the_same():
+    message = "Error code: 400 - rollout stopped: context_length"
+    assert classify(rewards=ONE, exception="BadRequestError", message=message) is Outcome.context_limit
+    assert classify(rewards=None, exception="BadRequestError", message=message) is Outcome.agent_error
+
+
+def test_context_length_is_a_limit_only_with_a_reward():
+    assert classify(rewards=ONE, exception="ContextLengthExceededError") is Outcome.context_limit
+    assert classify(rewards=None, exception="ContextLengthExceededError") is Outcome.agent_error
+
+
+def test_a_stop_of_the_tasks_own_is_an_end_and_an_error_is_not():
+    assert ending_of("found_it") is Outcome.completed
+    assert ending_of("error") is None
+    assert stopped_by("400: rollout stopped: max_turns") is Outcome.turn_limit
+    assert stopped_by("500: broken") is None
+
+
+def test_the_worst_step_explains_the_trial():
+    assert worst([Outcome.completed, Outcome.agent_timeout]) is Outcome.agent_timeout
+    assert worst([Outcome.agent_timeout, Outcome.verifier_error]) is Outcome.verifier_error
