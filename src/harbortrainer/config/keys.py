@@ -28,7 +28,6 @@ ELSEWHERE = "remove it, or run with --engine prime-rl"
 
 # Only Prime-RL's own processes use these: where they run, how they talk, what they log, how they save memory.
 UNUSED = frozenset(resources.files("harbortrainer.config").joinpath("unused_keys.txt").read_text().split())
-)
 
 TRAIN_EXTRA = {"top_k": -1, "min_p": 0.0, "return_token_ids": True}
 """What Prime-RL itself adds to every training request: sample from the whole distribution, return the ids."""

@@ -68,23 +68,23 @@ def end_of_code(text: str) -> int:
 
 def one_line(text: str) -> tuple[str, list[str]]:
     """A statement that runs over several lines as one, and the comments that stood inside it."""
-    kept, comments, skip = [], [], False
-    outside = {index: character for index, character, _ in _outside_strings(text)}
-    comment = ""
-    for index, character in enumerate(text):
-        if character == "#" and index in outside:
-            skip = True
-        if character == "\n":
-            if comment:
-                comments.append(comment.strip())
-            skip, comment = False, ""
-            kept.append(" ")
-        elif skip:
-            comment += character
+    kept, comments, at = "", [], 0
+    for index, character, _ in _outside_strings(text):
+        if index < at:
+            continue
+        kept += text[at:index]
+        at = index + 1
+        if character == "#":
+            at = index + len(text[index:].split("\n")[0])
+            comments.append(text[index:at].strip())
+        elif character == "\n":
+            kept = kept.rstrip() + " "
+            at += len(text[at:]) - len(text[at:].lstrip(" \t"))
+        elif character == "}":
+            kept = kept.rstrip().rstrip(",").rstrip() + " }"
         else:
-            kept.append(character)
-    line = " ".join("".join(kept).split()).replace(", }", " }")
-    return line, comments
+            kept += character
+    return (kept + text[at:]).strip(), comments
 
 
 def _chunks(text: str) -> Iterator[str]:
