@@ -1,0 +1,232 @@
+"""One running sandbox, seen from the host: start it, run commands in it, stop it. Asynchronous throughout.
+
+Invariant: after `stop` has returned no process, mount or control group of the sandbox is left. A command that is
+cancelled or runs out of time is killed with its process group; the sandbox lives on.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from harbortrainer.sandbox import nursery
+from harbortrainer.sandbox.errors import SandboxDiedError, SandboxError, SandboxStartError
+
+_MAX_PACKET = 1 << 20
+_CHUNK = 1 << 18
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended: its code (128 + signal when one ended it) and what it wrote."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class _Pipe:
+    """Reads one pipe as it fills; keeps the first `limit` bytes, throws the rest away so that nothing blocks."""
+
+    def __init__(self, limit: int, sink: BinaryIO | None = None) -> None:
+        self._read, self.write_end = os.pipe()
+        os.set_blocking(self._read, False)
+        self._left, self._sink = limit, sink
+        self._chunks: list[bytes] = []
+        self.truncated = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._read, self._readable)
+
+    def _readable(self) -> bool:
+        """Read once. True as long as there may be more."""
+        try:
+            chunk = os.read(self._read, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._read)
+            return False
+        kept = chunk[: self._left]
+        self._left -= len(kept)
+        self.truncated = self.truncated or len(kept) < len(chunk)
+        if self._sink is None:
+            self._chunks.append(kept)
+        else:
+            self._sink.write(kept)
+        return True
+
+    def started(self) -> None:
+        os.close(self.write_end)
+        self.write_end = -1
+
+    def finish(self) -> bytes:
+        """What is in the pipe now belongs to the command; what its background processes write later does not."""
+        budget = 64
+        while budget and self._readable():
+            budget -= 1
+        self.close()
+        return b"".join(self._chunks)
+
+    def close(self) -> None:
+        if self._read >= 0:
+            self._loop.remove_reader(self._read)
+            os.close(self._read)
+            self._read = -1
+        if self.write_end >= 0:
+            self.started()
+
+
+class Guest:
+    """A sandbox that runs. Make it with `await Guest.start(spec)`."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._ready: asyncio.Future[list[str]] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._error = ""
+        self._loop.add_reader(control, self._readable)
+        self.limited: list[str] = []
+
+    @classmethod
+    async def start(cls, spec: dict[str, Any], mask: dict[str, Any] | None = None) -> "Guest":
+        """Start the sandbox that `spec` describes (see `LocalEnvironment`); SandboxStartError if it cannot."""
+        guest = cls(nursery.shared().start(spec, mask))
+        try:
+            guest.limited = await asyncio.wait_for(guest._ready, START_TIMEOUT_S)
+        except TimeoutError as error:
+            await guest.stop()
+            raise SandboxStartError(f"the sandbox did not start within {START_TIMEOUT_S:.0f} s") from error
+        except BaseException:
+            await guest.stop()
+            raise
+        return guest
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox's first process still runs, as far as we have heard."""
+        return not self._gone.done()
+
+    async def run(
+        self,
+        argv: list[str],
+        *,
+        cwd: str = "/",
+        env: dict[str, str] | None = None,
+        user: str | int | None = None,
+        stdin: int | None = None,
+        timeout: float | None = None,
+        limit: int = 1 << 26,
+        sink: BinaryIO | None = None,
+    ) -> Finished:
+        """Run a command to its end.
+
+        Args:
+            stdin: A descriptor that the command reads (a pipe or a memfd, never a file of the host's); default /dev/null.
+            timeout: Seconds; then the process group is killed and TimeoutError raised.
+            limit: Bytes kept of each of stdout and stderr.
+            sink: Where stdout goes, instead of into the result.
+
+        Raises:
+            SandboxDiedError: The sandbox ended before the command did.
+        """
+        self._check_alive()
+        out, err = _Pipe(limit, sink), _Pipe(limit)
+        number = next(self._ids)
+        done = self._waiting[number] = self._loop.create_future()
+        request = {"op": "exec", "id": number, "argv": argv, "cwd": cwd, "env": env or {}, "user": user}
+        try:
+            await self._send_exec(request, out, err, stdin)
+            code = await asyncio.wait_for(done, timeout)
+            return Finished(code, out.finish(), err.finish())
+        except BaseException:
+            await self._kill(number)
+            raise
+        finally:
+            self._waiting.pop(number, None)
+            out.close()
+            err.close()
+
+    async def stop(self) -> None:
+        """End the sandbox and wait until nothing of it is left."""
+        if not self._gone.done():
+            self._control.shutdown(socket.SHUT_WR)
+            try:
+                await asyncio.wait_for(asyncio.shield(self._gone), STOP_TIMEOUT_S)
+            except TimeoutError as error:
+                raise SandboxError(f"the sandbox did not end within {STOP_TIMEOUT_S:.0f} s") from error
+        self._control.close()
+
+    async def _send_exec(self, request: dict[str, Any], out: _Pipe, err: _Pipe, stdin: int | None) -> None:
+        null = os.open(os.devnull, os.O_RDONLY) if stdin is None else -1
+        try:
+            fds = [null if stdin is None else stdin, out.write_end, err.write_end]
+            await self._send(request, fds)
+        finally:
+            if null >= 0:
+                os.close(null)
+        out.started()
+        err.started()
+
+    async def _send(self, request: dict[str, Any], fds: list[int]) -> None:
+        data = json.dumps(request).encode()
+        while True:
+            try:
+                socket.send_fds(self._control, [data], fds)
+            except BlockingIOError:
+                await asyncio.sleep(0.005)
+            except OSError as error:
+                self._check_alive()
+                raise SandboxDiedError(f"cannot reach the sandbox: {error}") from error
+            else:
+                return
+
+    async def _kill(self, number: int) -> None:
+        if not self._gone.done():
+            await asyncio.shield(self._send({"op": "kill", "id": number}, []))
+
+    def _check_alive(self) -> None:
+        if self._gone.done():
+            raise SandboxDiedError(self._error or "the sandbox has ended")
+
+    def _readable(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(_MAX_PACKET)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._ended()
+                return
+            self._received(json.loads(data))
+
+    def _received(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            if not self._ready.done():
+                self._ready.set_result(message["limited"])
+        elif "id" not in message:
+            self._error = message["error"]
+        elif (waiter := self._waiting.get(message["id"])) is not None and not waiter.done():
+            if "code" in message:
+                waiter.set_result(message["code"])
+            else:
+                waiter.set_exception(SandboxError(message["error"]))
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._control)
+        if not self._gone.done():
+            self._gone.set_result(None)
+        if not self._ready.done():
+            self._ready.set_exception(SandboxStartError(self._error or "the sandbox ended while it was starting"))
+        for waiter in self._waiting.values():
+            if not waiter.done():
+                waiter.set_exception(SandboxDiedError(self._error or "the sandbox ended while a command was running"))

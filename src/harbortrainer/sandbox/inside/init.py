@@ -1,0 +1,201 @@
+"""The sandbox's first process: starts commands that it is asked for, reaps what ends, and ends when its socket does.
+
+Messages are JSON, one a packet. In: {"op": "exec", "id", "argv", "cwd", "env", "user"} with three descriptors (standard
+input, output, error) and {"op": "kill", "id"}. Out: {"ready": ...} once, {"id", "code"} for each command that ended, and
+{"id", "error"} for one that could not be started. A code above 128 is 128 + the signal that ended it.
+
+Invariant: when this process ends, the kernel ends every other process of the sandbox with it.
+"""
+
+import array
+import json
+import os
+import resource
+import select
+import signal
+import socket
+from typing import Any
+
+from harbortrainer.sandbox.inside import kernel as k
+
+# chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, sys_chroot, setfcap
+_KEEP = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
+_MAX_PACKET = 1 << 20
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def serve(spec: dict[str, Any], control: socket.socket, proc: int, limited: list[str]) -> None:
+    """Give up every right that is not needed, then serve until the other end of `control` closes."""
+    _no_more_user_namespaces(proc)
+    os.close(proc)
+    _limits(spec, limited)
+    k.keep_capabilities(_KEEP)
+    k.no_new_privileges()
+    k.hide_memory()
+    os.umask(0o022)
+    Server(control).run(limited)
+
+
+def _no_more_user_namespaces(proc: int) -> None:
+    try:
+        fd = os.open("sys/user/max_user_namespaces", os.O_WRONLY, dir_fd=proc)
+    except OSError:
+        return
+    os.write(fd, b"0")
+    os.close(fd)
+
+
+def _limits(spec: dict[str, Any], limited: list[str]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(65536, hard), min(65536, hard)))
+    if "pids" not in limited:
+        resource.setrlimit(resource.RLIMIT_NPROC, (spec["pids"], spec["pids"]))
+    if "memory" not in limited:
+        resource.setrlimit(resource.RLIMIT_DATA, (spec["memory_bytes"], spec["memory_bytes"]))
+
+
+class Server:
+    """The loop of the first process. Single-threaded: nothing but starting, reaping and killing happens here."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._running: dict[int, int] = {}  # process id -> id of the request
+        self._wake_read, wake_write = os.pipe()
+        for fd in (self._wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+
+    def run(self, limited: list[str]) -> None:
+        """Serve until end-of-file on the control socket."""
+        self._send({"ready": True, "limited": limited})
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._wake_read:
+                    os.read(fd, 4096)
+                    self._reap()
+                elif not self._handle():
+                    return
+
+    def _handle(self) -> bool:
+        space = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+        data, ancillary, _, _ = self._control.recvmsg(_MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return False
+        fds = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(content)
+        try:
+            self._do(json.loads(data), list(fds))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _do(self, request: dict[str, Any], fds: list[int]) -> None:
+        if request["op"] == "exec":
+            self._exec(request, fds)
+        elif request["op"] == "kill":
+            for pid, wanted in self._running.items():
+                if wanted == request["id"]:
+                    _kill_group(pid)
+
+    def _exec(self, request: dict[str, Any], fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._send({"id": request["id"], "error": f"cannot start a process in the sandbox: {error}"})
+            return
+        if pid == 0:
+            _become(request, fds)
+        self._running[pid] = request["id"]
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            request = self._running.pop(pid, None)
+            if request is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._send({"id": request, "code": code if code >= 0 else 128 - code})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._control.send(json.dumps(message).encode())
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def find_user(user: str | int | None) -> tuple[int, int, list[int], str]:
+    """(uid, gid, further groups, home folder) of a user of the sandbox; LookupError for a name it does not have."""
+    wanted = "0" if user in (None, "") else str(user)
+    name, uid, gid, home = wanted, int(wanted) if wanted.isdigit() else None, None, "/"
+    for fields in _table("/etc/passwd", 7):
+        if fields[0] == wanted or fields[2] == wanted:
+            name, uid, gid, home = fields[0], int(fields[2]), int(fields[3]), fields[5]
+            break
+    if uid is None:
+        raise LookupError(f"no user {wanted!r} in the sandbox's /etc/passwd")
+    group = uid if gid is None else gid
+    further = [int(f[2]) for f in _table("/etc/group", 4) if name in f[3].split(",")]
+    return uid, group, further, home or "/"
+
+
+def _table(path: str, width: int) -> list[list[str]]:
+    try:
+        with open(path, errors="replace") as file:
+            rows = [line.rstrip("\n").split(":") for line in file]
+    except OSError:
+        return []
+    return [row for row in rows if len(row) >= width and row[2].isdigit() and (width < 7 or row[3].isdigit())]
+
+
+def _become(request: dict[str, Any], fds: list[int]) -> None:
+    """In the forked child: turn into the command. Never returns."""
+    code = _NOT_EXECUTABLE
+    try:
+        os.setsid()
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+        os.closerange(3, 4096)
+        _raise_oom_score()
+        # Only here, never in the first process: the file is the agent's, and may be a pipe that blocks.
+        uid, gid, further, home = find_user(request.get("user"))
+        if (uid, gid) != (0, 0):
+            os.setgroups([*further, gid])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(request["cwd"])
+        env = {"HOME": home, **request["env"]}
+        os.execvpe(request["argv"][0], request["argv"], env)
+    except (OSError, LookupError) as error:
+        code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        os.write(2, f"sandbox: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _raise_oom_score() -> None:
+    """When memory runs out, a command goes before the sandbox's first process does."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:
+        return
+    os.write(fd, b"500")
+    os.close(fd)

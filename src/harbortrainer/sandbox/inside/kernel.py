@@ -1,0 +1,105 @@
+"""The system calls that Python's os module lacks, one thin function each; each raises OSError naming what it did."""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_SYSCALLS = {"x86_64": {"pivot_root": 155, "keyctl": 250}, "aarch64": {"pivot_root": 41, "keyctl": 219}}
+_CAPABILITY_VERSION_3 = 0x20080522
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, doing: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{doing}: {os.strerror(code)}")
+    return result
+
+
+def _syscall(name: str, *args) -> int:
+    number = _SYSCALLS.get(os.uname().machine, {}).get(name)
+    if number is None:
+        raise OSError(f"{name}: not known on {os.uname().machine}")
+    return _check(_libc.syscall(number, *args), name)
+
+
+def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    encode = lambda text: text.encode() if text is not None else None  # noqa: E731
+    result = _libc.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data))
+    _check(result, f"mount {kind or 'bind'} on {target} ({data})")
+
+
+def bind(source: str, target: str, *, flags: int = 0) -> None:
+    """Bind source over target, with MS_RDONLY, MS_NOSUID, ... applied (they need a second call)."""
+    mount(source, target, None, MS_BIND | MS_REC)
+    if flags:
+        mount("none", target, None, MS_BIND | MS_REMOUNT | flags)
+
+
+def unmount(target: str) -> None:
+    """umount2(2), lazily."""
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
+
+
+def change_root(path: str) -> None:
+    """Make `path` (a mount) the root of this mount namespace and drop the old root."""
+    os.chdir(path)
+    _syscall("pivot_root", b".", b".")
+    unmount(".")
+    os.chdir("/")
+
+
+def die_with_parent() -> None:
+    """SIGKILL this process when the one that forked it ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl PDEATHSIG")
+
+
+def hide_memory() -> None:
+    """No other process may trace this one or open its /proc/PID/mem, fd, root, cwd."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl DUMPABLE")
+
+
+def no_new_privileges() -> None:
+    """Set-uid bits and file capabilities mean nothing from here on."""
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
+
+
+def own_keyring() -> None:
+    """Leave the session keyring of whoever started us. A kernel without keyrings has nothing to leave."""
+    try:
+        _syscall("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, None)
+    except OSError:
+        return
+
+
+def keep_capabilities(keep: frozenset[int]) -> None:
+    """Drop every capability but these, from the bounding set too, so that no exec brings one back."""
+    last = int(open("/proc/sys/kernel/cap_last_cap").read())
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for cap in range(last + 1):
+        if cap not in keep:
+            _check(_libc.prctl(_PR_CAPBSET_DROP, cap, 0, 0, 0), f"drop capability {cap}")
+    bits = sum(1 << cap for cap in keep)
+    low, high = bits & 0xFFFFFFFF, bits >> 32
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, struct.pack("=6I", low, low, 0, high, high, 0)), "capset")
+
+
+def loopback_up() -> None:
+    """Bring `lo` up in this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sH14x", b"lo", 0)
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(sock, _SIOCGIFFLAGS, request), 16)
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))

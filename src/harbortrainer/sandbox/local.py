@@ -1,0 +1,174 @@
+"""`LocalEnvironment`: a Harbor environment on namespaces and an overlay, on this machine, without a daemon.
+
+Contract: what Harbor's BaseEnvironment asks for, on Harbor 0.21 and 0.24. Log folders are not bind-mounted: what the
+agent writes comes out through a filtered archive, so no link it planted is ever followed on the host, and its disk
+limit holds for logs too. `docs/sandbox.md` says what the isolation is and is not.
+"""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO, override
+
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.definition import effective_exec_cwd
+
+from harbortrainer.sandbox import masks, transfer
+from harbortrainer.sandbox.errors import SandboxDiedError, SandboxError
+from harbortrainer.sandbox.guest import Finished, Guest
+from harbortrainer.sandbox.store import Store
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SHELL = "/bin/bash"
+_LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+
+
+class LocalEnvironment(BaseEnvironment):
+    """A sandbox on this machine.
+
+    Args:
+        rootfs: The root filesystem that the sandbox starts from; the host's own, masked, by default.
+        cache_dir: Where layers are kept between runs.
+        memory_mb, disk_mb, pids: The limits of a task that sets none (`memory_mb`, `storage_mb`) of its own.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        rootfs: str = "/",
+        cache_dir: str | None = None,
+        memory_mb: int = 2048,
+        disk_mb: int = 1024,
+        pids: int = 512,
+        **kwargs: Any,
+    ) -> None:
+        self._rootfs = Path(rootfs).resolve()
+        self._store = Store(Path(cache_dir) if cache_dir else None)
+        self._defaults = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
+        self._guest: Guest | None = None
+        self._image_env: dict[str, str] = {}
+        self._workdir = "/"
+        super().__init__(*args, **kwargs)
+
+    @staticmethod
+    @override
+    def type() -> str:
+        return "local"
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(disable_internet=True, mounted=False)
+
+    @classmethod
+    @override
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        return EnvironmentResourceCapabilities(memory_limit=True, cpu_limit=True)
+
+    @override
+    def _validate_definition(self) -> None:
+        if not self._rootfs.is_dir():
+            raise FileNotFoundError(f"rootfs {self._rootfs} is not a folder")
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        mask = await asyncio.to_thread(masks.plan, self._rootfs, hidden=(Path.cwd(), self._store.base))
+        self._guest = await Guest.start(self._spec([]), mask)
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        if self._guest is not None:
+            await self._guest.stop()
+
+    @override
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        who = self._resolve_user(user)
+        try:
+            done = await self._run(
+                [_SHELL, "-c", command], cwd=cwd, env=self._merge_env(env), user=who, timeout=timeout_sec or None
+            )
+        except TimeoutError as error:
+            raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
+        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        return ExecResult(stdout=out, stderr=err, return_code=done.code)
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        folder, name = os.path.split(target_path)
+        await self._upload(folder or "/", Path(source_path), name)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        await self._upload(target_dir, Path(source_dir))
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        with tempfile.TemporaryFile() as file:
+            await self._fetch(["cat", "--", source_path], file)
+            await asyncio.to_thread(transfer.copy_out, file, Path(target_path))
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        with tempfile.TemporaryFile() as file:
+            await self._fetch(["tar", "-C", source_dir, "-cf", "-", "."], file)
+            await asyncio.to_thread(transfer.unpack, file, Path(target_dir))
+
+    async def _upload(self, folder: str, source: Path, name: str | None = None) -> None:
+        archive = await asyncio.to_thread(transfer.archive, source, name)
+        try:
+            script = 'mkdir -p -- "$0" && exec tar -C "$0" --no-same-owner -xf -'
+            done = await self._run([_SHELL, "-c", script, folder], cwd="/", user="root", stdin=archive)
+        finally:
+            os.close(archive)
+        _expect_success(done, f"upload to {folder}")
+
+    async def _fetch(self, argv: list[str], sink: BinaryIO) -> None:
+        limit = 2 * self._limit("disk_mb", self._effective_storage_mb) << 20
+        done = await self._run(argv, cwd="/", user="root", sink=sink, limit=limit)
+        _expect_success(done, f"download ({' '.join(argv)})")
+
+    async def _run(
+        self, argv: list[str], *, cwd: str | None = None, env: dict[str, str] | None = None, **more: Any
+    ) -> Finished:
+        if self._guest is None:
+            raise SandboxDiedError("the sandbox was not started")
+        folder = effective_exec_cwd(cwd, self.task_env_config.workdir, self._workdir) or "/"
+        return await self._guest.run(argv, cwd=folder, env={"PATH": _PATH, **self._image_env, **(env or {})}, **more)
+
+    def _limit(self, name: str, wanted: int | None) -> int:
+        return wanted or self._defaults[name]
+
+    def _spec(self, layers: list[str]) -> dict[str, Any]:
+        memory = self._limit("memory_mb", self._resource_value("memory"))
+        disk = self._limit("disk_mb", self._effective_storage_mb)
+        cpus = self._resource_value("cpu")
+        return {
+            "rootfs": str(self._rootfs),
+            "layers": layers,
+            "binds": [],
+            "upper": None,
+            "disk_mb": disk,
+            "inodes": 1000 * disk,
+            "dirs": [*_LOGS, *self._mount_targets(writable_only=True)],
+            "files": {},
+            "hostname": "sandbox",
+            "network": self._network_is_public,
+            # What is written to the disk lies in memory too.
+            "memory_bytes": (memory + disk) << 20,
+            "pids": self._defaults["pids"],
+            "cpu_us": None if cpus is None else int(cpus * 100_000),
+        }
+
+
+def _expect_success(done: Finished, doing: str) -> None:
+    if done.code:
+        raise SandboxError(f"{doing} failed with code {done.code}: {done.stderr.decode(errors='replace').strip()}")

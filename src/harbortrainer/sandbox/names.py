@@ -1,0 +1,35 @@
+"""The name of an environment type, as a user writes it, to the fields of Harbor's EnvironmentConfig."""
+
+from typing import Any
+
+from harbortrainer.errors import UserError
+
+LOCAL = "local"
+LOCAL_CLASS = "harbortrainer.sandbox.local:LocalEnvironment"
+
+
+def environment_config(environment_type: str, kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The fields of `harbor.models.trial.config.EnvironmentConfig` for an environment type.
+
+    Args:
+        environment_type: `local`, the name of one of Harbor's own types, or `module:Class`.
+        kwargs: Passed to the environment's constructor.
+
+    Raises:
+        UserError: The name is none of these; the message lists what there is.
+    """
+    given = dict(kwargs or {})
+    if environment_type == LOCAL:
+        return {"import_path": LOCAL_CLASS, "kwargs": given}
+    if ":" in environment_type:
+        return {"import_path": environment_type, "kwargs": given}
+    if environment_type not in (known := _harbor_types()):
+        names = ", ".join([LOCAL, *known])
+        raise UserError(f"unknown environment type {environment_type!r}", do=f"use one of {names}, or module:Class")
+    return {"type": environment_type, "kwargs": given}
+
+
+def _harbor_types() -> list[str]:
+    from harbor.models.environment_type import EnvironmentType  # harbor is slow to import
+
+    return [member.value for member in EnvironmentType]

@@ -1,0 +1,95 @@
+"""This process's way to start sandboxes: one helper process (`inside.nursery`), started on first use.
+
+Invariant: no sandbox outlives the process that asked for it; all of them read end-of-file when it ends, however it ends.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from harbortrainer.sandbox.errors import SandboxStartError
+
+_SOURCE = Path(__file__).resolve().parents[2]
+_CODE = "import sys; sys.path.insert(0, {source!r}); from harbortrainer.sandbox.inside import nursery; nursery.main()"
+
+
+class Nursery:
+    """The helper process and the socket to it. One per process; see `shared`."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = here
+        self._lock = threading.Lock()
+        self._masks: set[str] = set()
+        # -I -S: no environment, no site-packages, so that it starts in milliseconds and holds nothing of ours.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-c", _CODE.format(source=str(_SOURCE))],
+            stdin=there,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            env={"PATH": os.defpath},
+            start_new_session=True,
+        )
+        there.close()
+
+    @property
+    def pid(self) -> int:
+        """The helper's process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the helper still runs."""
+        return self._process.poll() is None
+
+    def start(self, spec: dict[str, Any], mask: dict[str, Any] | None = None) -> socket.socket:
+        """Start one sandbox. Returns its control socket at once; the sandbox says `ready` on it later."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with self._lock:
+                if mask is not None and mask["key"] not in self._masks:
+                    self._send(b"mask", mask)
+                    self._masks.add(mask["key"])
+                self._send(b"sandbox", spec | {"mask": mask["key"] if mask else None}, there.fileno())
+        except OSError as error:
+            here.close()
+            raise SandboxStartError(f"the helper process that starts sandboxes is gone: {error}") from error
+        finally:
+            there.close()
+        here.setblocking(False)
+        return here
+
+    def _send(self, kind: bytes, content: dict[str, Any], *fds: int) -> None:
+        memory = os.memfd_create("request", os.MFD_CLOEXEC)
+        try:
+            os.write(memory, json.dumps(content).encode())
+            os.lseek(memory, 0, os.SEEK_SET)
+            socket.send_fds(self._socket, [kind], [memory, *fds])
+        finally:
+            os.close(memory)
+
+    def close(self) -> None:
+        """End the helper. Sandboxes that it started are not touched."""
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+
+
+_shared: dict[int, Nursery] = {}
+_shared_lock = threading.Lock()
+
+
+def shared() -> Nursery:
+    """The nursery of this process. A forked child gets one of its own; one that was killed is replaced."""
+    with _shared_lock:
+        nursery = _shared.get(os.getpid())
+        if nursery is None or not nursery.alive:
+            _shared.clear()
+            nursery = _shared[os.getpid()] = Nursery()
+        return nursery
