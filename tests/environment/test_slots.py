@@ -1,0 +1,84 @@
+"""`n_parallel_envs` is a hard cap over processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.environment.slots import slot
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from harbortrainer.environment.slots import slot
+
+async def main():
+    async with slot(Path(sys.argv[1]), 1):
+        print("held", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_at_most_n_run_at_once_and_all_get_their_turn(tmp_path: Path) -> None:
+    running, most, done = 0, 0, 0
+
+    async def work() -> None:
+        nonlocal running, most, done
+        async with slot(tmp_path, 3):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.01)
+            running -= 1
+            done += 1
+
+    await asyncio.gather(*(work() for _ in range(12)))
+    assert (most, done) == (3, 12)
+
+
+async def test_no_cap_waits_for_nobody(tmp_path: Path) -> None:
+    async with slot(tmp_path, None), slot(tmp_path, None):
+        assert not (tmp_path / ".slots").exists()
+
+
+async def test_a_killed_process_gives_its_slot_back(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert (await asyncio.to_thread(holder.stdout.readline)).strip() == "held"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            async with slot(tmp_path, 1):
+                pass
+    os.kill(holder.pid, signal.SIGKILL)
+    started = time.monotonic()
+    async with asyncio.timeout(10), slot(tmp_path, 1):
+        assert time.monotonic() - started < 5
+    await asyncio.to_thread(holder.wait)
+
+
+async def test_a_cancelled_waiter_leaves_the_queue(tmp_path: Path) -> None:
+    async with slot(tmp_path, 1):
+        waiter = asyncio.create_task(slot(tmp_path, 1).__aenter__())
+        await asyncio.sleep(0.1)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+    async with asyncio.timeout(5), slot(tmp_path, 1):
+        pass
+
+
+async def test_a_child_process_does_not_keep_the_slot(tmp_path: Path) -> None:
+    async with slot(tmp_path, 1):
+        child = subprocess.Popen(["sleep", "30"], close_fds=False)
+    try:
+        async with asyncio.timeout(5), slot(tmp_path, 1):
+            pass
+    finally:
+        child.kill()
+        await asyncio.to_thread(child.wait)

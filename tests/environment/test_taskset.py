@@ -1,0 +1,97 @@
+"""Harbor tasks as verifiers tasks."""
+
+from pathlib import Path
+
+import pytest
+from test_capture import empty_trace
+from test_retries import record
+
+from harbortrainer.environment.config import HarborTasksetConfig
+from harbortrainer.environment.retries import failure
+from harbortrainer.environment.scoring import metrics, put_record
+from harbortrainer.environment.state import HarborState
+from harbortrainer.environment.taskset import HarborTaskData, HarborTaskset
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.source import load_folder
+from harbortrainer.trials.outcome import Outcome
+
+
+def taskset(folder: str, **keys) -> HarborTaskset:
+    return HarborTaskset(HarborTasksetConfig(tasks_dir=folder, **keys))
+
+
+def test_every_task_is_there_with_its_key_and_prompt(sample_tasks: str) -> None:
+    refs = load_folder(sample_tasks)
+    tasks = list(taskset(sample_tasks))
+    assert [(t.data.name, t.key, t.data.prompt) for t in tasks] == [(r.name, r.key, r.instruction) for r in refs]
+    assert len({task.key for task in tasks}) == len(tasks)
+
+
+def test_a_task_survives_the_wire(sample_tasks: str) -> None:
+    task = next(iter(taskset(sample_tasks)))
+    again = HarborTaskData.model_validate(task.data.model_dump(mode="json"))
+    assert again == task.data
+    assert type(task)(again).key == task.key
+
+
+def test_the_two_sides_of_the_split_are_disjoint_and_complete(sample_tasks: str) -> None:
+    names = {
+        side: {t.data.name for t in taskset(sample_tasks, split=side, eval_share=0.4)} for side in ("train", "eval", "all")
+    }
+    assert names["train"] | names["eval"] == names["all"]
+    assert not names["train"] & names["eval"]
+    assert names["train"] and names["eval"]
+
+
+def test_a_missing_folder_is_said_when_tasks_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        list(taskset(str(tmp_path / "nowhere")))
+
+
+async def rollout(sample_tasks: str, outcome: Outcome):
+    task = next(iter(taskset(sample_tasks))).for_episode()
+    trace = empty_trace()
+    trace.state = HarborState()
+    await task.setup(trace, None)
+    put_record(trace, record(outcome))
+    trace.state.failure = failure(record(outcome), trace.state.attempts)
+    return task, trace
+
+
+async def test_the_reward_is_the_verifiers(sample_tasks: str) -> None:
+    task, trace = await rollout(sample_tasks, Outcome.turn_limit)
+    await task.finalize(trace, None)
+    await task.score(trace)
+    assert trace.reward == 0.5
+    assert trace.metrics["outcome_turn_limit"] == 1.0
+
+
+async def test_a_stopped_trace_without_a_reward_is_no_zero(sample_tasks: str) -> None:
+    task, trace = await rollout(sample_tasks, Outcome.verifier_error)
+    trace.stop("max_turns")
+    with pytest.raises(Exception, match="^verifier_error:"):
+        await task.finalize(trace, None)
+
+
+async def test_a_trial_that_never_ended_is_no_zero(sample_tasks: str) -> None:
+    task = next(iter(taskset(sample_tasks))).for_episode()
+    trace = empty_trace()
+    trace.state = HarborState()
+    with pytest.raises(Exception, match="^cancelled:"):
+        await task.finalize(trace, None)
+
+
+def test_every_number_of_a_record_is_a_metric() -> None:
+    full = record(Outcome.completed).model_copy(
+        update={"rewards": {"speed": 1.0, "style": float("nan")}, "turns": 3, "parse_errors": 1}
+    )
+    full.timings.verifier = 2.0
+    assert metrics(full) == {
+        "outcome_completed": 1.0,
+        "turns": 3,
+        "parse_errors": 1,
+        "tokens_prompt": 0,
+        "tokens_completion": 0,
+        "time_verifier": 2.0,
+        "reward_speed": 1.0,
+    }
