@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from harbortrainer.engines.local.learner.folder import atomic_folder
@@ -21,6 +22,8 @@ from harbortrainer.errors import UserError
 FORMAT = 1
 STATE_FILE = "learner.pt"
 ADAPTER_FILE = "adapter_model.safetensors"
+DAMAGED = (RuntimeError, OSError, EOFError, pickle.UnpicklingError, SafetensorError)
+"""What torch and safetensors raise on a file that is cut or overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def load(folder: Path) -> tuple[Adapter, State]:
         adapter = load_file(folder / ADAPTER_FILE)
     except FileNotFoundError as error:
         raise UserError("not a checkpoint of the learner", where=str(folder), do="name another folder") from error
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+    except DAMAGED as error:
         raise UserError(f"damaged checkpoint ({error})", where=str(folder), do="resume from an older one") from error
     if content.get("format") != FORMAT:
         raise UserError(

@@ -1,0 +1,249 @@
+"""The learner on a tiny model: it learns, it honours its keys, and it is the policy that it says it is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from plain_sampler import PlainSampler
+from tiny_model import build_tiny_model
+
+from harbortrainer.engines.local.learner.advantage import group_advantages
+from harbortrainer.engines.local.learner.learner import Learner
+from harbortrainer.engines.local.learner.sample import Sample, SampleError
+from harbortrainer.engines.local.learner.settings import (
+    LinearScheduler,
+    LoraSettings,
+    LossSettings,
+    OptimSettings,
+)
+from harbortrainer.errors import UserError
+
+PROMPT = [5, 6, 7, 8]
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=32, layers=2)
+
+
+def make(model, **changes) -> Learner:
+    optim = changes.pop("optim", OptimSettings(lr=1e-2))
+    lora = changes.pop("lora", LORA)
+    loss = changes.pop("loss", LossSettings())
+    return Learner(model, lora, optim, loss, **changes)
+
+
+def sampler_of(model, learner: Learner) -> PlainSampler:
+    sampler = PlainSampler(model, learner.adapter_config)
+    sampler.load(learner.adapter(), learner.version)
+    return sampler
+
+
+def scored(samples: list[Sample], reward) -> list[Sample]:
+    advantages = group_advantages([reward(s) for s in samples])
+    return [replace(s, advantage=a) for s, a in zip(samples, advantages, strict=True)]
+
+
+def even(sample: Sample) -> float:
+    answer = sample.token_ids[len(PROMPT) :]
+    return sum(t % 2 == 0 for t in answer) / len(answer)
+
+
+def batch(model, learner: Learner, count=8, length=6, **kwargs) -> list[Sample]:
+    return scored(sampler_of(model, learner).answers(PROMPT, count, length, **kwargs), even)
+
+
+def test_the_reward_goes_up(model):
+    learner = make(model, optim=OptimSettings(lr=3e-2))
+    sampler = sampler_of(model, learner)
+    rewards = []
+    for _ in range(30):
+        sampler.load(learner.adapter(), learner.version)
+        answers = sampler.answers(PROMPT, 32, 4)
+        rewards.append(sum(map(even, answers)) / len(answers))
+        metrics = learner.train(scored(answers, even))
+        assert metrics["proof/logprob_diff/max"] < 1e-4
+    assert learner.version == 30
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
+
+
+def test_version_0_is_the_base_model(model):
+    learner = make(model)
+    assert all(not a.any() for name, a in learner.adapter(0).items() if "lora_B" in name)
+
+
+def test_on_policy_ratios_are_1(model):
+    learner = make(model)
+    metrics = learner.train(batch(model, learner, temperature=0.7))
+    assert metrics["mismatch_kl/all/max"] < 1e-6
+    assert metrics["is_masked/mean"] == 0
+    assert metrics["staleness/max"] == 0
+    assert metrics["tokens/trained"] == 6 * metrics["samples/trained"]
+    assert metrics["optim/lr"] == 1e-2
+
+
+def test_stale_samples_train_through_the_trust_region_and_the_proof_holds(model):
+    learner = make(model, optim=OptimSettings(lr=0.1), loss=LossSettings(dppo_mask_low=0.01, dppo_mask_high=0.01))
+    stale = batch(model, learner, count=16)
+    learner.train(stale)
+    metrics = learner.train(stale)
+    assert metrics["staleness/mean"] == 1
+    assert metrics["mismatch_kl/all/max"] > 1e-3
+    assert metrics["is_masked/mean"] > 0
+    assert metrics["proof/logprob_diff/max"] < 1e-4
+
+
+def test_a_trial_may_span_two_versions(model):
+    learner = make(model)
+    first = batch(model, learner)
+    learner.train(first)
+    sampler = sampler_of(model, learner)
+    longer = sampler.answers(list(first[0].token_ids), 4, 5)
+    spliced = [
+        replace(
+            s,
+            mask=[*first[0].mask, *s.mask[len(first[0]) :]],
+            logprobs=[*first[0].logprobs, *s.logprobs[len(first[0]) :]],
+            versions=[*first[0].versions, *s.versions[len(first[0]) :]],
+            advantage=(-1.0) ** i,
+        )
+        for i, s in enumerate(longer)
+    ]
+    metrics = learner.train(spliced)
+    assert metrics["tokens/trained"] == 4 * (6 + 5)
+    assert 0 < metrics["staleness/mean"] < 1
+    assert metrics["proof/logprob_diff/max"] < 1e-4
+
+
+def test_the_packing_does_not_change_the_step(model):
+    whole, split = make(model), make(model, micro_batch_tokens=1)
+    samples = batch(model, whole)
+    short = [
+        replace(s, **{k: getattr(s, k)[:7] for k in ("token_ids", "mask", "logprobs", "versions")}) for s in samples
+    ]
+    one, other = whole.train(samples + short), split.train(samples + short)
+    assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
+    assert one["optim/grad_norm"] == pytest.approx(other["optim/grad_norm"], rel=1e-4)
+    for name, weights in whole.adapter().items():
+        torch.testing.assert_close(weights, split.adapter()[name], atol=1e-5, rtol=1e-3)
+
+
+def test_only_what_has_an_advantage_trains(model):
+    learner, other = make(model), make(model)
+    samples = batch(model, learner)
+    metrics = learner.train(samples + [replace(s, advantage=0.0) for s in samples])
+    other.train(samples)
+    assert metrics["samples/pruned"] >= 8
+    assert all(torch.equal(learner.adapter()[n], w) for n, w in other.adapter().items())
+
+
+def test_a_batch_with_nothing_to_learn_is_refused(model):
+    learner = make(model)
+    with pytest.raises(ValueError, match="nothing to train on"):
+        learner.train([replace(s, advantage=0.0) for s in batch(model, learner)])
+
+
+def test_long_samples_lose_their_tail_and_are_counted(model):
+    learner = make(model, seq_len=len(PROMPT) + 2)
+    metrics = learner.train(batch(model, make(model)))
+    assert metrics["samples/truncated"] == metrics["samples/trained"]
+    assert metrics["tokens/trained"] == 2 * metrics["samples/trained"]
+    assert metrics["tokens/truncated"] == 4 * metrics["samples/trained"]
+
+
+def test_the_last_versions_are_kept_and_old_ones_go(model):
+    learner = make(model, keep_versions=2)
+    samples = batch(model, learner)
+    learner.train(samples)
+    kept = {n: w.clone() for n, w in learner.adapter(1).items()}
+    learner.train(batch(model, learner))
+    assert learner.versions == [1, 2]
+    assert all(torch.equal(learner.adapter(1)[n], w) for n, w in kept.items())
+    with pytest.raises(KeyError):
+        learner.adapter(0)
+
+
+def test_the_same_seed_gives_the_same_run(model):
+    runs = []
+    for _ in range(2):
+        learner = make(model, seed=3)
+        runs.append((learner.train(batch(model, learner))["loss"], learner.adapter()))
+    assert runs[0][0] == runs[1][0]
+    assert all(torch.equal(a, runs[1][1][n]) for n, a in runs[0][1].items())
+
+
+def test_the_gradient_is_clipped_and_the_rate_follows_the_schedule(model):
+    schedule = LinearScheduler(warmup_steps=2, decay_steps=0)
+    learner = make(model, optim=OptimSettings(lr=1e-2, max_norm=1e-3), scheduler=schedule)
+    samples = batch(model, learner)
+    rates = []
+    for _ in range(3):
+        metrics = learner.train(samples)
+        rates.append(metrics["optim/lr"])
+    assert rates == pytest.approx([0.0, 0.005, 0.01], abs=1e-8)
+    assert metrics["optim/grad_norm"] > 1e-3
+
+
+def test_lora_dropout_leaves_the_proof_exact(model):
+    learner = make(model, lora=LoraSettings(rank=4, alpha=8, dropout=0.5), optim=OptimSettings(lr=0.1))
+    learner.train(batch(model, learner))
+    metrics = learner.train(batch(model, learner))
+    assert metrics["mismatch_kl/all/max"] > 1e-6
+    assert metrics["proof/logprob_diff/max"] < 1e-4
+
+
+def test_bfloat16_trains_a_float32_adapter(model):
+    learner = make(model, dtype="bfloat16")
+    samples = batch(model, make(model))
+    metrics = learner.train(samples)
+    assert all(w.dtype == torch.float32 for w in learner.adapter().values())
+    assert metrics["proof/logprob_diff/max"] > 1e-4
+
+
+def test_an_error_changes_nothing(model):
+    learner = make(model)
+    samples = batch(model, learner)
+    before = {n: w.clone() for n, w in learner.adapter().items()}
+    with pytest.raises(SampleError, match="differ in length"):
+        learner.train([*samples, replace(samples[0], logprobs=[0.0], advantage=1.0)])
+    assert learner.version == 0
+    assert all(torch.equal(learner.adapter()[n], w) for n, w in before.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask": [False] * 10}, "no trainable token"),
+        ({"mask": [True] + [False] * 9}, "first token"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"advantage": float("nan")}, "advantage"),
+        ({"logprobs": [float("nan")] * 10}, "log-probability"),
+        ({"logprobs": [0.5] * 10}, "log-probability"),
+    ],
+)
+def test_a_sample_that_breaks_the_rules_is_named(model, changes, message):
+    learner = make(model)
+    sample = replace(batch(model, learner)[0], **{"advantage": 1.0} | changes)
+    with pytest.raises(SampleError, match=rf"task demo, trial demo__0: .*{message}"):
+        learner.train([sample])
+
+
+def test_patterns_and_unknown_names_choose_the_layers_as_prime_rl_does(model):
+    learner = make(model, lora=LoraSettings(rank=2, target_modules=["experts", r"layers\.1\..*\.q_proj", "mlp"]))
+    adapted = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in learner.adapter()}
+    assert adapted == {
+        "model.layers.1.self_attn.q_proj",
+        *(f"model.layers.{i}.mlp.{n}_proj" for i in (0, 1) for n in ("gate", "up", "down")),
+    }
+
+
+def test_a_target_that_no_layer_has_is_one_clear_line(model):
+    with pytest.raises(UserError, match=r"target_modules: .*q_proj"):
+        make(model, lora=LoraSettings(target_modules=["nothing"]))
+
+
+def test_a_model_that_is_not_there_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match="cannot be loaded") as error:
+        make(tmp_path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,99 @@
+"""Packing: every token gets the log-probability that the model gives it alone."""
+
+import pytest
+import torch
+from tiny_model import build_tiny_model
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from harbortrainer.engines.local.learner.batch import fit, pack
+from harbortrainer.engines.local.learner.policy import Policy
+from harbortrainer.engines.local.learner.sample import Sample
+from harbortrainer.engines.local.learner.settings import LoraSettings
+
+CPU = torch.device("cpu")
+
+
+def sample(length: int, trained: list[int], seed: int = 0, version: int = 0) -> Sample:
+    ids = torch.randint(3, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    mask = [t in trained for t in range(length)]
+    return Sample(ids, mask, [-1.0 * m for m in mask], [version] * length, 0.5 + seed, 1.0)
+
+
+SAMPLES = [sample(9, [3, 4, 8], 0), sample(20, [1, 19], 1), sample(5, [4], 2, version=1), sample(30, [10], 3)]
+
+
+def whole_model_logprobs(model, samples) -> dict[tuple[int, int], float]:
+    found = {}
+    for i, s in enumerate(samples):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([s.token_ids])).logits[0].float() / s.temperature
+        logprobs = torch.log_softmax(logits, -1)
+        found |= {(i, t): logprobs[t - 1, s.token_ids[t]].item() for t, m in enumerate(s.mask) if m}
+    return found
+
+
+def packed_logprobs(policy, samples, budget) -> dict[tuple[int, int], float]:
+    found = {}
+    for batch in pack(samples, budget, CPU):
+        logprobs, _ = policy.logprobs(batch, training=False)
+        keys = zip(batch.tokens.sample.tolist(), batch.tokens.position.tolist(), strict=True)
+        found |= dict(zip(keys, logprobs.tolist(), strict=True))
+    return found
+
+
+def qwen3(tmp_path):
+    return AutoModelForCausalLM.from_pretrained(build_tiny_model(tmp_path, hidden=32, layers=1))
+
+
+def gpt2(tmp_path):
+    """Learned positions, dropout in the base, another layout of the model."""
+    return GPT2LMHeadModel(GPT2Config(vocab_size=320, n_embd=32, n_layer=1, n_head=2, n_positions=64))
+
+
+def gemma2(tmp_path):
+    """Logits capped after the output matrix: what the decoder and the matrix give is not what the model gives."""
+    return Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=320,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            final_logit_softcapping=0.05,
+        )
+    )
+
+
+@pytest.mark.parametrize(("make", "layers"), [(qwen3, "q_proj"), (gpt2, "lm_head"), (gemma2, "q_proj")])
+@pytest.mark.parametrize("budget", [1, 40, 1000])
+def test_padding_changes_no_log_probability(tmp_path, make, layers, budget):
+    model = make(tmp_path).eval()
+    expected = whole_model_logprobs(model, SAMPLES)
+    policy = Policy(model, LoraSettings(rank=2, target_modules=[layers]), device=CPU, seed=0)
+    found = packed_logprobs(policy, SAMPLES, budget)
+    assert found.keys() == expected.keys()
+    assert [found[k] for k in expected] == pytest.approx(list(expected.values()), abs=1e-5)
+
+
+def test_micro_batches_keep_to_the_budget_and_end_at_the_last_trained_token():
+    batches = pack(SAMPLES, 40, CPU)
+    assert [tuple(b.input_ids.shape) for b in batches] == [(2, 19), (2, 8)]
+    assert sum(len(b.tokens) for b in batches) == 7
+
+
+def test_a_sample_longer_than_the_budget_goes_alone():
+    assert [b.input_ids.shape[0] for b in pack(SAMPLES, 1, CPU)] == [1, 1, 1, 1]
+
+
+def test_one_versions_tokens_can_be_asked_for():
+    (batch,) = pack(SAMPLES, 1000, CPU, version=1)
+    assert batch.tokens.sample.tolist() == [2]
+    assert batch.tokens.advantage.tolist() == [1.0]
+
+
+def test_cutting_counts_what_it_loses_and_drops_what_is_empty():
+    batch = fit(SAMPLES, 9)
+    assert [len(s) for s in batch.samples] == [9, 9, 5]
+    assert (batch.cut_samples, batch.cut_tokens, batch.trained) == (2, 2, 5)

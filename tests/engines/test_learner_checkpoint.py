@@ -1,0 +1,123 @@
+"""A saved learner goes on as if it had never stopped, and its adapter is plain peft."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from plain_sampler import PlainSampler
+from safetensors.torch import load_file
+from tiny_model import build_tiny_model
+from transformers import AutoModelForCausalLM
+
+from harbortrainer.engines.local.learner.learner import Learner
+from harbortrainer.engines.local.learner.settings import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.errors import UserError
+
+PROMPT = [9, 10, 11]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=32, layers=2)
+
+
+def make(model, lora: LoraSettings | None = None) -> Learner:
+    return Learner(model, lora or LoraSettings(rank=4), OptimSettings(lr=0.05), LossSettings(), seed=1)
+
+
+def batch(model, learner, seed):
+    sampler = PlainSampler(model, learner.adapter_config, seed)
+    sampler.load(learner.adapter(), learner.version)
+    return [replace(s, advantage=(-1.0) ** i) for i, s in enumerate(sampler.answers(PROMPT, 6, 5))]
+
+
+def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tmp_path):
+    learner = make(model, LoraSettings(rank=4, dropout=0.1))
+    for seed in range(2):
+        learner.train(batch(model, learner, seed))
+    learner.save(tmp_path / "step_2")
+    expected = [learner.train(batch(model, learner, seed)) for seed in (2, 3)]
+    resumed = make(model, LoraSettings(rank=4, dropout=0.1))
+    resumed.load(tmp_path / "step_2")
+    assert resumed.version == 2
+    assert resumed.versions == [2]
+    found = [resumed.train(batch(model, resumed, seed)) for seed in (2, 3)]
+    timing = ("time/forward_backward", "perf/throughput")
+    assert [{k: v for k, v in m.items() if k not in timing} for m in found] == [
+        {k: v for k, v in m.items() if k not in timing} for m in expected
+    ]
+    assert all(torch.equal(resumed.adapter()[n], w) for n, w in learner.adapter().items())
+
+
+def test_the_adapter_is_plain_peft(model, tmp_path):
+    learner = make(model)
+    learner.train(batch(model, learner, 0))
+    learner.save(tmp_path / "a")
+    assert load_file(tmp_path / "a" / "adapter_model.safetensors").keys() == learner.adapter().keys()
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "a")).eval()
+    sampler = PlainSampler(model, learner.adapter_config)
+    sampler.load(learner.adapter(), 1)
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(input_ids=ids).logits, sampler.model(input_ids=ids).logits)
+
+
+def test_swapping_to_an_old_version_and_back_is_exact(model):
+    learner = make(model)
+    first = batch(model, learner, 0)
+    learner.train(first)
+    other = make(model)
+    other.train(first)
+    learner._policy.set_adapter(learner.adapter(0))
+    learner._policy.set_adapter(learner.adapter(1))
+    second = batch(model, other, 1)
+    assert learner.train(second)["loss"] == other.train(second)["loss"]
+
+
+def test_saving_twice_replaces(model, tmp_path):
+    learner = make(model)
+    learner.save(tmp_path / "a")
+    learner.train(batch(model, learner, 0))
+    learner.save(tmp_path / "a")
+    resumed = make(model)
+    resumed.load(tmp_path / "a")
+    assert resumed.version == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "learner.pt"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def forget(folder: Path) -> None:
+    (folder / "learner.pt").unlink()
+
+
+def truncate_weights(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [(truncate, "damaged"), (truncate_weights, "damaged"), (forget, "not a checkpoint")],
+)
+def test_a_damaged_checkpoint_is_one_clear_line_and_changes_nothing(model, tmp_path, damage, message):
+    learner = make(model)
+    learner.save(tmp_path / "a")
+    damage(tmp_path / "a")
+    learner.train(batch(model, learner, 0))
+    with pytest.raises(UserError, match=message) as error:
+        learner.load(tmp_path / "a")
+    assert "\n" not in str(error.value)
+    assert learner.version == 1
+
+
+def test_a_checkpoint_of_other_keys_is_refused(model, tmp_path):
+    make(model).save(tmp_path / "a")
+    for lora in (LoraSettings(rank=8), LoraSettings(rank=4, target_modules=["q_proj"])):
+        with pytest.raises(UserError, match="another model or other"):
+            make(model, lora).load(tmp_path / "a")

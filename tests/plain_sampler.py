@@ -1,0 +1,57 @@
+"""Samples from a model by the book: peft's own loading, one whole forward a token, full float32 logits.
+
+Independent of the learner's and the sampler's code, so that both can be checked against it. Slow, for tiny models.
+"""
+
+from pathlib import Path
+
+from harbortrainer.engines.local.learner.sample import Sample
+
+
+class PlainSampler:
+    """The base model of a folder with a LoRA in peft's saved format."""
+
+    def __init__(self, model: Path, adapter_config: dict, seed: int = 0) -> None:
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.model = get_peft_model(base, LoraConfig(**adapter_config)).eval()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.version = 0
+
+    def load(self, adapter: dict, version: int) -> None:
+        """Take over the LoRA weights of one policy version."""
+        from peft import set_peft_model_state_dict
+
+        result = set_peft_model_state_dict(self.model, adapter)
+        assert not result.unexpected_keys
+        self.version = version
+
+    def answers(self, prompt: list[int], count: int, length: int, temperature: float = 1.0):
+        """[count] samples: the prompt and `length` sampled tokens, advantage 0."""
+        import torch
+
+        ids = torch.tensor([prompt] * count)
+        logprobs = []
+        with torch.no_grad():
+            for _ in range(length):
+                step = torch.log_softmax(self.model(input_ids=ids).logits[:, -1].float() / temperature, -1)
+                token = torch.multinomial(step.exp(), 1, generator=self.generator)
+                logprobs.append(step.gather(-1, token))
+                ids = torch.cat([ids, token], 1)
+        found = torch.cat(logprobs, 1).tolist()
+        return [self._sample(row, found[i], len(prompt), temperature, i) for i, row in enumerate(ids.tolist())]
+
+    def _sample(self, ids: list[int], logprobs: list[float], prompt: int, temperature: float, i: int) -> Sample:
+        return Sample(
+            token_ids=ids,
+            mask=[False] * prompt + [True] * len(logprobs),
+            logprobs=[0.0] * prompt + logprobs,
+            versions=[0] * prompt + [self.version] * len(logprobs),
+            temperature=temperature,
+            advantage=0.0,
+            task_key="demo",
+            trial_name=f"demo__{i}",
+        )
