@@ -1,12 +1,11 @@
-"""Writes that survive a kill: files appear whole, folders appear whole, lines are appended whole.
+"""Writes that survive a kill: files appear whole, lines are appended whole.
 
-Invariant: after `kill -9` at any moment a path written here is either absent (or what it was) or complete; only the
-last line of an append-only file can be torn, and `repair` cuts that off.
+Invariant: after `kill -9` at any moment a file written here is either what it was or complete; only the last line
+of an append-only file can be torn, and `repair` cuts that off.
 """
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,27 +28,6 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-    sync_folder(path.parent)
-
-
-def publish_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder next to `path` and rename it into place when it is complete and on disk.
-
-    Args:
-        path: Where the folder shall be; an older one there is replaced.
-        fill: Writes the content into the folder it is given.
-    """
-    draft = path.with_name(f".{path.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    fill(draft)
-    for file in draft.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-    if path.exists():
-        shutil.rmtree(path)
-    draft.rename(path)
     sync_folder(path.parent)
 
 

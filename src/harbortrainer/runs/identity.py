@@ -1,7 +1,7 @@
 """Is this the same run? Two resolved configs are one run when they differ in nothing that changes the policy.
 
-A longer run (`max_steps`), how often it is saved (`ckpt`) and what watches it (`monitors`) may change between a
-start and its resume. Everything else decides what is learned from what.
+A longer run (`max_steps`), how often it is saved (`ckpt`) and what watches it (`monitors`) may change between
+a start and its resume. Everything else decides what is learned from what.
 """
 
 import tomllib
@@ -30,7 +30,7 @@ def decides(key: str) -> bool:
 
 
 def first_difference(was: str, now: str) -> str | None:
-    """The first key in which two resolved configs (TOML) are different runs, in words; None when they are one."""
+    """The first key that makes two resolved configs (TOML) different runs, in words; None when they are one."""
     old, new = flat(tomllib.loads(was)), flat(tomllib.loads(now))
     for key in sorted(old.keys() | new.keys()):
         if decides(key) and old.get(key) != new.get(key):

@@ -10,6 +10,8 @@ from pydantic import BaseModel, Field
 from harbortrainer.runs.durable import finite, write_whole
 from harbortrainer.runs.folder import RunFolder
 
+type Status = Literal["finished", "interrupted", "stopped"]
+
 
 class EvalResult(BaseModel):
     """Mean reward over the graded trials of one evaluation."""
@@ -44,8 +46,8 @@ class Summary(BaseModel):
     """Which engine trained: `local` or `prime-rl`."""
     model: str
     """The policy that was trained, as the config names it."""
-    status: Literal["finished", "interrupted"] = "finished"
-    """`interrupted` after a clean stop: `--resume` goes on from `steps`."""
+    status: Status = "finished"
+    """`interrupted` on request, `stopped` because it could not go on; `--resume` goes on from `steps` in both."""
     steps: int
     """Updates that were made."""
     wall_s: float

@@ -1,11 +1,11 @@
 """Why a local run ended early, in one line.
 
-`RunStopped` is a run that cannot go on for a reason the user can act on (every trial fails, every reward is equal,
-tokens and log-probabilities do not belong together). It is not a defect and not a mistake in the config.
+`RunStoppedError` is a run that cannot go on for a reason the user can act on (every trial fails, every reward is
+equal, tokens and log-probabilities do not belong together). It is not a defect and not a mistake in the config.
 """
 
 
-class RunStopped(Exception):
+class RunStoppedError(Exception):
     """The run cannot go on.
 
     Args:

@@ -1,0 +1,70 @@
+"""The process of one environment server: config on stdin, address on stdout, end-of-file on stdin means stop.
+
+It runs verifiers' `serve_env` with the arguments Prime-RL's `env-server` gives it. Invariant: nothing but the address
+is written to stdout, and torch is not imported.
+"""
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+
+class AddressLine:
+    """Where `serve_env` reports its address: a line on the stdout that the process was started with."""
+
+    def __init__(self) -> None:
+        # Whatever else prints must not be taken for the address.
+        self.fd = os.dup(1)
+        os.dup2(2, 1)
+
+    def put(self, address: str) -> None:
+        """Report the address."""
+        os.write(self.fd, f"{address}\n".encode())
+        os.close(self.fd)
+
+
+class ParentAlive:
+    """A death pipe: `recv` returns when the parent closes our stdin, or dies."""
+
+    def recv(self) -> None:
+        """Block until end-of-file."""
+        os.read(0, 1)
+
+
+def log_setup() -> None:
+    """One line a record on stderr, which is the server's log file; also in every worker process."""
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("verifiers.v1").setLevel(logging.INFO)
+    logging.getLogger("harbortrainer").setLevel(logging.INFO)
+
+
+def serve(request: dict[str, Any], address: AddressLine) -> None:
+    """Serve one environment until the parent is gone."""
+    from verifiers.v1.configs.serve import ServeConfig, pool_serve_kwargs
+    from verifiers.v1.serve import env_config_data, serve_env
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    served = ServeConfig.model_validate(request["serve"])
+    serve_env(
+        **pool_serve_kwargs(served.pool),
+        address="tcp://127.0.0.1:0",
+        address_queue=address,
+        death_pipe=ParentAlive(),
+        log_setup=log_setup,
+        config_data=env_config_data(resolve_env_config(request["env"])),
+        max_concurrent=served.max_concurrent,
+    )
+
+
+def read_line(fd: int = 0) -> str:
+    """One line from `fd`, and not a byte more: what comes after it is the death pipe's."""
+    line = bytearray()
+    while (byte := os.read(fd, 1)) not in (b"\n", b""):
+        line += byte
+    return line.decode()
+
+
+if __name__ == "__main__":
+    serve(json.loads(read_line()), AddressLine())

@@ -1,0 +1,71 @@
+"""The reward curve of a run: in the terminal, and as a PNG. Both read `metrics.jsonl`."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TRAIN_KEY = "train/agg/effective/agent/reward/mean"
+
+
+@dataclass(slots=True)
+class Curve:
+    """Mean rewards by step."""
+
+    train: list[tuple[int, float]] = field(default_factory=list)
+    """Of the batches."""
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+    """Of the evaluations, over all sources."""
+
+
+def curve_of(rows: Sequence[dict[str, Any]]) -> Curve:
+    """The curve in the lines of `metrics.jsonl`."""
+    curve = Curve()
+    for row in rows:
+        if row.get(TRAIN_KEY) is not None:
+            curve.train.append((row["step"], row[TRAIN_KEY]))
+        if row.get("eval/mean_reward") is not None:
+            curve.held_out.append((row["step"], row["eval/mean_reward"]))
+    return curve
+
+
+def as_text(curve: Curve, width: int = 76, height: int = 16) -> str:
+    """The curve in characters; empty when there is nothing to draw."""
+    if not (curve.train or curve.held_out):
+        return ""
+    # plotext builds its names at import, so type checkers see none of them.
+    plotext: Any = importlib.import_module("plotext")
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plotsize(width, height)
+    plotext.ylim(0, 1)
+    if curve.train:
+        plotext.plot(*_columns(curve.train), label="training batches", marker="braille")
+    if curve.held_out:
+        plotext.scatter(*_columns(curve.held_out), label="held-out tasks", marker="●")
+    plotext.title("mean reward by step")
+    text = plotext.build()
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def as_png(curve: Curve, path: Path, title: str) -> None:
+    """The curve as a picture."""
+    if not (curve.train or curve.held_out):
+        return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel="mean reward", ylim=(-0.02, 1.02), title=title)
+    if curve.train:
+        axes.plot(*_columns(curve.train), label="training batches", color="#4878a8", alpha=0.8)
+    if curve.held_out:
+        axes.plot(*_columns(curve.held_out), "o--", label="held-out tasks", color="#c44e52")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best")
+    FigureCanvasAgg(figure).print_png(str(path))
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]

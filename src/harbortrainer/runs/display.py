@@ -1,0 +1,75 @@
+"""What a run shows while it works: bars on a terminal, plain lines elsewhere.
+
+Invariant: without a terminal (a log file, CI) nothing is overwritten and no line comes more often than every
+`PLAIN_EVERY_S` seconds for one bar.
+"""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+PLAIN_EVERY_S = 10.0
+
+
+class Bar:
+    """One thing that takes a while."""
+
+    def __init__(self, display: "Display", text: str, total: int | None) -> None:
+        self.display, self.text, self.total, self.done = display, text, total, 0
+        self._last = time.monotonic()
+        self._task = display.progress.add_task(text, total=total) if display.progress else None
+
+    def advance(self, by: int = 1) -> None:
+        """So much more is done."""
+        self.set(self.done + by)
+
+    def set(self, done: int, text: str | None = None) -> None:
+        """So much is done; `text` replaces what the bar says."""
+        self.done, self.text = done, text or self.text
+        if self.display.progress is not None and self._task is not None:
+            self.display.progress.update(self._task, completed=done, description=self.text)
+        elif time.monotonic() - self._last >= PLAIN_EVERY_S:
+            self._last = time.monotonic()
+            self.display.line(f"{self.text}: {done}" + (f"/{self.total}" if self.total else ""))
+
+    def close(self) -> None:
+        """The bar goes away."""
+        if self.display.progress is not None and self._task is not None:
+            self.display.progress.remove_task(self._task)
+
+
+class Display:
+    """Bars and lines on one console."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self.progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def line(self, text: str) -> None:
+        """One line that stays."""
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def bar(self, text: str, total: int | None = None) -> Generator[Bar]:
+        """A bar for the length of a block."""
+        bar = Bar(self, text, total)
+        try:
+            yield bar
+        finally:
+            bar.close()

@@ -1,0 +1,44 @@
+"""The largest memory of a process and everything it started, sampled in the background."""
+
+import threading
+from typing import Self
+
+import psutil
+
+INTERVAL_S = 1.0
+
+
+def tree_rss_mb(process: psutil.Process) -> float:
+    """Resident memory of a process and all its descendants now, in MB (10^6). Shared pages count in each."""
+    total = 0
+    for member in [process, *process.children(recursive=True)]:
+        try:
+            total += member.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total / 1e6
+
+
+class PeakMemory:
+    """Watches this process's tree while it is open; `peak_mb` is what it saw at most."""
+
+    def __init__(self, peak_mb: float = 0.0) -> None:
+        self.peak_mb = peak_mb
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=5)
+
+    def look(self) -> None:
+        """Take one sample."""
+        self.peak_mb = max(self.peak_mb, tree_rss_mb(psutil.Process()))
+
+    def _watch(self) -> None:
+        while not self._done.wait(INTERVAL_S):
+            self.look()
