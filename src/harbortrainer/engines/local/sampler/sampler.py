@@ -4,11 +4,19 @@ Invariant: one request is sampled by one policy version. `load_adapter` lets the
 swaps the weights, drops the prefix cache, and only then lets the waiting ones in.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harbortrainer.engines.local.sampler.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from harbortrainer.engines.local.sampler.admin import Admin
+    from harbortrainer.engines.local.sampler.engine import Engine
 
 
 class Sampler:
@@ -39,17 +47,48 @@ class Sampler:
         host: str = "127.0.0.1",
         model_name: str | None = None,
     ) -> None:
-        self.ledger = Ledger()
+        # torch and transformers take seconds to import; whoever only names this class need not wait for them.
+        from harbortrainer.engines.local.sampler import model as loading
+        from harbortrainer.engines.local.sampler.server import Server, bind
 
-    def start(self) -> "Sampler":
-        """Starts the engine thread and the server thread; returns once `/health` answers 200."""
-        raise NotImplementedError
+        self.model_name = model_name or str(model)
+        self.ledger = Ledger()
+        self._seed = seed
+        self._engine: Engine | None = None
+        self._admin: Admin | None = None
+        resolved = loading.resolve_device(device)
+        dtype_ = loading.resolve_dtype(dtype, resolved)
+        loading.check_folder(model)
+        listener = bind(host, port)
+        try:
+            self._model = loading.load_model(model, device=resolved, dtype=dtype_)
+            self._tokenizer = loading.load_tokenizer(model)
+            self.max_model_len = loading.context_limit(self._model.config, max_model_len)
+        except BaseException:
+            listener.close()
+            raise
+        loading.use_threads(self._model)
+        self._url = f"http://{host}:{listener.getsockname()[1]}"
+        self._server = Server(listener, self._open, self._close)
+
+    def start(self) -> Sampler:
+        """Starts the engine thread and the server thread; returns once `/health` answers 200.
+
+        Raises:
+            UserError: no memory for one request of `max_model_len` tokens.
+        """
+        self._server.start()
+        return self
 
     def stop(self) -> None:
         """Stops both threads; requests still running get a 500. Safe to call twice."""
-        raise NotImplementedError
+        self._server.stop()
 
-    def __enter__(self) -> "Sampler":
+    def wait(self) -> None:
+        """Until the server has ended."""
+        self._server.wait()
+
+    def __enter__(self) -> Sampler:
         return self.start()
 
     def __exit__(self, *exc: object) -> None:
@@ -58,30 +97,59 @@ class Sampler:
     @property
     def url(self) -> str:
         """`http://HOST:PORT`, without `/v1`."""
-        raise NotImplementedError
+        return self._url
 
     @property
     def version(self) -> int:
         """The policy version that samples now; 0 is the base model."""
-        raise NotImplementedError
+        return self._engine.version if self._engine else 0
 
-    def load_adapter(
-        self, source: str | Path | Mapping[str, Any], version: int, *, config: Any = None
-    ) -> float:
+    def load_adapter(self, source: str | Path | Mapping[str, Any], version: int, *, config: Any = None) -> float:
         """Makes `version` the policy: waits until the running requests have ended, swaps, drops the prefix cache.
+
+        Blocks; from an event loop call it with `asyncio.to_thread`.
 
         Args:
             source: A folder in peft's format, or a state dict with peft's keys (`get_peft_model_state_dict`); its
                 tensors are copied.
             version: The policy version these weights are.
-            config: The `peft.LoraConfig`; needed with a state dict until one has been loaded.
+            config: The `peft.LoraConfig`, or what `adapter_config.json` holds; needed with a state dict until one has
+                been loaded.
 
         Returns:
             Seconds during which nothing was sampled, the wait for running requests not included.
+
+        Raises:
+            AdapterError: the adapter does not fit the model; the old version stays.
+            EngineFailedError: the engine is gone.
         """
-        raise NotImplementedError
+        if self._admin is None:
+            raise RuntimeError("start the sampler first")
+        if isinstance(source, Mapping):
+            return self._server.call(self._admin.load_state(source, version, config))
+        return self._server.call(self._admin.load_folder(source, version))
 
     def stats(self) -> dict[str, float]:
-        """Counters: requests, prompt_tokens, sampled_tokens, cached_tokens, running, waiting, version, handovers,
-        handover_s (last swap), handover_wait_s (last wait), busy_s, steps."""
-        raise NotImplementedError
+        """Counters: requests, failed, cancelled, prompt_tokens, sampled_tokens, running, waiting, cache_tokens,
+        cache_used_tokens, version, handovers, handover_s and handover_wait_s (the last one's), handover_total_s."""
+        from harbortrainer.engines.local.sampler.metrics import engine_stats
+
+        return engine_stats(self._engine) if self._engine else {}
+
+    async def _open(self) -> FastAPI:
+        from harbortrainer.engines.local.sampler.admin import Admin
+        from harbortrainer.engines.local.sampler.engine import Engine
+        from harbortrainer.engines.local.sampler.model import end_tokens
+        from harbortrainer.engines.local.sampler.routes import build_app
+        from harbortrainer.engines.local.sampler.serving import Serving
+
+        self._engine = Engine(self._model, self.max_model_len, self.ledger)
+        eos = end_tokens(self._model, self._tokenizer)
+        serving = Serving(self._engine, self._tokenizer, self.model_name, self._seed, eos)
+        self._admin = Admin(self._engine, serving)
+        self._engine.start()
+        return build_app(serving, self._admin)
+
+    async def _close(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop()

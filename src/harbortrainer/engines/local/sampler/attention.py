@@ -1,0 +1,175 @@
+"""Attention over a paged cache for requests of different lengths, without a mask over the whole batch.
+
+transformers' continuous batching on torch's SDPA scores every query against the keys of *all* requests and masks
+the rest away, which is quadratic in the batch (measured: 64 requests of 300 tokens at 270 tokens/s, one core).
+Here each request only meets its own keys: the requests that decode are padded to a few common lengths, those that
+prefill go one by one.
+
+Contract: an attention function of transformers' `AttentionInterface`, for full causal attention only; the plan of
+the forward pass travels with the model's keyword arguments as `ragged_plan`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+# transformers builds no mask for a name it does not know.
+RAGGED_ATTENTION = "ragged"
+_MIN_BUCKET = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Requests with one query each, padded to a common key length.
+
+    Attributes:
+        rows: [B] positions of their queries in the flat batch.
+        start: Where their keys begin in what is read from the cache.
+        width: The common key length K; B * K rows are read.
+        bias: [B, 1, 1, K] True where a key is real.
+    """
+
+    rows: torch.Tensor
+    start: int
+    width: int
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """One request with more than one query.
+
+    Attributes:
+        begin, end: Its queries in the flat batch.
+        start, length: Its keys in what is read from the cache.
+        mask: [Q, K] True where a query may look; None when it has no past (plain causal).
+    """
+
+    begin: int
+    end: int
+    start: int
+    length: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedPlan:
+    """What one forward pass reads, the same in every layer.
+
+    Attributes:
+        read: [R] physical cache rows to read, the groups' padding included; empty when nothing lies in the cache yet.
+    """
+
+    read: torch.Tensor
+    groups: list[DecodeGroup]
+    prefills: list[PrefillRow]
+
+
+def make_plan(query_ends: list[int], key_ends: list[int], read_index: torch.Tensor) -> RaggedPlan:
+    """Plans a forward pass.
+
+    Args:
+        query_ends: Cumulative number of queries, a leading 0 first.
+        key_ends: Cumulative number of keys, a leading 0 first.
+        read_index: [sum of keys] physical cache rows, request after request; empty when no request has a past.
+    """
+    decoding: dict[int, list[int]] = {}
+    prefilling: list[int] = []
+    for i in range(len(query_ends) - 1):
+        if query_ends[i + 1] - query_ends[i] == 1 and read_index.numel():
+            decoding.setdefault(_bucket(key_ends[i + 1] - key_ends[i]), []).append(i)
+        else:
+            prefilling.append(i)
+    reads: list[torch.Tensor] = []
+    groups = [_decode_group(members, query_ends, key_ends, read_index, reads) for members in decoding.values()]
+    prefills = [_prefill_row(i, query_ends, key_ends, read_index, reads) for i in prefilling]
+    return RaggedPlan(torch.cat(reads) if reads else read_index, groups, prefills)
+
+
+def _bucket(length: int) -> int:
+    """The smallest of 32, 64, 128, ... that holds `length`: requests of one bucket are padded together."""
+    return max(_MIN_BUCKET, 1 << (length - 1).bit_length())
+
+
+def _decode_group(
+    members: list[int], query_ends: list[int], key_ends: list[int], read_index: torch.Tensor, reads: list[torch.Tensor]
+) -> DecodeGroup:
+    device = read_index.device
+    begins = torch.tensor([key_ends[i] for i in members], device=device)
+    lengths = torch.tensor([key_ends[i + 1] - key_ends[i] for i in members], device=device)
+    width = max(key_ends[i + 1] - key_ends[i] for i in members)
+    columns = torch.arange(width, device=device)
+    real = columns < lengths[:, None]
+    # Padding reads the request's own first key: a valid row, whose score the bias removes.
+    picks = begins[:, None] + columns * real
+    start = sum(r.numel() for r in reads)
+    reads.append(read_index[picks.flatten()])
+    rows = torch.tensor([query_ends[i] for i in members], device=device)
+    return DecodeGroup(rows, start, width, real[:, None, None, :])
+
+
+def _prefill_row(
+    i: int, query_ends: list[int], key_ends: list[int], read_index: torch.Tensor, reads: list[torch.Tensor]
+) -> PrefillRow:
+    begin, end = query_ends[i], query_ends[i + 1]
+    queries, keys = end - begin, key_ends[i + 1] - key_ends[i]
+    if not read_index.numel():
+        return PrefillRow(begin, end, begin, queries, None)
+    start = sum(r.numel() for r in reads)
+    reads.append(read_index[key_ends[i] : key_ends[i + 1]])
+    mask = None
+    if keys > queries:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=read_index.device).tril(keys - queries)
+    return PrefillRow(begin, end, start, keys, mask)
+
+
+def ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cache,
+    ragged_plan: RaggedPlan,
+    write_index: list[torch.Tensor],
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Writes the new keys and values to the cache and attends, each request to its own.
+
+    Args:
+        query: [1, H, Q, D], all requests one after the other.
+        key, value: [1, G, Q, D]; H is a multiple of G.
+
+    Returns:
+        [1, Q, H, D], and None for the weights.
+    """
+    plan, layer = ragged_plan, module.layer_idx
+    allocator = cache.layer_to_allocator[layer]
+    keys, values = allocator.update(
+        key[0].transpose(0, 1), value[0].transpose(0, 1), layer, plan.read, write_index[allocator.index]
+    )
+    heads, groups, dim = query.shape[1], key.shape[1], query.shape[3]
+    flat = query[0].transpose(0, 1)  # [Q, H, D]
+    out = flat.new_empty(flat.shape[0], heads, values.shape[-1])
+    for group in plan.groups:
+        size = group.rows.shape[0]
+        q = flat[group.rows].view(size, groups, heads // groups, dim)
+        k, v = (x[group.start : group.start + size * group.width] for x in (keys, values))
+        k, v = (x.view(size, group.width, groups, -1).transpose(1, 2) for x in (k, v))
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=group.bias, scale=scaling)
+        out[group.rows] = attended.reshape(size, heads, -1)
+    for row in plan.prefills:
+        q = flat[row.begin : row.end].transpose(0, 1)[None]
+        k, v = (x[row.start : row.start + row.length].transpose(0, 1)[None] for x in (keys, values))
+        attended = scaled_dot_product_attention(
+            q, k, v, attn_mask=row.mask, is_causal=row.mask is None, scale=scaling, enable_gqa=heads != groups
+        )
+        out[row.begin : row.end] = attended[0].transpose(0, 1)
+    return out[None], None
+
+
+AttentionInterface.register(RAGGED_ATTENTION, ragged_attention)
