@@ -7,7 +7,7 @@ code 1; Ctrl-C is 130; what Prime-RL returns is returned. Importing this module 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -31,7 +31,7 @@ app.add_typer(tasks_app, name="tasks")
 app.add_typer(config_app, name="config")
 
 # Every mistake in the words of a command; typer exports no name for it.
-ParseError: type[Exception] = typer.BadParameter.__mro__[1]
+ParseError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run file (TOML, Prime-RL's own schema).")]

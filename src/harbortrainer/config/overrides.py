@@ -30,22 +30,34 @@ def parse(arguments: Sequence[str]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def apply(data: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def apply(
+    data: dict[str, Any], pairs: Sequence[tuple[str, Any]], tables: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """A copy of `data` with each pair set; a table on the way is made when it is not there.
+
+    Args:
+        data: The tables of a file; not changed.
+        pairs: What `parse` gave.
+        tables: Dotted keys of tables: `--ckpt` makes an empty one, `--no-ckpt` takes it away.
 
     Raises:
         UserError: A key that goes through something that is not a table.
     """
     data = _copy_tables(data)
     for dotted, value in pairs:
-        *tables, last = dotted.split(".")
+        *path, last = dotted.split(".")
         at = data
-        for name in tables:
+        for name in path:
             at = at.setdefault(name, {})
             if not isinstance(at, dict):
                 where = f"command line: --{dotted.replace('_', '-')}"
                 raise UserError(f"{name!r} is not a table", where=where, do="change the file instead")
-        at[last] = _negated(at.get(last)) if value is NO else value
+        if value is NO:
+            at[last] = None if dotted in tables else False
+        elif value is not True or dotted not in tables:
+            at[last] = value
+        else:
+            at.setdefault(last, {})
     return data
 
 
@@ -76,11 +88,6 @@ def _value(key: str, text: str) -> Any:
     except json.JSONDecodeError as error:
         where = f"command line: --{key}"
         raise UserError(f"not valid JSON ({error.msg})", where=where, do="quote the value for the shell") from None
-
-
-def _negated(value: Any) -> Any:
-    """`--no-key` removes a table and switches anything else off."""
-    return None if isinstance(value, dict) else False
 
 
 def _copy_tables(value: Any) -> Any:

@@ -74,7 +74,7 @@ def read(path: Path | str, arguments: Sequence[str] = ()) -> RawRun:
     new_text, notes = legacy.upgrade(text, str(path))
     if notes:
         data = _parse(new_text, str(path))
-    data = overrides.apply(data, overrides.parse(arguments))
+    data = overrides.apply(data, overrides.parse(arguments), known_tables())
     return RawRun(str(path), _nulls(data), tuple(notes), new_text if notes else None)
 
 
@@ -83,6 +83,12 @@ def known_keys() -> tuple[str, ...]:
     """Every dotted key there is: Prime-RL's schema at the pin, and ours."""
     snapshot = resources.files("harbortrainer.config").joinpath("prime_rl_keys.txt").read_text()
     return (*snapshot.split(), *sorted(keys.OURS))
+
+
+@cache
+def known_tables() -> frozenset[str]:
+    """Every dotted key that is a table."""
+    return frozenset(key.rpartition(".")[0] for key in known_keys() if not key.endswith(".*"))
 
 
 def check_known(data: dict[str, Any], file: str) -> None:

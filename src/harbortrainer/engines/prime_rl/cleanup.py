@@ -1,0 +1,114 @@
+"""After a run: no process and no sandbox of it stays.
+
+Processes of a run carry its identity in their environment (`HARBORTRAINER_RUN`), containers in their label. Local
+sandboxes end with the process that started them. Remote sandboxes end with their provider's own timeout.
+Invariant: nothing is touched that does not carry this run's identity.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harbortrainer.engines.prime_rl.command import RUN_VARIABLE
+
+RUN_LABEL = "harbortrainer.run"
+DOCKER_TIMEOUT_S = 60
+PROCESS_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a run had left behind, and what was ended."""
+
+    processes: int
+    containers: int
+    networks: int
+
+    def __str__(self) -> str:
+        parts = [f"{n} {what}" for n, what in ((self.processes, "processes"), (self.containers, "containers")) if n]
+        parts += [f"{self.networks} networks"] if self.networks else []
+        return f"cleaned up: {', '.join(parts)}" if parts else ""
+
+
+def clean_up(run: str, *, grace_s: float = PROCESS_GRACE_S) -> Left:
+    """End every process and container of a run, and the networks of its containers."""
+    processes = end_processes(run, grace_s=grace_s)
+    if shutil.which("docker") is None:
+        return Left(processes, 0, 0)
+    projects = _projects(run)
+    containers = _ids("ps", "-aq", "--filter", f"label={RUN_LABEL}={run}")
+    for project in projects:
+        containers += _ids("ps", "-aq", "--filter", f"label=com.docker.compose.project={project}")
+    containers = list(dict.fromkeys(containers))
+    if containers:
+        _docker("rm", "--force", "--volumes", *containers)
+    networks = [
+        name
+        for project in projects
+        for name in _ids("network", "ls", "-q", "--filter", f"label=com.docker.compose.project={project}")
+    ]
+    if networks:
+        _docker("network", "rm", *networks)
+    return Left(processes, len(containers), len(networks))
+
+
+def end_processes(run: str, *, grace_s: float = PROCESS_GRACE_S) -> int:
+    """End the processes that carry the run's identity, first asking, then not."""
+    found = _of_run(run)
+    for process in found:
+        _quietly(process.terminate)
+    _, alive = psutil.wait_procs(found, timeout=grace_s)
+    for process in alive:
+        _quietly(process.kill)
+    psutil.wait_procs(alive, timeout=grace_s)
+    return len(found)
+
+
+def _of_run(run: str) -> list[psutil.Process]:
+    """Processes other than this one whose environment names the run; `/proc` is read once for all."""
+    own = psutil.Process().pid
+    mark = f"{RUN_VARIABLE}={run}".encode()
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == own:
+            continue
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment.split(b"\0"):
+            found.append(process)
+    return found
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except psutil.Error:
+        return
+
+
+def _projects(run: str) -> list[str]:
+    """The compose projects that the run's containers belong to; their sidecars carry no label of ours."""
+    form = '{{.Label "com.docker.compose.project"}}'
+    names = _ids("ps", "-a", "--filter", f"label={RUN_LABEL}={run}", "--format", form)
+    return list(dict.fromkeys(names))
+
+
+def _ids(*arguments: str) -> list[str]:
+    return _docker(*arguments).split()
+
+
+def _docker(*arguments: str) -> str:
+    """docker's output; nothing when the daemon does not answer."""
+    try:
+        done = subprocess.run(
+            ["docker", *arguments], capture_output=True, text=True, timeout=DOCKER_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout if done.returncode == 0 else ""

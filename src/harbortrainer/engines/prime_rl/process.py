@@ -1,0 +1,112 @@
+"""Runs one child to its end: output teed, signals forwarded, nobody of it left.
+
+Contract: `run` returns the child's exit code (128 + n for a child that signal n ended). The child leads a process
+group of its own, so that Ctrl-C reaches it once, through us; when this process dies the kernel tells the child.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+GRACE_S = 60.0
+"""Seconds between a forwarded signal and the end of patience; Prime-RL gives its own children as long."""
+
+PR_SET_PDEATHSIG = 1
+TAIL_LINES = 200
+
+
+class Child:
+    """A running command.
+
+    Args:
+        command: Its words.
+        environment: Its variables, all of them.
+        log: File its output is added to.
+        grace_s: Seconds it gets to end after a signal.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, grace_s: float = GRACE_S
+    ) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._log = log
+        self._grace_s = grace_s
+        self._signalled: float | None = None
+        self._libc = ctypes.CDLL(None)
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=self._die_with_parent,
+        )
+
+    @property
+    def group(self) -> int:
+        """The process group that the child leads."""
+        return self._process.pid
+
+    def run(self) -> int:
+        """Wait for the end."""
+        reader = threading.Thread(target=self._tee, daemon=True)
+        with self._forwarding():
+            reader.start()
+            while self._process.poll() is None:
+                self._lose_patience()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=0.2)
+        reader.join(timeout=2)
+        code = self._process.returncode
+        return code if code >= 0 else 128 - code
+
+    def forward(self, number: int) -> None:
+        """Give a signal to the child's group; the second one ends it at once."""
+        if self._signalled is not None:
+            number = signal.SIGKILL
+        self._signalled = self._signalled or time.monotonic()
+        with suppress(ProcessLookupError):
+            os.killpg(self.group, number)
+
+    def _lose_patience(self) -> None:
+        if self._signalled is not None and time.monotonic() - self._signalled > self._grace_s:
+            with suppress(ProcessLookupError):
+                os.killpg(self.group, signal.SIGKILL)
+
+    @contextmanager
+    def _forwarding(self) -> Generator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = [signal.signal(number, lambda got, _frame: self.forward(got)) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _tee(self) -> None:
+        assert self._process.stdout is not None
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            for line in self._process.stdout:
+                self._copy(line, log)
+
+    def _copy(self, line: bytes, log: BinaryIO) -> None:
+        log.write(line)
+        log.flush()
+        text = line.decode(errors="replace")
+        self.tail.append(text.rstrip("\n"))
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _die_with_parent(self) -> None:
+        self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
