@@ -60,7 +60,7 @@ class Schedule:
 
     def state(self, outstanding: Sequence[Plan] = ()) -> dict[str, Any]:
         """What `restore` needs. `outstanding`: tasks whose rollouts have not trained and would be lost by a stop."""
-        return {"drawn": self.drawn, "again": [[p.source, p.index] for p in [*outstanding, *self.again]]}
+        return {"drawn": dict(self.drawn), "again": [[p.source, p.index] for p in [*outstanding, *self.again]]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Tasks that are no longer there are left out."""

@@ -1,0 +1,49 @@
+"""The numbers of a step."""
+
+import math
+
+import pytest
+from loop_fakes import group_of
+
+from harbortrainer.engines.local.batches import Batches
+from harbortrainer.engines.local.metrics import batch_metrics, distribution
+from harbortrainer.engines.local.staleness import OffPolicyBound
+from harbortrainer.engines.local.stopwatch import Stopwatch
+
+
+def test_a_distribution_interpolates_its_percentiles():
+    numbers = distribution("x", [0.0, 1.0, 2.0, 3.0, 4.0])
+    assert numbers["x/mean"] == 2.0
+    assert math.isclose(numbers["x/p90"], 3.6)
+
+
+def test_a_step_tells_outcomes_rewards_and_age_apart():
+    bound = OffPolicyBound(2)
+    batches = Batches(batch_size=4, bound=bound)
+    batches.add(group_of([None, None], version=1))
+    batches.add(group_of([1.0, 0.0], version=1))
+    batches.add(group_of([1.0, 1.0], version=2))
+    numbers = batch_metrics(batches.cut(3), bound)
+    assert numbers["train/agg/all/outcome/sandbox_error"] == pytest.approx(1 / 3)
+    assert numbers["train/agg/effective/agent/reward/mean"] == 0.75
+    assert numbers["train/agg/all/agent/solved_all"] == 0.5
+    assert (numbers["off_policy/mean"], numbers["off_policy/max"]) == (0.5, 1.0)
+    assert numbers["batch/samples"] == 2.0
+    assert numbers["progress/rollouts"] == 6.0
+
+
+def test_a_lap_starts_the_next_one_at_zero():
+    watch = Stopwatch()
+    with watch.timed("time/train"):
+        pass
+    watch.numbers["loss/mean"] = 1.0
+    first, second = watch.lap(), watch.lap()
+    assert {"time/train", "time/step", "loss/mean"} <= first.keys()
+    assert set(second) == {"time/step"}
+
+
+def test_rates_are_those_since_the_last_step():
+    watch = Stopwatch()
+    watch.rates({"sampled_tokens": 100.0, "busy_s": 1.0})
+    rates = watch.rates({"sampled_tokens": 400.0, "busy_s": 2.0})
+    assert rates["perf/sampled_tokens_per_s"] == 300.0
