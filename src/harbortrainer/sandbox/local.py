@@ -15,14 +15,16 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import effective_exec_cwd
 
-from harbortrainer.sandbox import masks, transfer
+from harbortrainer.sandbox import layers, masks, transfer
 from harbortrainer.sandbox.errors import SandboxDiedError, SandboxError
 from harbortrainer.sandbox.guest import Finished, Guest
+from harbortrainer.sandbox.image import Image
+from harbortrainer.sandbox.layers import Layers
 from harbortrainer.sandbox.store import Store
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHELL = "/bin/bash"
 _LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+_warned: set[Path] = set()  # the tasks whose warning was logged by this process
 
 
 class LocalEnvironment(BaseEnvironment):
@@ -48,8 +50,7 @@ class LocalEnvironment(BaseEnvironment):
         self._store = Store(Path(cache_dir) if cache_dir else None)
         self._defaults = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
         self._guest: Guest | None = None
-        self._image_env: dict[str, str] = {}
-        self._workdir = "/"
+        self._image = Image()
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -74,8 +75,22 @@ class LocalEnvironment(BaseEnvironment):
 
     @override
     async def start(self, force_build: bool) -> None:
+        layers.refuse(self.environment_dir, self.extra_docker_compose_paths)
+        self._warn()
         mask = await asyncio.to_thread(masks.plan, self._rootfs, hidden=(Path.cwd(), self._store.base))
-        self._guest = await Guest.start(self._spec([]), mask)
+        seconds = self.task_env_config.build_timeout_sec
+        building = self._spec(network=True)
+        self._image = await Layers(self._store, self._rootfs).image(self.environment_dir, building, mask, seconds)
+        self._guest = await Guest.start(self._spec(network=self._network_is_public), mask)
+        await self._upload_environment_dir_after_start()
+
+    def _warn(self) -> None:
+        if self.environment_dir in _warned:
+            return
+        _warned.add(self.environment_dir)
+        found = layers.notices(self.environment_dir, self._rootfs, self.task_env_config.docker_image)
+        if found:
+            self.logger.warning("%s in a local sandbox: %s", self.environment_name, "; ".join(found))
 
     @override
     async def stop(self, delete: bool) -> None:
@@ -92,6 +107,7 @@ class LocalEnvironment(BaseEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         who = self._resolve_user(user)
+        who = self._image.user if who is None else who
         try:
             done = await self._run(
                 [_SHELL, "-c", command], cwd=cwd, env=self._merge_env(env), user=who, timeout=timeout_sec or None
@@ -125,8 +141,7 @@ class LocalEnvironment(BaseEnvironment):
     async def _upload(self, folder: str, source: Path, name: str | None = None) -> None:
         archive = await asyncio.to_thread(transfer.archive, source, name)
         try:
-            script = 'mkdir -p -- "$0" && exec tar -C "$0" --no-same-owner -xf -'
-            done = await self._run([_SHELL, "-c", script, folder], cwd="/", user="root", stdin=archive)
+            done = await self._run(transfer.unpack_command(folder), cwd="/", user="root", stdin=archive)
         finally:
             os.close(archive)
         _expect_success(done, f"upload to {folder}")
@@ -141,32 +156,39 @@ class LocalEnvironment(BaseEnvironment):
     ) -> Finished:
         if self._guest is None:
             raise SandboxDiedError("the sandbox was not started")
-        folder = effective_exec_cwd(cwd, self.task_env_config.workdir, self._workdir) or "/"
-        return await self._guest.run(argv, cwd=folder, env={"PATH": _PATH, **self._image_env, **(env or {})}, **more)
+        folder = effective_exec_cwd(cwd, self.task_env_config.workdir, self._image.workdir) or "/"
+        return await self._guest.run(argv, cwd=folder, env={**self._image.env, **(env or {})}, **more)
 
     def _limit(self, name: str, wanted: int | None) -> int:
         return wanted or self._defaults[name]
 
-    def _spec(self, layers: list[str]) -> dict[str, Any]:
+    def _spec(self, *, network: bool) -> dict[str, Any]:
         memory = self._limit("memory_mb", self._resource_value("memory"))
         disk = self._limit("disk_mb", self._effective_storage_mb)
         cpus = self._resource_value("cpu")
         return {
             "rootfs": str(self._rootfs),
-            "layers": layers,
+            "layers": [self._image.layer] if self._image.layer else [],
             "binds": [],
             "upper": None,
             "disk_mb": disk,
             "inodes": 1000 * disk,
             "dirs": [*_LOGS, *self._mount_targets(writable_only=True)],
-            "files": {},
+            "files": {"/etc/resolv.conf": _resolvers()} if network else {},
             "hostname": "sandbox",
-            "network": self._network_is_public,
+            "network": network,
             # What is written to the disk lies in memory too.
             "memory_bytes": (memory + disk) << 20,
             "pids": self._defaults["pids"],
             "cpu_us": None if cpus is None else int(cpus * 100_000),
         }
+
+
+def _resolvers() -> str:
+    try:
+        return Path("/etc/resolv.conf").read_text()
+    except OSError:
+        return ""
 
 
 def _expect_success(done: Finished, doing: str) -> None:

@@ -26,7 +26,7 @@ _KERNEL_FOLDERS = {"proc", "sys", "dev"}
 _WALKED = ("/etc", "/usr/local", "/var/lib/dpkg", "/var/lib/apt", "/var/cache/ldconfig")
 _PRIVATE_AGE_S = 60.0
 _HIDDEN_ETC = (
-    *("machine-id", "environment", "fstab", "crypttab", "exports", "pip.conf", "npmrc", "netrc", "motd", "issue.net"),
+    *("machine-id", "environment", "fstab", "crypttab", "exports", "pip.conf", "npmrc", "netrc", "motd", "resolv.conf"),
     *("ssh", "docker", "containerd", "kubernetes", "rancher", "cni", "cloud", "wireguard", "openvpn", "letsencrypt"),
     *("NetworkManager", "systemd", "uv", "pip", "conda", "google-cloud", "boto", "boto.cfg", "aws", "azure"),
     *("sudoers.d", "cron.d", "krb5.keytab", "ppp", "salt", "puppet", "chef", "vault", "consul.d", "nomad.d"),

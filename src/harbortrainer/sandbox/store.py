@@ -4,13 +4,16 @@ Invariant: a folder that exists under its key is complete. It is built beside it
 processes never build the same one at once and a killed build leaves nothing that is used.
 """
 
+import asyncio
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+_POLL_S = 0.05
 
 
 def default_folder() -> Path:
@@ -27,32 +30,39 @@ class Store:
         self.base = (folder or default_folder()).expanduser().resolve()
         self._folder = self.base / self.flavour
 
-    def folder(self, kind: str, key: str, build: Callable[[Path], None]) -> Path:
-        """The folder of that key; `build` fills an empty one when it is not there yet. Blocks while another builds."""
+    async def folder(self, kind: str, key: str, build: Callable[[Path], Awaitable[None]]) -> Path:
+        """The folder of that key; `build` fills an empty one when it is not there yet. Waits while another builds."""
         path = self._folder / kind / key
         if path.is_dir():
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock(path):
-            if path.is_dir():
-                return path
-            scratch = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=path.parent))
-            try:
-                scratch.chmod(0o755)
-                build(scratch)
-                scratch.rename(path)
-            except BaseException:
-                shutil.rmtree(scratch, ignore_errors=True)
-                raise
+        async with _locked(path.with_name(f".{key}.lock")):
+            if not path.is_dir():
+                await self._fill(path, build)
         return path
 
-    def make_opaque(self, folder: Path) -> None:
-        """Mark a folder of a layer so that nothing of the layers below shows through it."""
-        prefix = "trusted" if self.flavour == "root" else "user"
-        os.setxattr(folder, f"{prefix}.overlay.opaque", b"y")
+    async def _fill(self, path: Path, build: Callable[[Path], Awaitable[None]]) -> None:
+        for left in path.parent.glob(f".{path.name}.*.part"):  # of a build that was killed; we hold its lock
+            shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        try:
+            scratch.chmod(0o755)
+            await build(scratch)
+            shutil.rmtree(scratch / "work", ignore_errors=True)
+            scratch.rename(path)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
 
-    @contextmanager
-    def _lock(self, path: Path) -> Iterator[None]:
-        with path.with_name(f".{path.name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+
+@asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold a lock file. Polled, not waited for, since a waiting thread each would starve the event loop's pool."""
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_POLL_S)
+        yield

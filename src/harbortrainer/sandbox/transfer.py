@@ -31,6 +31,25 @@ def archive(source: Path, name: str | None = None) -> int:
     return fd
 
 
+def uncompressed(source: Path) -> int:
+    """A descriptor, at its start, of the content of a tar file of any compression, as a plain archive in memory."""
+    fd = os.memfd_create("upload", os.MFD_CLOEXEC)
+    with (
+        os.fdopen(os.dup(fd), "wb") as file,
+        tarfile.open(source) as old,
+        tarfile.open(fileobj=file, mode="w") as new,
+    ):
+        for member in old:
+            new.addfile(member, old.extractfile(member) if member.isreg() else None)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def unpack_command(folder: str) -> list[str]:
+    """The command that unpacks an archive on its standard input into a folder of the sandbox."""
+    return ["/bin/sh", "-c", 'mkdir -p -- "$0" && exec tar -C "$0" --no-same-owner -xpf -', folder]
+
+
 def _entries(source: Path) -> list[tuple[Path, str]]:
     return [(entry, entry.name) for entry in sorted(source.iterdir())]
 

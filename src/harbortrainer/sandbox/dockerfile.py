@@ -1,0 +1,141 @@
+"""A task's Dockerfile as steps: what can be honoured on top of a root filesystem, and in words what cannot.
+
+No I/O: text in, `Recipe` out. dockerfile-parse reads the instructions; heredocs, which it does not know, are taken out
+of the text before it sees it.
+"""
+
+import io
+import json
+import re
+from dataclasses import dataclass, field
+
+from dockerfile_parse import DockerfileParser
+from dockerfile_parse.util import WordSplitter, extract_key_values
+
+from harbortrainer.sandbox.errors import SandboxBuildError
+
+_SILENT = {"COMMENT", "LABEL", "MAINTAINER"}
+_DONE = {"RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "SHELL"}
+_NOT_HONOURED = {
+    "EXPOSE": "ports are not published",
+    "HEALTHCHECK": "the image's health check is not run",
+    "CMD": "the image's command is not started",
+    "ENTRYPOINT": "the image's entry point is not started",
+    "VOLUME": "volumes are plain folders",
+    "STOPSIGNAL": "a sandbox ends at once",
+    "ONBUILD": "there are no child images",
+}
+_HEREDOC = re.compile(r"<<(-?)([\"']?)([A-Za-z_]\w*)\2")
+_DEFAULT = re.compile(r"\$\{(\w+):([-+])([^}]*)\}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction of the last stage. `bodies` are its heredocs: (word in the text, content)."""
+
+    name: str
+    value: str
+    line: int
+    bodies: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return f"Dockerfile line {self.line}: {self.name} {self.value}"
+
+
+@dataclass
+class Recipe:
+    """What to do on top of the root filesystem, in order, and what is not done."""
+
+    steps: list[Step] = field(default_factory=list)
+    base: str = ""
+    notices: list[str] = field(default_factory=list)
+
+
+def parse(text: str) -> Recipe:
+    """The recipe of a Dockerfile; SandboxBuildError when it is not one."""
+    text, bodies = _without_heredocs(text)
+    recipe = Recipe()
+    before: list[Step] = []  # the ARGs before the first FROM
+    for item in DockerfileParser(fileobj=io.BytesIO(text.encode())).structure:
+        line = item["startline"]
+        step = Step(item["instruction"].upper(), item["value"], line + 1, tuple(bodies.get(line, ())))
+        if step.name == "FROM":
+            _stage(recipe, step, before)
+        elif not recipe.base:
+            before += [step] if step.name == "ARG" else []
+        elif step.name in _DONE:
+            recipe.steps.append(step)
+        elif step.name in _NOT_HONOURED:
+            recipe.notices.append(f"{step.name}: {_NOT_HONOURED[step.name]}")
+        elif step.name not in _SILENT:
+            raise SandboxBuildError(f"{step}: no such instruction")
+    if not recipe.base:
+        raise SandboxBuildError("the Dockerfile has no FROM")
+    return recipe
+
+
+def _stage(recipe: Recipe, step: Step, before: list[Step]) -> None:
+    if recipe.base:
+        recipe.notices.append(f"the build stage FROM {recipe.base} is left out: only the last stage is built")
+    args = dict(pair for arg in before for pair in key_values(arg.value, {}, bare=""))
+    words = [word for word in words_of(step.value, args) if not word.startswith("--")]
+    recipe.base = words[0] if words else ""
+    recipe.steps = []
+
+
+def _without_heredocs(text: str) -> tuple[str, dict[int, list[tuple[str, str]]]]:
+    """The text with heredoc bodies blanked (so that line numbers stay), and the bodies by line of their instruction."""
+    lines, out, bodies = text.splitlines(), [], {}
+    start, index = 0, 0
+    while index < len(lines):
+        line = lines[index]
+        if not (out and out[-1].rstrip().endswith("\\")):
+            start = index
+        out.append(line)
+        index += 1
+        if not re.match(r"\s*(RUN|COPY|ADD)\s", lines[start], re.IGNORECASE):
+            continue
+        for strip, _, word in _HEREDOC.findall(line):
+            body: list[str] = []
+            while index < len(lines) and (lines[index].lstrip("\t") if strip else lines[index]) != word:
+                body.append(lines[index].lstrip("\t") if strip else lines[index])
+                index += 1
+            index += 1
+            out += [""] * (len(body) + 1)
+            bodies.setdefault(start, []).append((word, "".join(f"{item}\n" for item in body)))
+    return "\n".join(out) + "\n", bodies
+
+
+def substitute(text: str, env: dict[str, str]) -> str:
+    """The text with `$X`, `${X}`, `${X:-default}`, `${X:+other}` replaced; quotes are taken away."""
+    return WordSplitter(_defaults(text, env), args={}, envs=env).dequote()
+
+
+def words_of(text: str, env: dict[str, str]) -> list[str]:
+    """The words of an instruction: a JSON list, or words split at blanks outside quotes, with variables replaced."""
+    if text.lstrip().startswith("["):
+        try:
+            return [substitute(str(word), env) for word in json.loads(text)]
+        except ValueError as error:
+            raise SandboxBuildError(f"not a JSON list: {text} ({error})") from error
+    return [substitute(word, env) for word in WordSplitter(text).split(dequote=False)]
+
+
+def key_values(text: str, env: dict[str, str], *, bare: str | None = None) -> list[tuple[str, str]]:
+    """The pairs of an ENV or ARG. A name without a value gets `bare` (an ARG's default)."""
+    if bare is not None and "=" not in text:
+        return [(name, bare) for name in text.split()]
+    try:
+        return extract_key_values(env_replace=True, args={}, envs=env, instruction_value=_defaults(text, env))
+    except (ValueError, IndexError) as error:
+        raise SandboxBuildError(f"not a list of names and values: {text} ({error})") from error
+
+
+def _defaults(text: str, env: dict[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, kind, other = match.groups()
+        if kind == "-":
+            return env.get(name) or other
+        return other if env.get(name) else ""
+
+    return _DEFAULT.sub(value, text)
