@@ -7,31 +7,37 @@ version no longer calls these hooks.
 """
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchingManager,
     ContinuousBatchProcessor,
+    ProtoPretrainedModel,
 )
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
 from harbortrainer.engines.local.sampler.attention import RAGGED_ATTENTION, make_plan
 from harbortrainer.engines.local.sampler.sampling import Draw, draw
 
+ARGUMENTS = 5  # rows of `DrawArguments`
 
-class DrawArguments:
-    """Carries each request's `Draw` to the device, a row per parameter (the protocol of transformers'
-    `ContinuousBatchingLogitsProcessorList`, which keeps everything as int32 in one static tensor).
+
+class DrawArguments(ContinuousBatchingLogitsProcessorList):
+    """Carries each request's `Draw` to the device, a row per parameter (transformers keeps all as int32 in
+    one static tensor).
 
     Rows: uniform, temperature, top_k, top_p, min_p; all float32 seen as int32.
     """
 
-    do_processing = False  # nothing happens to the logits before the sampling step
-    tensors_required = 5
-
     def __init__(self) -> None:
+        # Nothing happens to the logits before the sampling step.
+        super().__init__(LogitsProcessorList())
+        self.tensors_required = ARGUMENTS
         self.truncates = False
 
     def check_kwargs(self, kwargs: dict) -> None:
@@ -54,15 +60,17 @@ class DrawArguments:
         ]
         if columns:
             rows = torch.tensor(columns, dtype=torch.float32).T.contiguous().view(torch.int32)
-            arg_storage[: self.tensors_required, : len(columns)] = rows.to(arg_storage.device)
+            arg_storage[:ARGUMENTS, : len(columns)] = rows.to(arg_storage.device)
         return arg_storage
 
 
 class SeededRunner(ModelRunner):
     """transformers' runner with our attention plan before the forward pass and our sampling step after it."""
 
+    ragged = False  # whether the model attends by RAGGED_ATTENTION
+
     def compute_batch(self, model: torch.nn.Module, batch_data: dict) -> None:
-        if model.config.get_text_config()._attn_implementation == RAGGED_ATTENTION:
+        if self.ragged:
             (kind,) = self.cache.cache_allocators
             batch_data["ragged_plan"] = make_plan(
                 batch_data["cu_seq_lens_q"].tolist(),
@@ -74,8 +82,9 @@ class SeededRunner(ModelRunner):
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         logits = scores[0]
         io = self.inputs_and_outputs
+        assert isinstance(io, ContinuousBatchingIOs) and isinstance(self.logit_processor, DrawArguments)
         arguments = io._bulk_input_tensor[io.static_inputs :, : logits.shape[0]].view(torch.float32)
-        uniform, temperature, *truncation = arguments[: DrawArguments.tensors_required]
+        uniform, temperature, *truncation = arguments[:ARGUMENTS]
         tokens, logprobs = draw(
             logits, uniform, temperature, tuple(truncation) if self.logit_processor.truncates else None
         )
@@ -91,7 +100,8 @@ class SeededManager(ContinuousBatchingManager):
     """
 
     def __init__(self, model: PreTrainedModel, config: ContinuousBatchingConfig) -> None:
-        super().__init__(model, GenerationConfig(do_sample=True, eos_token_id=-1), config)
+        self._ragged = model.config.get_text_config()._attn_implementation == RAGGED_ATTENTION
+        super().__init__(cast("Any", model), GenerationConfig(do_sample=True, eos_token_id=-1), config)
         self.logit_processor = DrawArguments()
         self.on_end: Callable[[], object] = lambda: None
 
@@ -101,7 +111,7 @@ class SeededManager(ContinuousBatchingManager):
         finally:
             self.on_end()
 
-    def switch_to_cb_friendly_attn(self, model: PreTrainedModel, auto_switch_to_flash: bool = True) -> None:
+    def switch_to_cb_friendly_attn(self, model: ProtoPretrainedModel, auto_switch_to_flash: bool = True) -> None:
         """The model comes with the attention it is to have (see `model.load_model`)."""
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
@@ -115,6 +125,7 @@ class SeededManager(ContinuousBatchingManager):
             do_sample=True,
             return_logprobs=True,
         )
+        processor.model_runner.ragged = self._ragged
         return processor
 
     @property

@@ -5,7 +5,7 @@ at once (a pause and a hand-over); requests enter when the last is lifted. For o
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 
@@ -19,7 +19,7 @@ class Gate:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[None]:
+    async def enter(self) -> AsyncGenerator[None]:
         """Waits until no hold is on; inside until the block ends."""
         async with self._changed:
             self.waiting += 1

@@ -6,6 +6,7 @@ gradients, with an attention that continuous batching can use.
 
 import os
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -97,10 +98,11 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
         UserError: there is none.
     """
     try:
-        return AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"no tokenizer ({reason})", where=str(model), do="put tokenizer.json beside it") from error
+    return cast("PreTrainedTokenizerBase", tokenizer)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -88,7 +88,7 @@ def truncate(logprobs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, m
     rank = torch.arange(logprobs.shape[-1], device=logprobs.device)
     before = ordered.double().exp().cumsum(-1) - ordered.double().exp()
     drop = (top_k[:, None] > 0) & (rank >= top_k[:, None])
-    drop |= before >= top_p[:, None]
+    drop |= (before >= top_p[:, None]) & (top_p < 1)[:, None]
     drop |= ordered < ordered[:, :1] + min_p.log()[:, None]
     drop[:, 0] = False
     dropped = torch.empty_like(drop).scatter_(-1, order, drop)

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -85,7 +85,7 @@ class Serving:
         return reply
 
     def _chat_choice(self, i: int, done: Completion, reason: str, request: ChatRequest) -> dict[str, Any]:
-        text = self.tokenizer.decode(done.token_ids, skip_special_tokens=True)
+        text = self.tokenizer.decode(list(done.token_ids), skip_special_tokens=True)
         choice: dict[str, Any] = {
             "index": i,
             "message": {"role": "assistant", "content": text},
@@ -104,16 +104,18 @@ class Serving:
         return choice
 
     def _render(self, request: ChatRequest) -> list[int]:
+        tools: list[Any] | None = request.tools
         try:
-            return self.tokenizer.apply_chat_template(
+            ids = self.tokenizer.apply_chat_template(
                 request.messages,
-                tools=request.tools,
+                tools=tools,
                 add_generation_prompt=request.add_generation_prompt,
                 return_dict=False,
                 **(request.chat_template_kwargs or {}),
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise BadRequestError(f"messages: the chat template refuses them ({error})") from error
+        return cast("list[int]", ids)
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.model_name, self.adapter_name):

@@ -1,0 +1,62 @@
+"""What the sampler's tests share: a running sampler, a plain forward pass to compare with, an adapter."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from transformers import AutoModelForCausalLM
+
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
+
+
+def generate(url: str, prompt: Sequence[int], *, session: str = "", timeout: float = 60, **sampling: Any) -> dict:
+    """Posts one request and returns its first choice; raises on an error status."""
+    body = {"token_ids": list(prompt), "sampling_params": {"max_tokens": 16, "logprobs": 1, **sampling}}
+    headers = {"X-Session-ID": session} if session else {}
+    reply = httpx.post(f"{url}/inference/v1/generate", json=body, headers=headers, timeout=timeout)
+    reply.raise_for_status()
+    return reply.json()["choices"][0]
+
+
+def logprobs_of(choice: dict) -> list[float]:
+    return [entry["logprob"] for entry in choice["logprobs"]["content"]]
+
+
+def random_prompt(length: int, seed: int, vocab: int = 300) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, vocab, (length,), generator=generator).tolist()
+
+
+class Reference:
+    """The model as plain transformers and peft compute it: eager loading, one sequence, no cache."""
+
+    def __init__(self, folder: Path, adapter: dict[str, torch.Tensor] | None = None) -> None:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if adapter is not None:
+            model = get_peft_model(model, LORA)
+            set_adapter(model, adapter)
+        self.model = model.eval()
+
+    @torch.no_grad()
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+        """[len(tokens)] log-probabilities of `tokens` after `prompt`."""
+        logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def random_adapter(folder: Path, seed: int, scale: float = 0.2) -> dict[str, torch.Tensor]:
+    """An adapter that changes the model visibly, under peft's keys."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), LORA)
+    generator = torch.Generator().manual_seed(seed)
+    state = get_peft_model_state_dict(model)
+    return {key: torch.randn(tensor.shape, generator=generator) * scale for key, tensor in state.items()}
+
+
+def set_adapter(model: Any, state: dict[str, torch.Tensor]) -> None:
+    from peft import set_peft_model_state_dict
+
+    result = set_peft_model_state_dict(model, {key: tensor.clone() for key, tensor in state.items()})
+    assert not result.unexpected_keys
