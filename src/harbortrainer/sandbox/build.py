@@ -3,6 +3,7 @@
 Invariant: a step that fails fails the build, with the step and the end of its output; a layer is whole or not there.
 """
 
+import asyncio
 import json
 import os
 import posixpath
@@ -19,6 +20,7 @@ from harbortrainer.sandbox.guest import Finished, Guest
 from harbortrainer.sandbox.image import Image
 
 _TAIL = 2000
+_SMALL_ENTRIES, _SMALL_BYTES = 300, 4 << 20  # what a sandbox copies in a few milliseconds
 
 
 class Builder:
@@ -177,4 +179,15 @@ async def build(
         image = await Builder(guest, folder, seconds).run(recipe)
     finally:
         await guest.stop()
-    replace(image, layer=None).save(scratch)
+    small = await asyncio.to_thread(_is_small, scratch / "upper")
+    replace(image, layer=None, small=small).save(scratch)
+
+
+def _is_small(layer: Path) -> bool:
+    entries = size = 0
+    for folder, folders, files in os.walk(layer):
+        entries += len(folders) + len(files)
+        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in files)  # noqa: PTH116, PTH118
+        if entries > _SMALL_ENTRIES or size > _SMALL_BYTES:
+            return False
+    return True

@@ -1,4 +1,7 @@
-"""What a Dockerfile leaves behind besides files: environment, folder, user, shell."""
+"""What a Dockerfile leaves behind besides files: environment, folder, user, shell.
+
+`layer` is the folder of its files; a small one is copied into each sandbox, a large one is mounted below it.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -18,6 +21,7 @@ class Image:
     user: str | None = None
     shell: list[str] = field(default_factory=lambda: ["/bin/sh", "-c"])
     layer: str | None = None
+    small: bool = False
 
     def save(self, folder: Path) -> None:
         """Write beside the layer."""

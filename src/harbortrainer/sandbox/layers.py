@@ -14,7 +14,7 @@ from harbortrainer.sandbox.errors import SandboxBuildError
 from harbortrainer.sandbox.image import Image
 from harbortrainer.sandbox.store import Store
 
-_VERSION = "1"
+_VERSION = "2"
 
 
 class Layers:

@@ -9,7 +9,7 @@ import stat
 from typing import Any
 
 from harbortrainer.sandbox.inside import kernel as k
-from harbortrainer.sandbox.inside import masking
+from harbortrainer.sandbox.inside import copying, masking
 
 _BASE = "/tmp"  # any folder will do: it is hidden in this mount namespace only
 _ROOT, _BOTTOM = _BASE + "/root", _BASE + "/bottom"
@@ -33,12 +33,13 @@ def enter(spec: dict[str, Any], *, privileged: bool) -> int:
     """Build the filesystem that `spec` describes and make it the root. Returns a descriptor of a writable /proc."""
     k.mount("none", "/", None, k.MS_REC | k.MS_PRIVATE)
     layers = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in spec["layers"]]
+    copied = os.open(spec["copied"], os.O_PATH | os.O_DIRECTORY) if spec["copied"] else None
     below = [*([masking.path_of(spec["mask"])] if spec["mask"] else []), spec["rootfs"]]
     bottom = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in below]
     binds = [(os.open(b["source"], os.O_PATH), b) for b in spec["binds"]]
     upper = os.open(spec["upper"], os.O_PATH) if spec["upper"] else None
     k.mount("tmpfs", _BASE, "tmpfs", _FLAGS, f"size={spec['disk_mb']}m,nr_inodes={spec['inodes']},mode=755")
-    _overlays(layers, bottom, upper, privileged=privileged)
+    _overlays(layers, bottom, upper, copied, privileged=privileged)
     proc = _proc()
     _devices()
     _binds(binds)
@@ -53,12 +54,15 @@ def enter(spec: dict[str, Any], *, privileged: bool) -> int:
     return proc
 
 
-def _overlays(layers: list[int], bottom: list[int], upper: int | None, *, privileged: bool) -> None:
+def _overlays(layers: list[int], bottom: list[int], upper: int | None, copied: int | None, *, privileged: bool) -> None:
     """Stack the layers. Layers of a task lie below the host's own root, which the kernel refuses in one overlay."""
     options = "xino=off" if privileged else "xino=off,userxattr"
     top = _BASE if upper is None else f"/proc/self/fd/{upper}"
     for path in (_ROOT, _BOTTOM, f"{top}/upper", f"{top}/work"):
         os.makedirs(path, exist_ok=True)
+    if copied is not None:
+        copying.copy_tree(copied, f"{top}/upper")
+        os.close(copied)
     lower = _join(bottom)
     if (layers or upper is not None) and len(bottom) > 1:
         k.mount("overlay", _BOTTOM, "overlay", _FLAGS | k.MS_RDONLY, f"lowerdir={lower},{options}")
