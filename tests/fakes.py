@@ -13,7 +13,7 @@ from aiohttp import web
 DONE = json.dumps({"analysis": "done", "plan": "none", "commands": [], "task_complete": True})
 
 
-def keys(*commands: str, duration: float = 0.05, complete: bool = False) -> str:
+def keys(*commands: str, duration: float = 0.1, complete: bool = False) -> str:
     """An answer of Terminus-2's that types `commands`, each followed by Enter."""
     return json.dumps(
         {
@@ -87,7 +87,7 @@ class ScriptedModel:
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         line = self.script[min(_turn_of(body), len(self.script) - 1)]
-        reply = await line(body) if callable(line) else line
+        reply = line if isinstance(line, str | Reply) else await line(body)
         reply = Reply(content=reply) if isinstance(reply, str) else reply
         await asyncio.sleep(reply.delay_s or self.delay_s)
         if reply.status != 200:

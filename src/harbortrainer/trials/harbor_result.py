@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from harbortrainer.trials.outcome import Outcome, Phase, classify, worst
-from harbortrainer.trials.record import Failure, StepRecord, Timings, Tokens, TrialRecord
+from harbortrainer.trials.record import Failure, StepRecord, Timings, Tokens, TrialRecord, TurnTokens
 from harbortrainer.trials.rewards import scalar
 from harbortrainer.trials.spec import TrialSpec
+from harbortrainer.trials.tokens import of_rollout_details
 
 if TYPE_CHECKING:
     from harbor.models.agent.context import AgentContext
@@ -50,6 +51,20 @@ def record(result: "TrialResult", spec: TrialSpec, *, stop: str | None = None) -
         steps=[_step(step, stop if step is steps[-1] else None) for step in steps],
         error=_failure(failure, outcome),
     )
+
+
+def take_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
+    """Move the token lists out of Harbor's result, which would be written as megabytes of JSON.
+
+    Raises:
+        TokensMissingError: They do not fit together.
+    """
+    taken = []
+    for part in [result, *(result.step_results or [])]:
+        if part.agent_result is not None and part.agent_result.rollout_details:
+            details, part.agent_result.rollout_details = part.agent_result.rollout_details, None
+            taken += of_rollout_details([dict(detail) for detail in details])
+    return taken
 
 
 def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None) -> Outcome:

@@ -10,6 +10,24 @@ from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens
 
 
+def of_rollout_details(details: list[dict[str, Any]]) -> list[TurnTokens]:
+    """Read Harbor's rollout_details, which it fills list by list, each only with what is there.
+
+    Args:
+        details: One entry for each chat history; see `harbor.models.agent.rollout_detail`.
+
+    Raises:
+        TokensMissingError: A turn lacks a list, or lists differ in length: from there on all are misaligned.
+    """
+    turns = []
+    for detail in details:
+        columns = [detail.get(key) or [] for key in ("prompt_token_ids", "completion_token_ids", "logprobs")]
+        if len({len(column) for column in columns}) != 1:
+            raise TokensMissingError(f"lists of {[len(column) for column in columns]} turns in rollout_details")
+        turns += [_checked(*turn, cut=False) for turn in zip(*columns, strict=True)]
+    return turns
+
+
 def turn_tokens(reply: dict[str, Any], *, cut: bool) -> TurnTokens:
     """Read one call's tokens as vLLM (`return_token_ids`) and the embedded sampler return them.
 
@@ -26,7 +44,12 @@ def turn_tokens(reply: dict[str, Any], *, cut: bool) -> TurnTokens:
     content = (choice.get("logprobs") or {}).get("content")
     if not prompt or completion is None or content is None:
         raise TokensMissingError("the model server returned no token ids or log-probabilities")
-    logprobs = [entry["logprob"] for entry in content]
+    return _checked(prompt, completion, [entry["logprob"] for entry in content], cut=cut)
+
+
+def _checked(prompt: list[int], completion: list[int], logprobs: list[float], *, cut: bool) -> TurnTokens:
+    if not prompt:
+        raise TokensMissingError("a turn without a prompt")
     if len(logprobs) != len(completion):
         raise TokensMissingError(f"{len(completion)} sampled tokens but {len(logprobs)} log-probabilities")
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in logprobs):

@@ -1,0 +1,62 @@
+"""What this project does inside Harbor's trial, at Harbor's own events.
+
+After the agent: its token lists are taken out of the result. Before the verifier: the agent's leftovers go.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from harbortrainer.trials import grading
+from harbortrainer.trials.record import TurnTokens
+
+if TYPE_CHECKING:
+    from harbor.trial.hooks import TrialHookEvent
+    from harbor.trial.trial import Trial
+
+type Event = str
+"""start, environment-start, agent-start, agent-end, verification-start, end, cancel: Harbor's own names."""
+
+type OnEvent = Callable[[Event], Awaitable[None]]
+
+
+def add(trial: "Trial", on_event: OnEvent | None) -> list[TurnTokens]:
+    """Add the hooks; `on_event` is awaited before ours.
+
+    Returns:
+        The list that fills with what the agent sampled, if it collects rollout_details.
+    """
+    from harbor.trial.hooks import TrialEvent
+
+    from harbortrainer.trials.harbor_result import take_turn_tokens
+
+    taken: list[TurnTokens] = []
+
+    async def tell(event: "TrialHookEvent") -> None:
+        if on_event is not None:
+            await on_event(event.event.value)
+
+    async def take(event: "TrialHookEvent") -> None:
+        del event
+        taken.extend(take_turn_tokens(trial.result))
+
+    async def clear(event: "TrialHookEvent") -> None:
+        del event
+        await grading.clear(trial.agent_environment, trial.paths.verifier_dir, inside=_graded_inside(trial))
+
+    for event in TrialEvent:
+        trial.add_hook(event, tell)
+    trial.add_hook(TrialEvent.AGENT_END, take)
+    trial.add_hook(TrialEvent.VERIFICATION_START, clear)
+    return taken
+
+
+def _graded_inside(trial: "Trial") -> bool:
+    """Whether the step that is being graded now is graded in the agent's sandbox."""
+    from harbor.models.task.config import VerifierEnvironmentMode
+    from harbor.models.task.verifier_mode import resolve_step_verifier_mode, resolve_task_verifier_mode
+
+    task = trial.task.config
+    if not task.steps:
+        return resolve_task_verifier_mode(task) is VerifierEnvironmentMode.SHARED
+    step = task.steps[len(trial.result.step_results or []) - 1]
+    return resolve_step_verifier_mode(task, step) is VerifierEnvironmentMode.SHARED

@@ -1,0 +1,315 @@
+"""A real fault behind each row of the outcome table: Harbor's own Trial, a real sandbox, a scripted model."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import DONE, SOLVED, Reply, Scripted, ScriptedModel, keys, make_task
+from harbor.environments.base import ExecResult
+
+from harbortrainer.errors import UserError
+from harbortrainer.sandbox.local import LocalEnvironment
+from harbortrainer.trials import ModelEndpoint, Outcome, TrialRecord, TrialSpec, run_trial
+
+pytestmark = pytest.mark.e2e
+
+SOLVE = keys("mkdir -p /app && touch /app/answer")
+IDLE = keys("true")
+SECRET = "sk-do-not-write-me-down"
+NOBODY_LISTENS = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+async def run(folder: Path, script: list[Scripted], *, task: dict[str, Any] | None = None, **spec: Any) -> TrialRecord:
+    """One trial of a task made for it, with a model that answers `script`."""
+    task_dir = make_task(folder / "task", **(task or {}))
+    async with ScriptedModel(script).serve() as model:
+        return await run_trial(make_spec(folder, task_dir, model.url, **spec))
+
+
+def make_spec(folder: Path, task_dir: Path, url: str, **spec: Any) -> TrialSpec:
+    kwargs = spec.pop("agent_kwargs", {}) | ({} if "agent" in spec else {"model_retries": 1})
+    endpoint = ModelEndpoint(name="scripted", base_url=url, api_key=SECRET)  # type: ignore[arg-type]
+    return TrialSpec(task_dir=task_dir, trials_dir=folder / "trials", model=endpoint, agent_kwargs=kwargs, **spec)
+
+
+async def test_a_solved_task_is_completed(folder):
+    record = await run(folder, [SOLVE, DONE, DONE])
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0)
+    assert record.turns == 3
+    assert record.tokens.completion > 0
+    assert record.timings.agent_execution is not None and record.timings.verifier is not None
+
+
+async def test_an_unsolved_task_is_completed_with_the_verifiers_zero(folder):
+    record = await run(folder, ["this is no JSON", DONE, DONE])
+    assert (record.outcome, record.reward, record.parse_errors) == (Outcome.completed, 0.0, 1)
+
+
+@pytest.mark.parametrize(("first", "reward"), [(SOLVE, 1.0), (IDLE, 0.0)])
+async def test_agent_timeout_keeps_the_verifiers_reward(folder, first, reward):
+    record = await run(folder, [first, Reply(content=IDLE, delay_s=30)], agent_timeout_s=1.5)
+    assert (record.outcome, record.reward) == (Outcome.agent_timeout, reward)
+    assert record.error is not None and record.error.type == "AgentTimeoutError"
+
+
+async def test_turn_limit_keeps_the_verifiers_reward(folder):
+    record = await run(folder, [SOLVE, IDLE], max_turns=2)
+    assert (record.outcome, record.reward, record.turns) == (Outcome.turn_limit, 1.0, 2)
+
+
+async def test_declaring_the_task_done_in_the_last_turn_is_no_turn_limit(folder):
+    record = await run(folder, [SOLVE, DONE, DONE], max_turns=3)
+    assert record.outcome is Outcome.completed
+
+
+async def test_context_limit_keeps_the_verifiers_reward(folder):
+    too_long = Reply(status=400, error="This model's maximum context length is 32 tokens.")
+    record = await run(folder, [SOLVE, too_long])
+    assert (record.outcome, record.reward) == (Outcome.context_limit, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("stop", "outcome"), [("max_turns", Outcome.turn_limit), ("context_length", Outcome.context_limit)]
+)
+async def test_the_endpoints_stop_ends_the_run_cleanly(folder, stop, outcome):
+    record = await run(folder, [SOLVE, Reply(status=400, error=f"rollout stopped: {stop}")])
+    assert (record.outcome, record.reward) == (outcome, 1.0)
+
+
+async def test_answers_cut_again_and_again_are_an_output_limit(folder):
+    cut = Reply(content='{"analysis": "and so on', cut=True)
+    record = await run(folder, [SOLVE, cut], agent_kwargs={"max_cut_answers": 2})
+    assert (record.outcome, record.reward) == (Outcome.output_limit, 1.0)
+
+
+async def test_a_model_server_that_is_down_is_a_model_error(folder):
+    task = make_task(folder / "task")
+    record = await run_trial(make_spec(folder, task, NOBODY_LISTENS))
+    assert (record.outcome, record.reward) == (Outcome.model_error, None)
+    assert record.error is not None and record.error.type == "ModelServerError"
+
+
+async def test_a_model_server_that_answers_500_is_a_model_error(folder):
+    record = await run(folder, [SOLVE, Reply(status=500, error="CUDA out of memory")])
+    assert (record.outcome, record.reward) == (Outcome.model_error, None)
+    assert record.error is not None and "CUDA out of memory" in record.error.message
+
+
+async def test_a_sandbox_that_cannot_start_is_a_sandbox_error(folder):
+    record = await run(folder, [DONE], task={"dockerfile": "FROM debian:12-slim\nRUN exit 3\n"})
+    assert (record.outcome, record.reward) == (Outcome.sandbox_error, None)
+
+
+class DyingEnvironment(LocalEnvironment):
+    """Is killed from outside when it is asked for the second screen."""
+
+    screens = 0
+
+    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
+        self.screens += "capture-pane" in command
+        if self.screens == 2:
+            await self.stop(delete=True)
+        return await super().exec(command, *args, **kwargs)
+
+
+async def test_a_sandbox_that_dies_in_the_middle_is_a_sandbox_error(folder):
+    record = await run(folder, [SOLVE, IDLE], environment_type="test_outcomes:DyingEnvironment")
+    assert (record.outcome, record.reward) == (Outcome.sandbox_error, None)
+
+
+@pytest.mark.parametrize(
+    ("test", "error"),
+    [
+        ("true", "RewardFileNotFoundError"),
+        ("echo NaN > /logs/verifier/reward.txt", None),
+        ('echo \'{"reward": 1, "style": Infinity}\' > /logs/verifier/reward.json', None),
+        ("echo lots > /logs/verifier/reward.txt", "VerifierOutputParseError"),
+        ('echo \'{"reward": "NaN"}\' > /logs/verifier/reward.json', None),
+        ('echo \'{"reward": {"a": 1}}\' > /logs/verifier/reward.json', None),
+        ("touch /logs/verifier/reward.txt", "RewardFileEmptyError"),
+    ],
+)
+async def test_a_verifier_without_a_finite_reward_is_a_verifier_error(folder, test, error):
+    record = await run(folder, [SOLVE, DONE, DONE], task={"test": test})
+    assert (record.outcome, record.reward) == (Outcome.verifier_error, None)
+    assert error is None or (record.error is not None and record.error.type == error)
+
+
+async def test_a_verifier_that_hangs_is_a_verifier_error(folder):
+    record = await run(folder, [SOLVE, DONE, DONE], task={"test": "sleep 30", "verifier_timeout_s": 0.5})
+    assert (record.outcome, record.reward) == (Outcome.verifier_error, None)
+
+
+async def test_a_verifier_that_hangs_after_a_timeout_is_a_verifier_error_and_no_zero(folder):
+    task = {"test": "sleep 30", "verifier_timeout_s": 0.5}
+    record = await run(folder, [Reply(content=IDLE, delay_s=30)], task=task, agent_timeout_s=1.0)
+    assert (record.outcome, record.reward) == (Outcome.verifier_error, None)
+
+
+async def test_a_reward_dictionary_is_kept_by_name(folder):
+    test = 'echo \'{"reward": 0.5, "style": 1}\' > /logs/verifier/reward.json'
+    record = await run(folder, [DONE], task={"test": test})
+    assert record.rewards == {"reward": 0.5, "style": 1.0}
+    assert record.reward == 0.5
+
+
+async def test_a_forged_reward_does_not_count(folder):
+    forge = (
+        "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json; "
+        "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; touch /tests/conftest.py; "
+        "mkdir -p /app; ln -s /app /logs/verifier/link"
+    )
+    test = f"ls -A /tests > /logs/verifier/seen; {SOLVED}"
+    record = await run(folder, [keys(forge, duration=0.5), DONE, DONE], task={"test": test})
+    assert (record.outcome, record.reward) == (Outcome.completed, 0.0)
+    assert record.trial_dir is not None
+    assert (Path(record.trial_dir) / "verifier" / "seen").read_text().split() == ["test.sh"]
+    assert not (Path(record.trial_dir) / "verifier" / "reward.json").exists()
+
+
+async def test_a_link_in_place_of_the_tests_is_removed_and_not_followed(folder):
+    forge = (
+        "rm -rf /tests /logs/verifier; mkdir -p /app/keep; touch /app/keep/me; "
+        "ln -s /app/keep /tests; ln -s /app/keep /logs/verifier"
+    )
+    test = "test -f /app/keep/me && test ! -L /tests && echo 1 > /logs/verifier/reward.txt"
+    record = await run(folder, [keys(forge, duration=0.5), DONE, DONE], task={"test": test})
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0)
+
+
+async def test_a_closed_terminal_is_the_policys_own_end(folder):
+    record = await run(folder, [keys("mkdir -p /app; touch /app/answer", "exit", "echo", duration=0.3), IDLE])
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0)
+
+
+async def test_emptying_tmp_does_not_end_the_terminal(folder):
+    record = await run(folder, [keys("rm -rf /tmp/* /tmp/.[!.]*", duration=0.3), SOLVE, DONE, DONE])
+    assert (record.outcome, record.reward, record.turns) == (Outcome.completed, 1.0, 4)
+
+
+async def test_a_timeout_in_a_step_is_the_trials_outcome_and_its_rewards_are_kept(folder):
+    async def slow_at_first(body: dict[str, Any]) -> str | Reply:
+        return Reply(content=IDLE, delay_s=30) if "Step first" in body["messages"][0]["content"] else SOLVE
+
+    steps = {"first": SOLVED, "second": SOLVED}
+    record = await run(folder, [slow_at_first, DONE, DONE], task={"steps": steps, "agent_timeout_s": 1.5})
+    assert record.outcome is Outcome.agent_timeout
+    assert [(step.name, step.outcome, step.rewards) for step in record.steps] == [
+        ("first", Outcome.agent_timeout, {"reward": 0.0}),
+        ("second", Outcome.completed, {"reward": 1.0}),
+    ]
+    assert record.reward == 0.5
+    assert record.turns == 4
+
+
+async def test_a_model_error_in_a_step_does_not_train_although_harbor_grades_it(folder):
+    steps = {"first": SOLVED, "second": SOLVED}
+    record = await run(folder, [Reply(status=500, error="no")], task={"steps": steps})
+    assert (record.outcome, record.reward) == (Outcome.model_error, None)
+    assert record.error is not None and record.error.type == "ModelServerError"
+
+
+async def test_a_cancelled_trial_is_torn_down_and_leaves_nothing_when_nothing_is_kept(folder):
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.TaskGroup() as group:
+            trial = group.create_task(run(folder, [Reply(content=IDLE, delay_s=30)], keep_trials="none"))
+            await asyncio.sleep(1.0)
+            trial.cancel()
+            await trial
+    assert list((folder / "trials").iterdir()) == []
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("all", True), ("failed", False), ("none", False)])
+async def test_keep_trials_says_whose_folder_stays(folder, keep, kept):
+    record = await run(folder, [DONE], keep_trials=keep)
+    assert (record.trial_dir is not None) is kept
+    assert len(list((folder / "trials").iterdir())) == int(kept)
+
+
+async def test_the_key_is_nowhere_on_the_disk(folder):
+    for agent in ({}, {"agent": "terminus-2", "agent_kwargs": {"record_terminal_session": False}}):
+        place = folder / str(len(agent))
+        record = await run(place, [keys("env", duration=0.3), DONE, DONE], **agent)
+        assert record.outcome is Outcome.completed
+        written = [path for path in place.rglob("*") if path.is_file()]
+        assert any(path.name == "trajectory.json" for path in written)
+        assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
+
+
+async def test_events_come_in_order_and_inside_the_trial(folder):
+    events: list[str] = []
+
+    async def note(event: str) -> None:
+        events.append(event)
+
+    task = make_task(folder / "task")
+    async with ScriptedModel([DONE]).serve() as model:
+        await run_trial(make_spec(folder, task, model.url), on_event=note)
+    assert events == ["start", "environment-start", "agent-start", "agent-end", "verification-start", "end"]
+
+
+async def test_an_agent_that_fails_after_a_stop_is_graded(folder):
+    """Also one that is not ours: Harbor's own Terminus-2 raises on every refusal."""
+    task = make_task(folder / "task")
+    script: list[Scripted] = [SOLVE, Reply(status=400, error="rollout stopped: max_turns")]
+    async with ScriptedModel(script).serve() as model:
+        spec = make_spec(folder, task, model.url, agent="terminus-2")
+        spec.agent_kwargs = {"enable_summarize": False, "record_terminal_session": False}
+        record = await run_trial(spec, stop=lambda: "max_turns" if len(model.requests) > 1 else None)
+    assert (record.outcome, record.reward) == (Outcome.turn_limit, 1.0)
+
+
+async def test_what_was_sampled_is_on_the_record_and_not_on_the_disk(folder):
+    cut = Reply(content="cut", cut=True)
+    record = await run(folder, [SOLVE, cut, DONE, DONE], agent_kwargs={"collect_rollout_details": True})
+    assert [bytes(turn.completion_ids).decode() for turn in record.turn_tokens] == [SOLVE, "cut", DONE, DONE]
+    assert [turn.cut for turn in record.turn_tokens] == [False, True, False, False]
+    assert record.trial_dir is not None
+    assert "completion_ids" not in json.dumps(record.to_json())
+    assert (Path(record.trial_dir) / "result.json").stat().st_size < 10_000
+
+
+async def test_what_harbors_own_agent_sampled_is_on_the_record_too(folder):
+    kwargs = {"collect_rollout_details": True, "record_terminal_session": False}
+    task = make_task(folder / "task")
+    async with ScriptedModel([SOLVE, DONE]).serve() as model:
+        spec = make_spec(folder, task, model.url, agent="terminus-2")
+        spec.agent_kwargs = kwargs
+        record = await run_trial(spec)
+    assert [bytes(turn.completion_ids).decode() for turn in record.turn_tokens] == [SOLVE, DONE, DONE]
+    assert record.trial_dir is not None
+    assert (Path(record.trial_dir) / "result.json").stat().st_size < 10_000
+
+
+async def test_reasoning_stays_in_the_history_also_of_a_cut_answer(folder):
+    script: list[Scripted] = [
+        Reply(content=SOLVE, reasoning="think"),
+        Reply(content="cut", reasoning="long", cut=True),
+        DONE,
+        DONE,
+    ]
+    task = make_task(folder / "task")
+    async with ScriptedModel(script).serve() as model:
+        await run_trial(make_spec(folder, task, model.url))
+    answers = [message for message in model.requests[-1]["messages"] if message["role"] == "assistant"]
+    assert [answer.get("reasoning_content") for answer in answers] == ["think", "long", None]
+
+
+async def test_a_task_that_cannot_be_loaded_is_the_users_mistake(folder):
+    task = make_task(folder / "task")
+    (task / "task.toml").write_text("[agent\n")
+    with pytest.raises(UserError, match="task"):
+        await run_trial(make_spec(folder, task, NOBODY_LISTENS))
+
+
+async def test_an_option_that_the_agent_does_not_have_is_the_users_mistake(folder):
+    task = make_task(folder / "task")
+    with pytest.raises(UserError, match="agent nobody:Nothing"):
+        await run_trial(make_spec(folder, task, NOBODY_LISTENS, agent="nobody:Nothing"))
