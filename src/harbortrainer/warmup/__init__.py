@@ -4,14 +4,18 @@ Importing this package is light (the run file's reader does); torch comes with t
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harbortrainer.warmup.config import WarmupConfig
+
+if TYPE_CHECKING:
+    from harbortrainer.runs.display import Display
 
 __all__ = ["WarmupConfig", "warm_up"]
 
 
-def warm_up(config: WarmupConfig, out_dir: Path, *, seed: int = 0) -> Path:
+def warm_up(config: WarmupConfig, out_dir: Path, *, seed: int = 0, display: "Display | None" = None) -> Path:
     """Make the policy; see `harbortrainer.warmup.warmup.warm_up`."""
     from harbortrainer.warmup.warmup import warm_up as run
 
-    return run(config, out_dir, seed=seed)
+    return run(config, out_dir, seed=seed, display=display)

@@ -51,6 +51,10 @@ class WarmupConfig(BaseModel):
     def _check(self) -> Self:
         if (self.family is None) == (self.tasks is None):
             raise ValueError("give either family or tasks")
+        if self.lora_rank and self.tasks is None:
+            raise ValueError("lora_rank goes with tasks; a family trains every weight")
+        if self.heldout is not None and self.family is None:
+            raise ValueError("heldout goes with family; with tasks, point at a folder without them")
         low, high = self.success
         if not 0 < low < high < 1:
             raise ValueError("success must be two rising numbers between 0 and 1")

@@ -1,8 +1,8 @@
 """The course of a warm-up on a family: solutions until the policy knows them, then mistakes until it is unsure.
 
-A policy that was taught less would fail in ways that reinforcement cannot mend from 0; one that knows the solutions
-but often does something else solves the share of tasks that is asked for, and every group of trials has both.
-Success is measured as the likelihood of the solutions under the policy: no sampling, no noise.
+A policy that was taught less fails in ways that reinforcement cannot mend from 0; one that knows the solutions but
+often does something else solves the share of tasks that is asked for, and most groups of trials hold both. Success
+is measured as the likelihood of the solutions under the policy: no sampling, no noise.
 """
 
 import random
@@ -17,72 +17,81 @@ KNOWN = 0.98
 """Mean likelihood of the solutions at which a policy knows them."""
 CHECK_EVERY = 10
 RAMP = 20
-MIXED_SCALE = 0.3
-"""The second part's learning rate, of the first's: it ends anywhere, so it must not swing."""
-MIXED_STEPS = 40
-"""Steps of the second part at least, so that the mistakes are learned as one habit and not as noise."""
+"""Steps in which the learning rate rises to its peak."""
+UNSURE_SCALE = 0.3
+"""The second part's learning rate, of the peak: it may end at any step, so it must not swing."""
+UNSURE_STEPS = 40
+"""Steps of the second part at least, so that the mistakes become a habit that reinforcement can find and break."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One variant: the episode that solves it, and one that does not."""
+    """One task: the sequence that solves it, and one that does not."""
 
     solution: Encoded
     mistake: Encoded
 
 
 @dataclass(frozen=True)
-class Progress:
-    """After a step: `success` is the mean likelihood of the solutions, None where it was not measured."""
+class Mark:
+    """Where a policy stands after `step`: `success` is the mean likelihood of the solutions."""
 
     step: int
     loss: float
-    success: float | None
+    success: float
 
 
-def run_course(
-    student: Student,
-    lessons: Sequence[Lesson],
-    *,
-    steps: int,
-    batch_size: int,
-    success: tuple[float, float],
-    rng: random.Random,
-    report: Callable[[Progress], None] = lambda progress: None,
-) -> float:
-    """Train until the success is in the middle of `success`; returns it.
+class Course:
+    """Trains a student, one mark at a time.
 
-    Raises:
-        UserError: `steps` did not suffice.
+    Args:
+        lessons: What to learn; every fourth one measures the success.
+        target: The success to end at.
     """
-    batches = _batches(lessons, batch_size, rng)
-    low, high = success
-    middle, slack = (low + high) / 2, (high - low) / 8
-    mixed_since: int | None = None
-    measured = 0.0
-    for step in range(steps):
-        batch = next(batches)
-        if mixed_since is None:
-            episodes = [lesson.solution for lesson in batch]
-            scale = min(1.0, (step + 1) / RAMP)
-        else:
-            episodes = [x.solution if rng.random() < middle else x.mistake for x in batch]
-            scale = MIXED_SCALE
-        loss = student.step(episodes, scale=scale)
-        if (step + 1) % CHECK_EVERY:
-            report(Progress(step + 1, loss, None))
-            continue
-        measured = _mean(student.likelihood([lesson.solution for lesson in lessons[::4]]))
-        report(Progress(step + 1, loss, measured))
-        if mixed_since is None:
-            mixed_since = step if measured >= KNOWN else None
-        elif step - mixed_since >= MIXED_STEPS and abs(measured - middle) <= slack:
-            return measured
-    raise UserError(
-        f"the warm-up's success is {measured:.2f} after {steps} steps, not between {low} and {high}",
-        where="warmup.steps",
-        do="give it more steps",
-    )
+
+    def __init__(
+        self, student: Student, lessons: Sequence[Lesson], *, batch_size: int, target: float, seed: int
+    ) -> None:
+        self._student, self._lessons, self.target = student, lessons, target
+        self._rng = random.Random(seed)
+        self._batches = _batches(lessons, batch_size, self._rng)
+        self._step = 0
+        self._known_at: int | None = None
+
+    def attend(self, steps: int, *, slack: float, report: Callable[[Mark], None] = lambda mark: None) -> Mark:
+        """Train until the success is within `slack` of the target.
+
+        Raises:
+            UserError: `steps` steps in all did not suffice.
+        """
+        mark = Mark(self._step, float("nan"), 0.0)
+        while self._step < steps:
+            mark = self._next_mark()
+            report(mark)
+            if self._known_at is None:
+                self._known_at = mark.step if mark.success >= KNOWN else None
+            elif mark.step - self._known_at >= UNSURE_STEPS and abs(mark.success - self.target) <= slack:
+                return mark
+        raise UserError(
+            f"the policy solves {mark.success:.2f} after {mark.step} steps, not {self.target:.2f}",
+            where="warmup.steps",
+            do="give it more steps",
+        )
+
+    def _next_mark(self) -> Mark:
+        loss = 0.0
+        for _ in range(CHECK_EVERY):
+            loss = self._one_step()
+        likelihood = self._student.likelihood([lesson.solution for lesson in self._lessons[::4]])
+        return Mark(self._step, loss, sum(likelihood) / len(likelihood))
+
+    def _one_step(self) -> float:
+        self._step += 1
+        batch = next(self._batches)
+        if self._known_at is None:
+            return self._student.step([x.solution for x in batch], scale=min(1.0, self._step / RAMP))
+        chosen = [x.solution if self._rng.random() < self.target else x.mistake for x in batch]
+        return self._student.step(chosen, scale=UNSURE_SCALE)
 
 
 def _batches(lessons: Sequence[Lesson], size: int, rng: random.Random) -> Iterator[list[Lesson]]:
@@ -91,7 +100,3 @@ def _batches(lessons: Sequence[Lesson], size: int, rng: random.Random) -> Iterat
         while len(queue) < size:
             queue += rng.sample(list(lessons), len(lessons))
         yield [queue.pop() for _ in range(size)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

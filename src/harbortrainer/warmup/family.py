@@ -56,7 +56,9 @@ def learnable(file: Path, heldout: Path | None) -> list[Variant]:
     keys = heldout_keys(heldout)
     left = [variant for variant in _load(file) if task_key(variant.instruction) not in keys]
     if not left:
-        raise UserError("no task is left to learn from", where=str(file), do="let variants() give more than is held out")
+        raise UserError(
+            "no task is left to learn from", where=str(file), do="let variants() give more than is held out"
+        )
     return left
 
 

@@ -16,7 +16,7 @@ def fresh_policy(tokenizer: PreTrainedTokenizerFast, *, seed: int, max_length: i
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=max_length,
-        rope_theta=10_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         initializer_range=0.05,
         eos_token_id=tokenizer.eos_token_id,

@@ -51,12 +51,11 @@ def fixed_parts() -> list[str]:
     """The texts that become one token each."""
     before, rest = transcripts.template().replace("{{", "{").replace("}}", "}").split("{instruction}")
     between = rest.split("{terminal_state}")[0]
-    confirm = transcripts.confirmation_prompt([]).split("New Terminal Output:\n")
-    sure = confirm[1].lstrip("$\n")
-    opening, closing = transcripts.answer(["x"]).split("x")
-    rows = ["\n" * n for n in range(transcripts.PANE_HEIGHT - 4, transcripts.PANE_HEIGHT + 2)]
+    sure = transcripts.confirmation_prompt([], "late").rpartition("\n")[2]
+    opening, closing = transcripts.solved(["x"]).split("x")
+    rows = ["\n" * n for n in range(transcripts.PANE_HEIGHT - 4, transcripts.PANE_HEIGHT + 3)]
     headings = ["Current Terminal Screen:\n", "New Terminal Output:\n", "Current terminal state:\n"]
-    return [before, between, sure, opening, closing, transcripts.answer([]), *headings, *rows]
+    return [before, between, sure, opening, closing, transcripts.CONFIRMED, *headings, *rows]
 
 
 def _free_text(episodes: Iterable[Transcript], fixed: list[str]) -> Iterable[str]:
