@@ -66,12 +66,6 @@ def by_turn(answers: Sequence[Answer | str]) -> Script:
     return script
 
 
-def commands(*keystrokes: str, done: bool = False, duration: float = 0.1) -> str:
-    """An answer in the format of Terminus-2's JSON parser."""
-    typed = [{"keystrokes": f"{line}\n", "duration": duration} for line in keystrokes]
-    return json.dumps({"analysis": "I see.", "plan": "Do it.", "commands": typed, "task_complete": done})
-
-
 def save_tokenizer(folder: Path, *, thinking: bool = False) -> Path:
     """A tokenizer folder with a chat template; with `thinking` the template puts reasoning back into the history."""
     tokenizer = build_tiny_tokenizer()
@@ -117,7 +111,7 @@ class ScriptedEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -133,6 +127,13 @@ class ScriptedEngine:
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
+
+    async def _stop(self) -> None:
+        await self._runner.cleanup()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({})

@@ -1,0 +1,170 @@
+"""Episodes of the plugin: real trials, real sandbox, real interception endpoint, a model whose answers are written."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from fakes import DONE, keys, make_task
+from plugin_runs import config, most_at_once, play, play_one
+from scripted_engine import Answer, ScriptedEngine, by_turn
+from verifiers.v1.trace import Trace
+
+pytestmark = pytest.mark.e2e
+
+SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer"), DONE, DONE])
+NEVER_DONE = by_turn([keys("mkdir -p /app && touch /app/answer"), keys("ls")])
+NO_REWARD = "true"
+
+
+def sampled_turns(trace: Trace) -> list[tuple[list[int], list[int], list[float]]]:
+    """Prompt, answer and log-probabilities of every turn of a trace of one branch."""
+    (branch,) = trace.branches
+    turns, before = [], []
+    for node in branch.nodes:
+        answer = [token for token, mine in zip(node.token_ids, node.mask, strict=True) if mine]
+        if node.sampled:
+            prompt = before + node.token_ids[: len(node.token_ids) - len(answer)]
+            turns.append((prompt, answer, node.logprobs))
+        before = before + node.token_ids
+    return turns
+
+
+async def test_the_trace_holds_exactly_what_the_engine_sampled(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
+    assert trace.ok
+    assert trace.reward == 1.0
+    assert sampled_turns(trace) == [(s.prompt_ids, s.token_ids, s.logprobs) for s in engine.samples]
+    assert {s.session for s in engine.samples} == {trace.id}
+    record = trace.info["harbor"]
+    assert (record["outcome"], record["turns"], record["reward"]) == ("completed", 3, 1.0)
+    assert trace.metrics["outcome_completed"] == 1.0
+    assert trace.metrics["time_agent_execution"] > 0
+    json.dumps(record)
+
+
+async def test_many_episodes_at_once_are_one_branch_each(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        episodes = await play(config(tmp_path / "tasks", tmp_path / "trials"), engine, times=6)
+    traces = [trace for episode in episodes for trace in episode.traces]
+    assert [(trace.ok, trace.reward, len(trace.branches)) for trace in traces] == [(True, 1.0, 1)] * 6
+    assert len({trace.info["harbor"]["trial_name"] for trace in traces}) == 6
+
+
+@pytest.mark.parametrize("seat", [{"max_turns": 3}, {"harness": {"max_turns": 3}}])
+async def test_the_turn_limit_keeps_the_verifiers_reward(tmp_path: Path, tokenizer_dir: Path, seat: dict) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", **seat), engine)
+    assert trace.ok, trace.errors
+    assert trace.info["harbor"]["outcome"] == "turn_limit"
+    assert (trace.reward, trace.num_turns, engine.calls) == (1.0, 3, 3)
+
+
+async def test_a_verifier_that_fails_after_the_turn_limit_is_no_success(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer", test=NO_REWARD)
+    with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", max_turns=2), engine)
+    assert not trace.ok
+    assert trace.errors[-1].message.startswith("verifier_error:")
+    assert trace.reward == 0 and not any(trace.rewards.values()), "no reward was recorded"
+    assert engine.calls == 4, "it was tried once more"
+    assert trace.num_turns == 2, "the tokens of two attempts do not meet in one trace"
+
+
+async def test_an_engine_that_is_down_is_a_model_error(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    down = by_turn([keys("mkdir -p /app && touch /app/answer"), Answer(status=500)])
+    harness = {"agent_kwargs": {"model_retries": 0}}
+    with ScriptedEngine(tokenizer_dir, down) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness), engine)
+    assert not trace.ok
+    assert trace.errors[-1].message.startswith("model_error:")
+    assert trace.info["harbor"]["outcome"] == "model_error"
+    assert engine.calls == 6, "two retries"
+
+
+async def test_a_prompt_that_does_not_fit_is_a_context_limit_with_its_reward(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    long = by_turn([keys("mkdir -p /app && touch /app/answer"), keys(*["echo " + "x" * 400] * 8)])
+    with ScriptedEngine(tokenizer_dir, long, max_model_len=6000) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
+    assert trace.ok, trace.errors
+    assert trace.info["harbor"]["outcome"] == "context_limit"
+    assert trace.reward == 1.0
+
+
+async def test_an_answer_after_the_agents_time_does_not_train(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer", agent_timeout_s=2.0, test="sleep 3; echo 1 > /logs/verifier/reward.txt")
+    late = by_turn([keys("ls"), Answer(DONE, delay_s=4.0)])
+    with ScriptedEngine(tokenizer_dir, late) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
+    assert trace.ok, trace.errors
+    assert trace.info["harbor"]["outcome"] == "agent_timeout"
+    assert len(engine.samples) == 2, "the engine did sample it"
+    assert sampled_turns(trace) == [(s.prompt_ids, s.token_ids, s.logprobs) for s in engine.samples[:1]]
+
+
+async def test_a_sandbox_that_cannot_start_is_retried_and_no_zero(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    harness = {"environment_type": "e2e_environments:WillNotStart"}
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness), engine)
+    assert not trace.ok
+    messages = [error.message for error in trace.errors]
+    assert all(message.startswith("sandbox_error:") for message in messages)
+    assert len(messages) == 4, "three retries"
+    assert engine.calls == 0
+
+
+async def test_a_multi_step_trial_is_one_episode_with_all_its_branches(tmp_path: Path, tokenizer_dir: Path) -> None:
+    solved = "test -f /app/answer && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+    make_task(tmp_path / "tasks" / "steps", steps={"one": solved, "two": solved})
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
+    assert trace.ok, trace.errors
+    assert trace.reward == 1.0
+    assert [step["name"] for step in trace.info["harbor"]["steps"]] == ["one", "two"]
+    assert len(trace.branches) == 2
+    sampled = [[t for t, mine in zip(b.token_ids, b.sampled_mask, strict=True) if mine] for b in trace.branches]
+    given = [[t for s in engine.samples[i : i + 3] for t in s.token_ids] for i in (0, 3)]
+    assert sampled == given
+
+
+async def test_parallel_trials_never_exceed_the_cap(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        env = config(tmp_path / "tasks", tmp_path / "trials", harness={"n_parallel_envs": 2})
+        episodes = await play(env, engine, times=5)
+    assert all(episode.ok for episode in episodes)
+    assert most_at_once(tmp_path / "trials") == 2
+
+
+async def test_a_reward_dictionary_is_metrics_and_its_scalar_the_reward(tmp_path: Path, tokenizer_dir: Path) -> None:
+    verdict = """echo '{"speed": 1.0, "style": 0.5}' > /logs/verifier/reward.json"""
+    make_task(tmp_path / "tasks" / "answer", test=verdict)
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
+    assert trace.reward == 0.75
+    assert (trace.metrics["reward_speed"], trace.metrics["reward_style"]) == (1.0, 0.5)
+
+
+async def test_cancelling_an_episode_leaves_no_sandbox(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    hangs = by_turn([Answer(DONE, delay_s=30.0)])
+    with ScriptedEngine(tokenizer_dir, hangs) as engine:
+        task = asyncio.create_task(play(config(tmp_path / "tasks", tmp_path / "trials"), engine))
+        async with asyncio.timeout(60):
+            while not engine.calls:
+                await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(10):
+                await task
+    (folder,) = [p for p in (tmp_path / "trials").iterdir() if p.is_dir() and not p.name.startswith(".")]
+    assert json.loads((folder / "result.json").read_text())["finished_at"]

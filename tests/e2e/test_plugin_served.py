@@ -1,0 +1,72 @@
+"""The plugin where trainers and users run it: verifiers' env server with several workers, and its eval command."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import DONE, keys, make_task
+from plugin_runs import SAMPLING, client, config, most_at_once, served
+from scripted_engine import ScriptedEngine, by_turn
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
+
+pytestmark = pytest.mark.e2e
+
+SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer"), DONE, DONE])
+
+
+async def test_two_workers_play_under_one_cap(tmp_path: Path, tokenizer_dir: Path) -> None:
+    for name in ("one", "two"):
+        make_task(tmp_path / "tasks" / name)
+    env = config(tmp_path / "tasks", tmp_path / "trials", harness={"n_parallel_envs": 3})
+    tasks = list(load_taskset(resolve_env_config(env).taskset)) * 4
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        async with served(env, workers=2) as server:
+            requests = [
+                server.run(client(engine), engine.model, SamplingConfig(**SAMPLING), task.data.model_dump(mode="json"))
+                for task in tasks
+            ]
+            episodes = await asyncio.gather(*requests)
+    traces = [episode.traces[0] for episode in episodes]
+    assert [(trace.ok, trace.reward) for trace in traces] == [(True, 1.0)] * 8
+    assert [trace.info["harbor"]["task_key"] for trace in traces] == [task.key for task in tasks]
+    given = {trace.id: [s for s in engine.samples if s.session == trace.id] for trace in traces}
+    for trace in traces:
+        (branch,) = trace.branches
+        sampled = [i for i, mine in enumerate(branch.sampled_mask) if mine]
+        assert [branch.token_ids[i] for i in sampled] == [t for s in given[trace.id] for t in s.token_ids]
+        assert [branch.logprobs[i] for i in sampled] == [p for s in given[trace.id] for p in s.logprobs]
+    assert most_at_once(tmp_path / "trials") <= 3
+
+
+def test_verifiers_own_eval_command_runs_the_tasks(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        command = [
+            *[sys.executable, "-c", "from verifiers.v1.cli.eval.main import main; main()", "harbor_env"],
+            *["--env.taskset.tasks-dir", str(tmp_path / "tasks")],
+            *["--env.agent.harness.environment-type", "local"],
+            *["--env.agent.harness.trials-dir", str(tmp_path / "trials")],
+            *["--model", engine.model, "--client.type", "train", "--client.base-url", f"{engine.url}/v1"],
+            *["--client.renderer.name", "default", "--client.renderer-model-name", str(tokenizer_dir)],
+            *["--num-rollouts", "2", "--no-rich", "--no-push", "--output-dir", str(tmp_path / "outputs")],
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path, env=_environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+    (results,) = (tmp_path / "outputs").glob("*/traces.jsonl")
+    traces = [json.loads(line) for line in results.read_text().splitlines()]
+    records = [trace["info"]["harbor"] for trace in _traces(traces)]
+    assert [(record["outcome"], record["reward"]) for record in records] == [("completed", 1.0)] * 2
+
+
+def _traces(lines: list[dict]) -> list[dict]:
+    """verifiers writes a trace a line, or an episode with its traces."""
+    return [trace for line in lines for trace in (line["traces"] if "traces" in line else [line])]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

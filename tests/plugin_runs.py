@@ -1,0 +1,84 @@
+"""Playing episodes through the real plugin: in process, or through verifiers' own env server."""
+
+import asyncio
+import json
+import multiprocessing
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from renderers import DefaultRendererConfig
+from scripted_engine import ScriptedEngine
+from verifiers.v1.clients import ModelContext, TrainClientConfig
+from verifiers.v1.episode import Episode
+from verifiers.v1.serve import EnvClient, env_config_data, serve_env
+from verifiers.v1.trace import Trace
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+SAMPLING = {"temperature": 1.0, "max_tokens": 512}
+
+def client(engine: ScriptedEngine) -> TrainClientConfig:
+    """What a trainer hands to the env server: a renderer and a /inference/v1/generate engine."""
+    return TrainClientConfig(
+        base_url=f"{engine.url}/v1",
+        renderer=DefaultRendererConfig(),
+        renderer_model_name=str(engine.tokenizer_dir),
+    )
+
+
+def config(tasks: Path, trials: Path, *, harness: dict[str, Any] | None = None, **agent: Any) -> dict[str, Any]:
+    """The `env` table of a run file."""
+    own = {"environment_type": "local", "trials_dir": str(trials), "keep_trials": "all", **(harness or {})}
+    return {"taskset": {"id": "harbor_env", "tasks_dir": str(tasks)}, "agent": {"harness": own, **agent}}
+
+
+async def play(env: dict[str, Any], engine: ScriptedEngine, *, times: int = 1) -> list[Episode]:
+    """Every task of the config, `times` each, in this process."""
+    environment = load_environment(resolve_env_config(env))
+    context = ModelContext(client=client(engine), model=engine.model, sampling=SamplingConfig(**SAMPLING))
+    slots = [slot for task in environment.taskset for slot in environment.slots(task, times)]
+    async with environment.serving():
+        return list(await asyncio.gather(*(environment.run_slot(slot, context) for slot in slots)))
+
+
+async def play_one(env: dict[str, Any], engine: ScriptedEngine) -> Trace:
+    """The trace of the config's only task."""
+    (episode,) = await play(env, engine)
+    assert not episode.errors or not episode.ok, episode.errors
+    (trace,) = episode.traces
+    return trace
+
+
+def most_at_once(trials: Path) -> int:
+    """How many of the kept trials ran at the same time, at most."""
+    results = [json.loads(path.read_text()) for path in trials.glob("*/result.json")]
+    spans = [(result["started_at"], result["finished_at"]) for result in results]
+    return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
+
+
+@asynccontextmanager
+async def served(env: dict[str, Any], *, workers: int) -> AsyncGenerator[EnvClient]:
+    """verifiers' env server with `workers` worker processes, as a trainer starts it."""
+    spawn = multiprocessing.get_context("spawn")
+    addresses, (alive, held) = spawn.Queue(), spawn.Pipe(duplex=False)
+    kwargs = {
+        "max_workers": workers,
+        "elastic": False,
+        "address": "tcp://127.0.0.1:0",
+        "address_queue": addresses,
+        "death_pipe": alive,
+        "config_data": env_config_data(resolve_env_config(env)),
+    }
+    process = spawn.Process(target=serve_env, kwargs=kwargs)
+    process.start()
+    connection = EnvClient(await asyncio.to_thread(addresses.get, timeout=60))
+    try:
+        await connection.wait_for_server_startup(timeout=90)
+        yield connection
+    finally:
+        await connection.close()
+        held.close()
+        process.terminate()
+        await asyncio.to_thread(process.join, 30)
