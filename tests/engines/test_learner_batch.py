@@ -32,10 +32,10 @@ def whole_model_logprobs(model, samples) -> dict[tuple[int, int], float]:
     return found
 
 
-def packed_logprobs(policy, samples, budget) -> dict[tuple[int, int], float]:
+def packed_logprobs(policy, samples, budget, training=False) -> dict[tuple[int, int], float]:
     found = {}
     for batch in pack(samples, budget, CPU):
-        logprobs, _ = policy.logprobs(batch, training=False)
+        logprobs, _ = policy.logprobs(batch, training=training)
         keys = zip(batch.tokens.sample.tolist(), batch.tokens.position.tolist(), strict=True)
         found |= dict(zip(keys, logprobs.tolist(), strict=True))
     return found
@@ -72,9 +72,30 @@ def test_padding_changes_no_log_probability(tmp_path, make, layers, budget):
     model = make(tmp_path).eval()
     expected = whole_model_logprobs(model, SAMPLES)
     policy = Policy(model, LoraSettings(rank=2, target_modules=[layers]), device=CPU, seed=0)
-    found = packed_logprobs(policy, SAMPLES, budget)
-    assert found.keys() == expected.keys()
-    assert [found[k] for k in expected] == pytest.approx(list(expected.values()), abs=1e-5)
+    for training in (False, True):
+        found = packed_logprobs(policy, SAMPLES, budget, training)
+        assert found.keys() == expected.keys()
+        assert [found[k] for k in expected] == pytest.approx(list(expected.values()), abs=1e-5)
+
+
+def gradients(model, checkpointing: bool):
+    lora = LoraSettings(rank=2, target_modules=["c_attn", "q_proj", "lm_head"])
+    policy = Policy(model, lora, device=CPU, seed=0, checkpointing=checkpointing)
+    policy.set_adapter({n: torch.full_like(w, 0.01) for n, w in policy.adapter().items()})
+    (batch,) = pack(SAMPLES, 1000, CPU)
+    logprobs, _ = policy.logprobs(batch, training=True)
+    logprobs.sum().backward()
+    return [logprobs, *(p.grad for p in policy.parameters)]
+
+
+@pytest.mark.parametrize("make", [qwen3, gpt2])
+def test_computing_activations_again_changes_no_gradient(tmp_path, make):
+    torch.manual_seed(0)
+    model = make(tmp_path).eval()
+    twin = type(model)(model.config)
+    twin.load_state_dict(model.state_dict())
+    for one, other in zip(gradients(model, False), gradients(twin, True), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_micro_batches_keep_to_the_budget_and_end_at_the_last_trained_token():

@@ -79,6 +79,17 @@ class Batch:
         """N of the loss: the trainable tokens of the whole batch."""
         return trained_tokens(self.samples)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What there is to count before anything is computed."""
+        return {
+            "samples/trained": float(len(self.samples)),
+            "samples/truncated": float(self.cut_samples),
+            "tokens/trained": float(self.trained),
+            "tokens/truncated": float(self.cut_tokens),
+            "tokens/total": float(sum(len(s) for s in self.samples)),
+        }
+
 
 def fit(samples: Sequence[Sample], seq_len: int) -> Batch:
     """Check every sample and cut it at `seq_len` tokens; one that loses all its trainable tokens is dropped.

@@ -6,18 +6,20 @@ is trained another one than the policy that sampled. Only the LoRA's own dropout
 training forward.
 """
 
-import re
-from collections.abc import Iterable
+import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from harbortrainer.engines.local.learner.batch import MicroBatch
 from harbortrainer.engines.local.learner.head import token_logprobs
 from harbortrainer.engines.local.learner.settings import LoraSettings
+from harbortrainer.engines.local.learner.targets import target_modules
 from harbortrainer.errors import UserError
 
 Adapter = dict[str, Tensor]
@@ -28,28 +30,40 @@ class Policy:
     """A frozen base with one trainable adapter, and the log-probabilities it gives to tokens."""
 
     def __init__(
-        self, base: PreTrainedModel, lora: LoraSettings, *, device: torch.device, seed: int, name: str = ""
+        self,
+        base: PreTrainedModel,
+        lora: LoraSettings,
+        *,
+        device: torch.device,
+        seed: int,
+        name: str = "",
+        checkpointing: bool = False,
     ) -> None:
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # ty: ignore[invalid-argument-type]
-            lora_dropout=lora.dropout,
-            target_modules=target_modules(base, lora.target_modules),
-            base_model_name_or_path=name,
-        )
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # peft asks transformers by a name that is on its way out.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
             torch.manual_seed(seed)
-            self.model: PeftModel = get_peft_model(base, config)
+            self.model: PeftModel = get_peft_model(base, _config(base, lora, name))
         self.model.to(device).eval()
+        if checkpointing:
+            _recompute_activations(base)
         self.device = device
         self._parameters = {
             name.replace(".default.", "."): parameter
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
-        self._dropouts = [m for n, m in self.model.named_modules() if n.endswith("lora_dropout")]
+        self._dropouts = [
+            module
+            for name, module in self.model.named_modules()
+            if "lora_dropout" in name and isinstance(module, nn.Dropout)
+        ]
         self._head = _Head(base, device)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a training forward gives other log-probabilities than the policy has."""
+        return bool(self._dropouts)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -86,6 +100,30 @@ class Policy:
                 tokens.temperature,
                 vocab=self._head.vocab,
             )
+
+
+def _config(base: PreTrainedModel, lora: LoraSettings, name: str) -> LoraConfig:
+    # peft and vLLM want a whole number where there is one.
+    alpha: Any = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=alpha,
+        lora_dropout=lora.dropout,
+        target_modules=target_modules(base, lora.target_modules),
+        base_model_name_or_path=name,
+    )
+
+
+def _recompute_activations(base: PreTrainedModel) -> None:
+    """Keep a block's input only, and compute the block again in the backward pass."""
+    if not base.supports_gradient_checkpointing:
+        return
+    base.activation_checkpointing_enable()
+    for module in base.modules():
+        # The block itself must think that it trains; the layers in it, with their dropout, must not.
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 class _Head:
@@ -140,32 +178,3 @@ def load_base(model: str | Path, dtype: torch.dtype) -> PreTrainedModel:
             where=f"model.name = {str(model)!r}",
             do="name a Hugging Face model or a folder with config.json and weights",
         ) from error
-
-
-def target_modules(base: nn.Module, patterns: Iterable[str]) -> list[str]:
-    """The linear layers to adapt, found as Prime-RL finds them (src/prime_rl/trainer/lora.py, 559b44772).
-
-    A plain name matches any part of a layer's path, a pattern with special characters is searched in the
-    path. Answers with last names (`q_proj`) when they describe the layers completely, with full paths
-    otherwise.
-
-    Raises:
-        UserError: No linear layer matches.
-    """
-    linear = [name for name, module in base.named_modules() if isinstance(module, nn.Linear)]
-    chosen = {name for name in linear if any(_matches(name, p) for p in patterns)}
-    if not chosen:
-        raise UserError(
-            "no linear layer of the model has such a name",
-            where="trainer.model.lora.target_modules",
-            do=f"name some of {', '.join(sorted({n.rsplit('.')[-1] for n in linear}))}",
-        )
-    last_names = {name.rsplit(".", 1)[-1] for name in chosen}
-    described = {name for name in linear if name.rsplit(".", 1)[-1] in last_names}
-    return sorted(last_names if described == chosen else chosen)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    if re.search(r"[.*+?^$\[\]{}|()\\]", pattern):
-        return re.search(pattern, name) is not None
-    return pattern in name.split(".")
