@@ -234,7 +234,8 @@ async def test_keep_trials_says_whose_folder_stays(folder, keep, kept):
 
 
 async def test_the_key_is_nowhere_on_the_disk(folder):
-    for agent in ({}, {"agent": "terminus-2", "agent_kwargs": {"record_terminal_session": False}}):
+    agents: list[dict[str, Any]] = [{}, {"agent": "terminus-2", "agent_kwargs": {"record_terminal_session": False}}]
+    for agent in agents:
         place = folder / str(len(agent))
         record = await run(place, [keys("env", duration=0.3), DONE, DONE], **agent)
         assert record.outcome is Outcome.completed

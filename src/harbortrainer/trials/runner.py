@@ -72,11 +72,11 @@ async def _create(spec: TrialSpec, config: "TrialConfig") -> "Trial":
         with secrets.lend(spec.model.api_key.get_secret_value() if spec.model else secrets.NO_KEY):
             return await Trial.create(config)
     except Exception as error:
-        frames = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+        frames = traceback.extract_tb(error.__traceback__)
         reason = " ".join(str(error).split())
-        if "_load_task" in frames:
+        if any(frame.name == "_load_task" for frame in frames):
             raise UserError(reason, where=str(spec.task_dir), do="check the task's files") from error
-        if "_init_agent" in frames:
+        if any(frame.filename.endswith("harbor/agents/factory.py") for frame in frames):
             raise UserError(reason, where=f"agent {spec.agent}", do="check its name and its kwargs") from error
         raise
 
