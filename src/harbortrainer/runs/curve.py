@@ -34,7 +34,6 @@ def as_text(curve: Curve, width: int = 76, height: int = 16) -> str:
     """The curve in characters; empty when there is nothing to draw."""
     if not (curve.train or curve.held_out):
         return ""
-    # plotext builds its names at import, so type checkers see none of them.
     plotext: Any = importlib.import_module("plotext")
     plotext.clear_figure()
     plotext.theme("clear")
@@ -45,7 +44,7 @@ def as_text(curve: Curve, width: int = 76, height: int = 16) -> str:
     if curve.held_out:
         plotext.scatter(*_columns(curve.held_out), label="held-out tasks", marker="●")
     plotext.title("mean reward by step")
-    text = plotext.build()
+    text = plotext.uncolorize(plotext.build())
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 

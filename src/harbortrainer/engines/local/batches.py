@@ -99,7 +99,8 @@ class Batches:
 def too_many_lost(lost: list[Rollout]) -> RunStoppedError:
     """The message for a run whose trials all fail."""
     outcome, count = Counter(rollout.outcome for rollout in lost).most_common(1)[0]
-    error = next((r.error for r in reversed(lost) if r.outcome == outcome and r.error), "no message")
+    unsampled = "not one token was sampled, as when the first prompt already fills the context"
+    error = next((r.error for r in reversed(lost) if r.outcome == outcome and r.error), unsampled)
     return RunStoppedError(
         f"the last {len(lost)} trials left no group with two survivors, {count} of them {outcome} ({error}); "
         "nothing was trained on them",

@@ -6,6 +6,7 @@ whatever state the start was in.
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 from harbortrainer.config.runfile import RunConfig
@@ -74,6 +75,7 @@ class Engine:
     def load_models(self) -> None:
         """Load the policy twice: once to sample from, once to train."""
         import torch
+        from transformers.utils.logging import disable_progress_bar
 
         from harbortrainer.engines.local.learner.learner import Learner
         from harbortrainer.engines.local.sampler import Sampler
@@ -82,6 +84,8 @@ class Engine:
         if not gpu:
             # Two engines share the cores: threads that wait for each other by spinning cost more than they give.
             torch.set_num_threads(1)
+        if Path(self.model).is_dir():
+            disable_progress_bar()
         self.sampler = Sampler(
             self.model, max_model_len=config.max_model_len, seed=config.seed, port=self._port()
         ).start()

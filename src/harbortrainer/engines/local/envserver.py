@@ -2,7 +2,7 @@
 
 The process (`envserver_main`) reads its config from stdin and writes its address to stdout. Its stdin stays open as
 long as we live: when we end, however we end, it reads end-of-file and takes itself and its workers down.
-Invariant: it never imports torch.
+Invariant: for our own plugin it does not import torch.
 """
 
 import json

@@ -1,14 +1,18 @@
 """The process of one environment server: config on stdin, address on stdout, end-of-file on stdin means stop.
 
 It runs verifiers' `serve_env` with the arguments Prime-RL's `env-server` gives it. Invariant: nothing but the address
-is written to stdout, and torch is not imported.
+is written to stdout, and torch is not imported for our own plugin.
 """
 
 import json
 import logging
 import os
 import sys
+from functools import partial
 from typing import Any
+
+PLUGIN = "harbor_env"
+"""Our own plugin, which is known to need no torch."""
 
 
 class AddressLine:
@@ -33,15 +37,27 @@ class ParentAlive:
         os.read(0, 1)
 
 
-def log_setup() -> None:
-    """One line a record on stderr, which is the server's log file; also in every worker process."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def hide_torch() -> None:
+    """Make torch look as if it were not installed: a tokenizer would import it, 500 MB in every worker, unused."""
+    sys.modules["torch"] = None  # ty: ignore[invalid-assignment]
+
+
+def set_up_worker(*, torch: bool) -> None:
+    """What every process of the server starts with: its log on stderr, and torch only if the source may need it."""
+    if not torch:
+        hide_torch()
+    handler = logging.StreamHandler(sys.stderr)
+    # Harbor opens its loggers down to DEBUG: hundreds of lines a trial, which its own trial.log has too.
+    handler.setLevel(logging.INFO)
+    logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("verifiers.v1").setLevel(logging.INFO)
     logging.getLogger("harbortrainer").setLevel(logging.INFO)
 
 
 def serve(request: dict[str, Any], address: AddressLine) -> None:
     """Serve one environment until the parent is gone."""
+    set_up = partial(set_up_worker, torch=request["env"].get("taskset", {}).get("id") != PLUGIN)
+    set_up()
     from verifiers.v1.configs.serve import ServeConfig, pool_serve_kwargs
     from verifiers.v1.serve import env_config_data, serve_env
     from verifiers.v1.utils.loaders import resolve_env_config
@@ -52,7 +68,7 @@ def serve(request: dict[str, Any], address: AddressLine) -> None:
         address="tcp://127.0.0.1:0",
         address_queue=address,
         death_pipe=ParentAlive(),
-        log_setup=log_setup,
+        log_setup=set_up,
         config_data=env_config_data(resolve_env_config(request["env"])),
         max_concurrent=served.max_concurrent,
     )

@@ -5,6 +5,7 @@ a proof that fails, and a server that is gone come out as exceptions.
 """
 
 import asyncio
+import time
 from typing import Any
 
 from harbortrainer.engines.local.rollout import Rollout
@@ -26,6 +27,12 @@ class Player:
         self.ledger, self.seq_len = ledger, seq_len
         self.slots = asyncio.Semaphore(max_inflight or 1_000_000)
         self.running = 0
+        self._busy_s, self._since = 0.0, 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which at least one rollout was in flight."""
+        return self._busy_s + (time.monotonic() - self._since if self.running else 0.0)
 
     async def play(self, source: Source, index: int, *, seed: int | None = None) -> Rollout:
         """Play task `index` of a source once, when there is a free slot.
@@ -34,10 +41,12 @@ class Player:
             ProofError: The trace holds tokens that the sampler did not sample.
         """
         async with self.slots:
+            self._since = self._since if self.running else time.monotonic()
             self.running += 1
             try:
                 return await self._play(source, index, seed)
             finally:
+                self._busy_s += 0.0 if self.running > 1 else time.monotonic() - self._since
                 self.running -= 1
 
     async def _play(self, source: Source, index: int, seed: int | None) -> Rollout:

@@ -122,7 +122,8 @@ class Steps:
         numbers = batch_metrics(batch, self.collector.batches.bound)
         self.progress.total_tokens += int(numbers["progress/tokens"])
         self.progress.total_samples += int(numbers["progress/rollouts"])
-        numbers |= self.watch.rates(self.engine.sampler.stats()) | self.watch.lap()
+        counters = {"sampled_tokens": self.engine.sampler.stats()["sampled_tokens"], "busy_s": self.player.busy_s}
+        numbers |= self.watch.rates(counters) | self.watch.lap()
         numbers["progress/total_tokens"] = float(self.progress.total_tokens)
         numbers["progress/total_rollouts"] = float(self.progress.total_samples)
         write_lines(self.run.rollouts_file(batch.step), rows_of(batch))

@@ -35,8 +35,8 @@ class Stopwatch:
         self._step = time.monotonic()
 
     def rates(self, counters: Mapping[str, float]) -> dict[str, float]:
-        """The sampler's work since the last call, from its running counters (`Sampler.stats`)."""
-        did = {name: counters[name] - self._before.get(name, 0.0) for name in ("sampled_tokens", "busy_s")}
+        """The sampling since the last call, from running counters `sampled_tokens` and `busy_s`."""
+        did = {name: value - self._before.get(name, 0.0) for name, value in counters.items()}
         self._before = dict(counters)
         out = {"time/sample": did["busy_s"], "sampler/tokens": did["sampled_tokens"]}
         if did["busy_s"] > 0:

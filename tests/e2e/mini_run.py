@@ -1,0 +1,104 @@
+"""A run small enough for a test: a random model, two tasks whose verifier throws a coin, real trials.
+
+    python tests/e2e/mini_run.py CONFIG [--resume]
+
+starts it in this process, as the command line does. A random model never solves a task, so the reward cannot be the
+model's doing; that of a coin is as good for showing that every token, reward and file is where it should be.
+"""
+
+import sys
+from pathlib import Path
+
+from tiny_model import build_tiny_model
+
+TASK = """version = "1.0"
+[agent]
+timeout_sec = 60.0
+[verifier]
+timeout_sec = 30.0
+[environment]
+allow_internet = false
+memory_mb = 512
+"""
+COIN = "#!/bin/sh\nexpr $(od -An -N1 -tu1 /dev/urandom) % 2 > /logs/verifier/reward.txt\n"
+
+CONFIG = """
+max_steps = {steps}
+seq_len = 6144
+seed = 1
+output_dir = "{folder}/outputs"
+
+[run]
+name = "mini"
+
+[model]
+name = "{folder}/model"
+
+[trainer.model.lora]
+rank = 4
+[trainer.optim]
+lr = 1e-3
+
+[orchestrator]
+batch_size = 8
+group_size = 4
+max_off_policy_steps = 1
+[orchestrator.renderer]
+name = "default"
+[orchestrator.concurrency]
+max_inflight = 8
+[orchestrator.train.sampling]
+max_completion_tokens = 8
+
+[[orchestrator.train.source]]
+env = {{ {env} }}
+serve = {{ pool = {{ type = "static", num_workers = 1 }} }}
+
+[orchestrator.eval]
+interval = 1
+[orchestrator.eval.sampling]
+max_completion_tokens = 8
+[[orchestrator.eval.source]]
+name = "held-out"
+env = {{ {env} }}
+serve = {{ pool = {{ type = "static", num_workers = 1 }} }}
+"""
+ENV = (
+    'taskset = {{ id = "harbor_env", tasks_dir = "{folder}/tasks" }}, agent = {{ max_turns = 2, '
+    'harness = {{ id = "harbor_env", environment_type = "{environment}", keep_trials = "{keep}" }} }}'
+)
+
+
+def write_task(folder: Path, name: str) -> None:
+    """One task that any agent may play and whose verifier throws a coin."""
+    task = folder / name
+    for part in ("environment", "tests"):
+        (task / part).mkdir(parents=True)
+    (task / "task.toml").write_text(TASK)
+    (task / "instruction.md").write_text(f"Look around ({name}).\n")
+    (task / "environment" / "Dockerfile").write_text("FROM debian:12-slim\nWORKDIR /app\n")
+    script = task / "tests" / "test.sh"
+    script.write_text(COIN)
+    script.chmod(0o755)
+
+
+def write_run(folder: Path, *, steps: int = 2, environment: str = "local", keep: str = "none", tail: str = "") -> Path:
+    """Model, tasks and config of a mini run. Returns the config's path."""
+    build_tiny_model(folder / "model", max_position_embeddings=8192)
+    for name in ("heads", "tails"):
+        write_task(folder / "tasks", name)
+    env = ENV.format(folder=folder, environment=environment, keep=keep)
+    config = folder / "mini.toml"
+    config.write_text(CONFIG.format(folder=folder, steps=steps, env=env) + tail)
+    return config
+
+
+def main(arguments: list[str]) -> int:
+    """Run the config that is named first."""
+    from harbortrainer.cli import main as command_line
+
+    return command_line(["train", "--engine", "local", "--config", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
