@@ -14,7 +14,7 @@ from harbortrainer.sandbox.errors import SandboxBuildError
 from harbortrainer.sandbox.image import Image
 from harbortrainer.sandbox.store import Store
 
-_VERSION = "2"
+_VERSION = "3"
 
 
 class Layers:
@@ -36,15 +36,22 @@ class Layers:
         if not (folder / "Dockerfile").is_file():
             return Image()
         recipe = dockerfile.parse((folder / "Dockerfile").read_text())
-        key = await asyncio.to_thread(self._key, folder)
+        key = await asyncio.to_thread(self._key, folder, mask["shown"] if mask else [])
 
         async def fill(scratch: Path) -> None:
             await build.build(recipe, folder, scratch, spec, mask, seconds)
 
         return Image.load(await self._store.folder("layer", key, fill))
 
-    def _key(self, folder: Path) -> str:
-        parts = [_VERSION, self._store.flavour, platform.machine(), _identity(self._rootfs), context.digest(folder)]
+    def _key(self, folder: Path, shown: list[str]) -> str:
+        parts = [
+            _VERSION,
+            self._store.flavour,
+            platform.machine(),
+            _identity(self._rootfs),
+            context.digest(folder),
+            *shown,
+        ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

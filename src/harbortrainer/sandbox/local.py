@@ -168,8 +168,8 @@ class LocalEnvironment(BaseEnvironment):
         cpus = self._resource_value("cpu")
         return {
             "rootfs": str(self._rootfs),
-            "layers": [self._image.layer] if self._image.layer and not self._image.small else [],
-            "copied": self._image.layer if self._image.small else None,
+            "layer": self._image.layer,
+            "small": self._image.small,
             "binds": [],
             "upper": None,
             "disk_mb": disk,

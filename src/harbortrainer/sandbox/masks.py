@@ -1,10 +1,10 @@
-"""What of the host's root filesystem a sandbox sees: the plan of an overlay layer that hides everything else.
+"""What of the host's root filesystem a sandbox sees, as a plan: data that `inside.tree` and `inside.masking` carry out.
 
 The rule is a list of what is shown, not of what is hidden: the system's own folders (`/usr`, `/bin`, `/lib*`, `/sbin`,
-`/etc`, and of `/var` what package managers need). Everything else at the top is an empty folder. Of what is shown, a
-file that not everybody on the host may read is hidden too, and some that everybody may read (`/etc/machine-id`, ...).
+`/etc`, and of `/var` what package managers need). Of what is shown, a file that not everybody on the host may read is
+hidden too, and some that everybody may read (`/etc/machine-id`, `/etc/ssh`, ...).
 
-Invariant: a plan belongs to the listing it was made from. When the host's folders change, the next sandbox has another.
+Invariant: nothing outside the shown folders is ever reachable, whatever is put on the host later.
 """
 
 import hashlib
@@ -16,81 +16,106 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_SHOWN = {
-    "/": {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "var", "nix", "gnu"},
-    "/var": {"lib", "cache", "local", "lock", "run"},
-    "/var/lib": {"dpkg", "apt", "ucf", "misc", "python", "pacman", "rpm", "apk", "alternatives", "xml-core"},
-    "/var/cache": {"ldconfig", "man", "fontconfig"},
-}
-_KERNEL_FOLDERS = {"proc", "sys", "dev"}
-_WALKED = ("/etc", "/usr/local", "/var/lib/dpkg", "/var/lib/apt", "/var/cache/ldconfig")
-_PRIVATE_AGE_S = 60.0
+_SHOWN = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix", "/gnu"),
+    *("/var/lib/dpkg", "/var/lib/apt", "/var/lib/ucf", "/var/lib/python", "/var/lib/pacman", "/var/lib/rpm"),
+)
+_WALKED = ("/etc", "/usr/local", "/var/lib/dpkg", "/var/lib/apt")
+_AGE_S = 60.0
 _HIDDEN_ETC = (
     *("machine-id", "environment", "fstab", "crypttab", "exports", "pip.conf", "npmrc", "netrc", "motd", "resolv.conf"),
     *("ssh", "docker", "containerd", "kubernetes", "rancher", "cni", "cloud", "wireguard", "openvpn", "letsencrypt"),
     *("NetworkManager", "systemd", "uv", "pip", "conda", "google-cloud", "boto", "boto.cfg", "aws", "azure"),
     *("sudoers.d", "cron.d", "krb5.keytab", "ppp", "salt", "puppet", "chef", "vault", "consul.d", "nomad.d"),
 )
-_MODES = {"/root": 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777}
+_FOLDERS = {
+    **{path: 0o755 for path in ("/boot", "/home", "/media", "/mnt", "/opt", "/run", "/run/lock", "/srv", "/var")},
+    **{path: 0o755 for path in ("/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/cache/apt", "/var/lib/misc")},
+    **{"/root": 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777, "/var/cache/apt/archives": 0o755},
+    **{"/var/cache/apt/archives/partial": 0o755},
+}
+_LINKS = {"/var/run": "/run", "/var/lock": "/run/lock"}
 _FILES = {
     "/etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n",
     "/etc/hostname": "sandbox\n",
     "/etc/shadow": "root:*:19000:0:99999:7:::\n",
     "/etc/gshadow": "root:*::\n",
 }
+_made: tuple[float, tuple[Path, ...], dict[str, Any]] = (0.0, (), {})
 
 
 def plan(rootfs: Path, *, hidden: tuple[Path, ...] = ()) -> dict[str, Any] | None:
-    """The masking layer for a root filesystem, as data; None for one that is not the host's: nothing is masked there.
+    """The plan for a root filesystem; None for one that is not the host's: it is shown as it is.
 
     Returns:
-        `key`, and what the layer holds: `folders` [path, mode], `hidden` (folders that are shown empty), `files`
-        {path: text}.
+        `key`; `shown`, the folders that appear; `plain`, files beside them that are copied; `links` {path: target} and
+        `folders` [path, mode] around them; `hidden`, folders in what is shown that are empty; `files` {path: text}.
 
     Args:
         hidden: Folders that are hidden wherever they lie (the project's, the cache's).
     """
+    global _made  # noqa: PLW0603
     if rootfs != Path("/"):
         return None
-    masked = sorted({*_unlisted(), *_private(), *(str(path.resolve()) for path in hidden)})
+    when, which, made = _made
+    if which != hidden or time.monotonic() - when > _AGE_S:
+        made = _plan(hidden)
+        _made = (time.monotonic(), hidden, made)
+    return made
+
+
+def _plan(hidden: tuple[Path, ...]) -> dict[str, Any]:
+    links = {path: os.readlink(path) for path in _SHOWN if os.path.islink(path)} | _LINKS
+    shown, plain = _split([path for path in _SHOWN if os.path.isdir(path) and path not in links])
+    masked = sorted({*(f"/etc/{name}" for name in _HIDDEN_ETC), *_private(), *(str(p.resolve()) for p in hidden)})
     kept: list[str] = []
     for path in masked:  # sorted, so that a folder comes before what is in it
-        if not any(path.startswith(above + "/") for above in kept):
+        if _below(path, shown) and not _below(path, kept) and os.path.lexists(path) and not os.path.islink(path):
             kept.append(path)
-    made = {"hidden": [p for p in kept if _is_folder(p)], "folders": [], "files": {}}
-    made["files"] = {path: "" for path in kept if _is_file(path)} | _FILES
-    above = sorted({str(parent) for path in (*kept, *_FILES, *_MODES) for parent in Path(path).parents})
-    made["folders"] = [[path, _mode(path)] for path in above] + [[path, mode] for path, mode in _MODES.items()]
+    folders = [path for path in kept if os.path.isdir(path)]
+    around = {str(parent) for path in (*shown, *plain) for parent in Path(path).parents} - {"/"}
+    made = {
+        "shown": shown,
+        "plain": [path for path in plain if path not in masked],
+        "links": links,
+        "folders": sorted((dict.fromkeys(around, 0o755) | _FOLDERS).items()),
+        "hidden": folders,
+        "files": {path: "" for path in kept if path not in folders} | _FILES,
+        "modes": sorted((p, _mode(p)) for p in {str(q) for path in (*kept, *_FILES) for q in Path(path).parents}),
+    }
     return made | {"key": hashlib.sha256(json.dumps(made).encode()).hexdigest()[:32]}
 
 
-def _unlisted() -> Iterator[str]:
-    for folder, shown in _SHOWN.items():
-        for name in _names(folder):
-            if name not in shown and not (folder == "/" and name in _KERNEL_FOLDERS):
-                yield f"{folder.rstrip('/')}/{name}"
+def _below(path: str, tops: list[str]) -> bool:
+    return any(path.startswith(top + "/") or path == top for top in tops)
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208 (called for every sandbox)
-    except OSError:
-        return []
+def _split(folders: list[str]) -> tuple[list[str], list[str]]:
+    """Take folders apart that have another filesystem mounted in them: an overlay does not see it."""
+    mounted = _mounted_below()
+    shown, plain = [], []
+    while folders:
+        folder = folders.pop()
+        if not any(point.startswith(folder + "/") for point in mounted):
+            shown.append(folder)
+            continue
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            else:
+                plain.append(entry.path)
+    return sorted(shown), sorted(plain)
 
 
-_found: tuple[float, list[str]] = (0.0, [])
+def _mounted_below() -> list[str]:
+    """Mount points that matter: folders, and for an ordinary user files too (the kernel refuses to uncover them)."""
+    with open("/proc/self/mountinfo") as file:
+        points = [line.split()[4] for line in file]
+    return [point for point in points if os.geteuid() != 0 or os.path.isdir(point)]
 
 
 def _private() -> list[str]:
-    """Files in what is shown that not everybody may read, and somebody's configuration. Looked up once a minute."""
-    global _found
-    when, paths = _found
-    if not paths or time.monotonic() - when > _PRIVATE_AGE_S:
-        paths = [f"/etc/{name}" for name in _HIDDEN_ETC]
-        for top in _WALKED:
-            paths += _unreadable(top)
-        _found = (time.monotonic(), paths)
-    return paths
+    return [path for top in _WALKED for path in _unreadable(top)]
 
 
 def _unreadable(top: str) -> Iterator[str]:
@@ -109,16 +134,8 @@ def _unreadable(top: str) -> Iterator[str]:
             yield from _unreadable(entry.path)
 
 
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
-
-
-def _is_file(path: str) -> bool:
-    return os.path.lexists(path) and not _is_folder(path) and not os.path.islink(path)  # noqa: PTH114
-
-
 def _mode(path: str) -> int:
     try:
-        return stat.S_IMODE(os.stat(path).st_mode)  # noqa: PTH116
+        return stat.S_IMODE(os.stat(path).st_mode)
     except OSError:
         return 0o755

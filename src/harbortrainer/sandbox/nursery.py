@@ -17,6 +17,7 @@ from harbortrainer.sandbox.errors import SandboxStartError
 
 _SOURCE = Path(__file__).resolve().parents[2]
 _CODE = "import sys; sys.path.insert(0, {source!r}); from harbortrainer.sandbox.inside import nursery; nursery.main()"
+_ENVIRONMENT = ("LD_LIBRARY_PATH",)  # some interpreters need it to start; nothing else of ours goes on
 
 
 class Nursery:
@@ -33,7 +34,7 @@ class Nursery:
             stdin=there,
             stdout=subprocess.DEVNULL,
             cwd="/",
-            env={"PATH": os.defpath},
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             start_new_session=True,
         )
         there.close()

@@ -11,9 +11,16 @@ _KEPT = ("trusted.overlay.opaque", "user.overlay.opaque", "security.capability")
 _CHUNK = 1 << 20
 
 
-def copy_tree(source: int, target: str) -> None:
-    """Copy the content of the folder behind a descriptor, with owners, modes, times, links, and overlay marks."""
-    _copy_folder(f"/proc/self/fd/{source}/.", target, {})
+def copy_tree(source: str, target: str) -> None:
+    """Copy the content of a folder into another, with owners, modes, times, links, and overlay marks."""
+    _copy_folder(source, target, {})
+
+
+def copy_file(source: str, target: str) -> None:
+    """Copy one file with its mode and times."""
+    info = os.stat(source)
+    _copy_content(source, target)
+    _copy_marks(source, target, info)
 
 
 def _copy_folder(source: str, target: str, linked: dict[tuple[int, int], str]) -> None:
@@ -42,7 +49,7 @@ def _copy_entry(source: str, target: str, info: os.stat_result) -> None:
 
 
 def _copy_content(source: str, target: str) -> None:
-    read = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+    read = os.open(source, os.O_RDONLY)
     write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         while os.sendfile(write, read, None, _CHUNK):

@@ -45,6 +45,8 @@ def bind(source: str, target: str, *, flags: int = 0) -> None:
     """Bind source over target, with MS_RDONLY, MS_NOSUID, ... applied (they need a second call)."""
     mount(source, target, None, MS_BIND | MS_REC)
     if flags:
+        # What the mount forbids already stays forbidden: an ordinary user may not take it back.
+        flags |= os.statvfs(target).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
         mount("none", target, None, MS_BIND | MS_REMOUNT | flags)
 
 

@@ -32,7 +32,7 @@ def path_of(key: str) -> str:
 def build(plan: dict[str, Any], *, privileged: bool) -> None:
     """Make a layer from a plan (see `harbortrainer.sandbox.masks`)."""
     top = path_of(plan["key"])
-    for path, mode in plan["folders"]:
+    for path, mode in plan["modes"]:
         os.makedirs(top + path, exist_ok=True)
         os.chmod(top + path, mode)
     attribute = "trusted.overlay.opaque" if privileged else "user.overlay.opaque"

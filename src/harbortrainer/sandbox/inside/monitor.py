@@ -17,26 +17,28 @@ _EVERYBODY, _ONLY_ROOT = "0 0 4294967295\n", "0 0 1\n"
 _SPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP
 
 
-def run(spec: dict[str, Any], control: socket.socket, *, privileged: bool) -> None:
+def run(spec: dict[str, Any], plan: dict[str, Any] | None, control: socket.socket, *, privileged: bool) -> None:
     """Run the sandbox to its end. Never raises: what goes wrong is sent as {"error": ...} on the control socket."""
     groups: list[str] = []
     try:
         groups = cgroups.create(spec)
-        _run(spec, control, groups, privileged)
+        _run(spec, plan, control, groups, privileged)
     except Exception as error:  # noqa: BLE001 (a process's last frame: whoever asked for the sandbox raises it)
         _tell(control, error)
     finally:
         cgroups.remove(groups)
 
 
-def _run(spec: dict[str, Any], control: socket.socket, groups: list[str], privileged: bool) -> None:
+def _run(
+    spec: dict[str, Any], plan: dict[str, Any] | None, control: socket.socket, groups: list[str], privileged: bool
+) -> None:
     os.unshare(os.CLONE_NEWPID)
     here, there = socket.socketpair()
     child = os.fork()
     if child == 0:
         here.close()
         k.die_with_parent()
-        _first_process(spec, control, groups, there, privileged)
+        _first_process(spec, plan, control, groups, there, privileged)
         os._exit(0)
     there.close()
     with contextlib.suppress(OSError):
@@ -50,6 +52,7 @@ def _run(spec: dict[str, Any], control: socket.socket, groups: list[str], privil
 
 def _first_process(
     spec: dict[str, Any],
+    plan: dict[str, Any] | None,
     control: socket.socket,
     groups: list[str],
     sync: socket.socket,
@@ -59,7 +62,7 @@ def _first_process(
         limited = cgroups.join(groups)
         k.own_keyring()
         os.unshare(_SPACES | (0 if spec["network"] else os.CLONE_NEWNET))
-        proc = mounts.enter(spec, privileged=privileged)
+        proc = mounts.enter(spec, plan, privileged=privileged)
         socket.sethostname(spec["hostname"])
         if not spec["network"]:
             k.loopback_up()

@@ -23,6 +23,7 @@ def main() -> None:
     requests = socket.socket(fileno=0)
     privileged = os.geteuid() == 0
     masking.prepare(privileged=privileged)
+    plans: dict[str, dict[str, Any]] = {}
     while True:
         kind, fds, _, _ = socket.recv_fds(requests, _MAX_PACKET, 2)
         if not kind:
@@ -31,13 +32,14 @@ def main() -> None:
             content = json.load(file)
         if kind == b"mask":
             masking.build(content, privileged=privileged)
+            plans[content["key"]] = content
             continue
         if os.fork() == 0:
-            _sandbox(content, fds[1], privileged)
+            _sandbox(content, plans.get(content["mask"] or ""), fds[1], privileged)
         os.close(fds[1])
 
 
-def _sandbox(spec: dict[str, Any], fd: int, privileged: bool) -> None:
+def _sandbox(spec: dict[str, Any], plan: dict[str, Any] | None, fd: int, privileged: bool) -> None:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -49,6 +51,6 @@ def _sandbox(spec: dict[str, Any], fd: int, privileged: bool) -> None:
             if int(number) not in keep:
                 with contextlib.suppress(OSError):
                     os.close(int(number))
-        monitor.run(spec, socket.socket(fileno=fd), privileged=privileged)
+        monitor.run(spec, plan, socket.socket(fileno=fd), privileged=privileged)
     finally:
         os._exit(0)
