@@ -146,7 +146,7 @@ timeout_sec = 60.0
 timeout_sec = 30.0
 
 [environment]
-allow_internet = false
+network_mode = "no-network"
 cpus = 1
 memory_mb = 512
 storage_mb = 256

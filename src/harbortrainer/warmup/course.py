@@ -8,10 +8,10 @@ is measured as the likelihood of the solutions under the policy: no sampling, no
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from harbortrainer.errors import UserError
 from harbortrainer.warmup.encoding import Encoded
-from harbortrainer.warmup.supervised import Student
 
 KNOWN = 0.98
 """Mean likelihood of the solutions at which a policy knows them."""
@@ -39,6 +39,18 @@ class Mark:
     step: int
     loss: float
     success: float
+
+
+class Student(Protocol):
+    """What learns; `supervised.Student` with a model, something quicker in tests."""
+
+    def step(self, episodes: Sequence[Encoded], *, scale: float) -> float:
+        """One optimizer step at `scale` times the peak learning rate; returns the loss."""
+        ...
+
+    def likelihood(self, episodes: Sequence[Encoded]) -> list[float]:
+        """Probability of exactly the answers of each episode."""
+        ...
 
 
 class Course:

@@ -1,0 +1,78 @@
+"""The quickstart's family: what is in the repository is what its script makes, and nothing held out is learned."""
+
+import importlib.util
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.errors import UserError
+from harbortrainer.warmup.family import heldout_keys, learnable, task_key
+
+QUICKSTART = Path(__file__).parents[2] / "datasets/quickstart"
+SCRIPT = QUICKSTART / "make_tasks.py"
+
+
+def _module():
+    spec = importlib.util.spec_from_file_location("quickstart_family", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _files(folder: Path) -> dict[str, str]:
+    found = [path for split in ("train", "heldout") for path in (folder / split).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in found}
+
+
+def test_the_script_makes_what_is_in_the_repository(tmp_path: Path):
+    subprocess.run([sys.executable, "-B", SCRIPT, tmp_path], check=True)
+    assert _files(tmp_path) == _files(QUICKSTART)
+
+
+def test_there_are_eight_tasks_to_train_on_and_thirty_two_held_out():
+    assert len(list((QUICKSTART / "train").iterdir())) == 8
+    assert len(list((QUICKSTART / "heldout").iterdir())) == 32
+
+
+def test_all_tasks_share_one_dockerfile():
+    assert len({path.read_text() for path in QUICKSTART.glob("*/*/environment/Dockerfile")}) == 1
+
+
+def test_no_operation_on_a_file_gives_what_another_gives():
+    family = _module()
+    results = [tuple(op.result(lines)) for op in family.OPERATIONS for lines in family.content().values()]
+    assert len(results) == len(set(results))
+
+
+def test_a_mistake_never_is_the_solution():
+    rng = random.Random(0)
+    assert all(variant.mistake(rng) != variant.commands for variant in _module().variants())
+
+
+def test_nothing_held_out_is_learned():
+    heldout = {path.parent.name for path in (QUICKSTART / "heldout").glob("*/instruction.md")}
+    learned = learnable(SCRIPT, QUICKSTART / "heldout")
+    assert heldout.isdisjoint(variant.name for variant in learned)
+    assert {task_key(v.instruction) for v in learned}.isdisjoint(heldout_keys(QUICKSTART / "heldout"))
+    assert len(learned) == 8 * 8 * 8 - 32
+
+
+def test_a_heldout_folder_without_tasks_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="no tasks here"):
+        learnable(SCRIPT, tmp_path)
+
+
+def test_a_family_that_is_not_there_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="no such file"):
+        learnable(tmp_path / "family.py", None)
+
+
+def test_a_file_without_variants_is_refused(tmp_path: Path):
+    (tmp_path / "family.py").write_text("x = 1\n")
+    with pytest.raises(UserError, match="variants"):
+        learnable(tmp_path / "family.py", None)

@@ -1,0 +1,31 @@
+"""What `[warmup]` accepts."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from harbortrainer.warmup import WarmupConfig
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"family": "a.py", "tasks": "b"},
+        {"family": "a.py", "success": (0.4, 0.2)},
+        {"family": "a.py", "success": (0.0, 0.2)},
+        {"family": "a.py", "lora_rank": 8},
+        {"tasks": "b", "heldout": "c"},
+        {"family": "a.py", "unknown": 1},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(keys: dict):
+    with pytest.raises(ValidationError):
+        WarmupConfig.model_validate(keys)
+
+
+def test_reading_the_config_does_not_import_torch():
+    code = "import sys, harbortrainer.warmup.config, harbortrainer.warmup; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
