@@ -109,9 +109,9 @@ class Builder:
 
     async def _put(self, source: Path, target: str, *, folder: bool, unpack: bool) -> list[str]:
         """Copy one file or the content of one folder. Returns the paths that are there now."""
-        if source.is_dir():
+        if (names := _names_in(source)) is not None:
             await self._extract(transfer.archive(source), target)
-            return [posixpath.join(target, name) for name in sorted(os.listdir(source))]  # noqa: PTH208
+            return [posixpath.join(target, name) for name in names]
         if unpack and tarfile.is_tarfile(source):
             await self._extract(transfer.uncompressed(source), target)
             return []
@@ -142,7 +142,7 @@ class Builder:
 
     async def _limited(self, argv: list[str], **more: Any) -> Finished:
         try:
-            return await self._guest.run(argv, timeout=self._seconds, **more)
+            return await self._guest.run(argv, seconds=self._seconds, **more)
         except TimeoutError as error:
             raise SandboxBuildError(f"did not end within {self._seconds:.0f} s") from error
 
@@ -155,6 +155,11 @@ def _with_bodies(value: str, bodies: tuple[tuple[str, str], ...]) -> str:
     ):
         return bodies[0][1]
     return value + "".join(f"\n{text}{word}" for word, text in bodies) + ("\n" if bodies else "")
+
+
+def _names_in(source: Path) -> list[str] | None:
+    """What a folder holds; None for a file."""
+    return sorted(path.name for path in source.iterdir()) if source.is_dir() else None
 
 
 def _flags(value: str) -> tuple[dict[str, str], str]:
@@ -187,7 +192,7 @@ def _is_small(layer: Path) -> bool:
     entries = size = 0
     for folder, folders, files in os.walk(layer):
         entries += len(folders) + len(files)
-        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in files)  # noqa: PTH116, PTH118
+        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in files)  # noqa: PTH118
         if entries > _SMALL_ENTRIES or size > _SMALL_BYTES:
             return False
     return True

@@ -21,7 +21,7 @@ def digest(folder: Path) -> str:
         info = path.lstat()
         sha.update(f"{path.relative_to(folder)}\0{info.st_mode:o}\0".encode())
         if stat.S_ISLNK(info.st_mode):
-            sha.update(os.readlink(path).encode())
+            sha.update(str(path.readlink()).encode())
         elif stat.S_ISREG(info.st_mode):
             sha.update(_content(str(path), info.st_size, info.st_mtime_ns, info.st_ino))
     return sha.hexdigest()

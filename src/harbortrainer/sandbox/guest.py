@@ -122,15 +122,15 @@ class Guest:
         env: dict[str, str] | None = None,
         user: str | int | None = None,
         stdin: int | None = None,
-        timeout: float | None = None,
+        seconds: float | None = None,
         limit: int = 1 << 26,
         sink: BinaryIO | None = None,
     ) -> Finished:
         """Run a command to its end.
 
         Args:
-            stdin: A descriptor that the command reads (a pipe or a memfd, never a file of the host's); default /dev/null.
-            timeout: Seconds; then the process group is killed and TimeoutError raised.
+            stdin: A descriptor that the command reads: a pipe or a memfd, never a file of the host's.
+            seconds: How long it may take; then its process group is killed and TimeoutError raised.
             limit: Bytes kept of each of stdout and stderr.
             sink: Where stdout goes, instead of into the result.
 
@@ -144,7 +144,7 @@ class Guest:
         request = {"op": "exec", "id": number, "argv": argv, "cwd": cwd, "env": env or {}, "user": user}
         try:
             await self._send_exec(request, out, err, stdin)
-            code = await asyncio.wait_for(done, timeout)
+            code = await asyncio.wait_for(done, seconds)
             return Finished(code, out.finish(), err.finish())
         except BaseException:
             await self._kill(number)

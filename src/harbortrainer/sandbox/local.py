@@ -110,7 +110,7 @@ class LocalEnvironment(BaseEnvironment):
         who = self._image.user if who is None else who
         try:
             done = await self._run(
-                [_SHELL, "-c", command], cwd=cwd, env=self._merge_env(env), user=who, timeout=timeout_sec or None
+                [_SHELL, "-c", command], cwd=cwd, env=self._merge_env(env), user=who, seconds=timeout_sec or None
             )
         except TimeoutError as error:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error

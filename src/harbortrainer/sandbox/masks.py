@@ -29,10 +29,10 @@ _HIDDEN_ETC = (
     *("sudoers.d", "cron.d", "krb5.keytab", "ppp", "salt", "puppet", "chef", "vault", "consul.d", "nomad.d"),
 )
 _FOLDERS = {
-    **{path: 0o755 for path in ("/boot", "/home", "/media", "/mnt", "/opt", "/run", "/run/lock", "/srv", "/var")},
-    **{path: 0o755 for path in ("/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/cache/apt", "/var/lib/misc")},
-    **{"/root": 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777, "/var/cache/apt/archives": 0o755},
-    **{"/var/cache/apt/archives/partial": 0o755},
+    **dict.fromkeys(("/boot", "/home", "/media", "/mnt", "/opt", "/run", "/run/lock", "/srv", "/var"), 0o755),
+    **dict.fromkeys(("/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/mail", "/var/lib/misc"), 0o755),
+    **dict.fromkeys(("/var/cache/apt", "/var/cache/apt/archives", "/var/cache/apt/archives/partial"), 0o755),
+    **{"/root": 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777},
 }
 _LINKS = {"/var/run": "/run", "/var/lock": "/run/lock"}
 _FILES = {
@@ -54,7 +54,7 @@ def plan(rootfs: Path, *, hidden: tuple[Path, ...] = ()) -> dict[str, Any] | Non
     Args:
         hidden: Folders that are hidden wherever they lie (the project's, the cache's).
     """
-    global _made  # noqa: PLW0603
+    global _made
     if rootfs != Path("/"):
         return None
     when, which, made = _made
@@ -65,14 +65,14 @@ def plan(rootfs: Path, *, hidden: tuple[Path, ...] = ()) -> dict[str, Any] | Non
 
 
 def _plan(hidden: tuple[Path, ...]) -> dict[str, Any]:
-    links = {path: os.readlink(path) for path in _SHOWN if os.path.islink(path)} | _LINKS
-    shown, plain = _split([path for path in _SHOWN if os.path.isdir(path) and path not in links])
+    links = {path: str(Path(path).readlink()) for path in _SHOWN if Path(path).is_symlink()} | _LINKS
+    shown, plain = _split([path for path in _SHOWN if Path(path).is_dir() and path not in links])
     masked = sorted({*(f"/etc/{name}" for name in _HIDDEN_ETC), *_private(), *(str(p.resolve()) for p in hidden)})
     kept: list[str] = []
     for path in masked:  # sorted, so that a folder comes before what is in it
-        if _below(path, shown) and not _below(path, kept) and os.path.lexists(path) and not os.path.islink(path):
+        if _below(path, shown) and not _below(path, kept) and _is_there(path):
             kept.append(path)
-    folders = [path for path in kept if os.path.isdir(path)]
+    folders = [path for path in kept if Path(path).is_dir()]
     around = {str(parent) for path in (*shown, *plain) for parent in Path(path).parents} - {"/"}
     made = {
         "shown": shown,
@@ -109,9 +109,8 @@ def _split(folders: list[str]) -> tuple[list[str], list[str]]:
 
 def _mounted_below() -> list[str]:
     """Mount points that matter: folders, and for an ordinary user files too (the kernel refuses to uncover them)."""
-    with open("/proc/self/mountinfo") as file:
-        points = [line.split()[4] for line in file]
-    return [point for point in points if os.geteuid() != 0 or os.path.isdir(point)]
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in points if os.geteuid() != 0 or Path(point).is_dir()]
 
 
 def _private() -> list[str]:
@@ -134,8 +133,12 @@ def _unreadable(top: str) -> Iterator[str]:
             yield from _unreadable(entry.path)
 
 
+def _is_there(path: str) -> bool:
+    return os.path.lexists(path) and not Path(path).is_symlink()
+
+
 def _mode(path: str) -> int:
     try:
-        return stat.S_IMODE(os.stat(path).st_mode)
+        return stat.S_IMODE(Path(path).stat().st_mode)
     except OSError:
         return 0o755

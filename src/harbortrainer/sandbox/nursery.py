@@ -1,6 +1,6 @@
 """This process's way to start sandboxes: one helper process (`inside.nursery`), started on first use.
 
-Invariant: no sandbox outlives the process that asked for it; all of them read end-of-file when it ends, however it ends.
+Invariant: no sandbox outlives the process that asked for it: each reads end-of-file when it ends, however it ends.
 """
 
 import contextlib
@@ -16,7 +16,10 @@ from typing import Any
 from harbortrainer.sandbox.errors import SandboxStartError
 
 _SOURCE = Path(__file__).resolve().parents[2]
-_CODE = "import sys; sys.path.insert(0, {source!r}); from harbortrainer.sandbox.inside import nursery; nursery.main()"
+_CODE = (
+    "import sys; sys.path.insert(0, {source!r}); "
+    "from harbortrainer.sandbox.inside import nursery; nursery.main({owner})"
+)
 _ENVIRONMENT = ("LD_LIBRARY_PATH",)  # some interpreters need it to start; nothing else of ours goes on
 
 
@@ -30,8 +33,8 @@ class Nursery:
         self._masks: set[str] = set()
         # -I -S: no environment, no site-packages, so that it starts in milliseconds and holds nothing of ours.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _CODE.format(source=str(_SOURCE))],
-            stdin=there,
+            [sys.executable, "-I", "-S", "-B", "-c", _CODE.format(source=str(_SOURCE), owner=os.getpid())],
+            stdin=there.fileno(),
             stdout=subprocess.DEVNULL,
             cwd="/",
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},

@@ -9,7 +9,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -33,31 +33,40 @@ class Store:
     async def folder(self, kind: str, key: str, build: Callable[[Path], Awaitable[None]]) -> Path:
         """The folder of that key; `build` fills an empty one when it is not there yet. Waits while another builds."""
         path = self._folder / kind / key
-        if path.is_dir():
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        async with _locked(path.with_name(f".{key}.lock")):
-            if not path.is_dir():
-                await self._fill(path, build)
+        if not _is_there(path):
+            async with _locked(path.with_name(f".{key}.lock")):
+                if not _is_there(path):
+                    await self._fill(path, build)
         return path
 
     async def _fill(self, path: Path, build: Callable[[Path], Awaitable[None]]) -> None:
-        for left in path.parent.glob(f".{path.name}.*.part"):  # of a build that was killed; we hold its lock
-            shutil.rmtree(left, ignore_errors=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        scratch = _scratch(path)
         try:
-            scratch.chmod(0o755)
             await build(scratch)
             shutil.rmtree(scratch / "work", ignore_errors=True)
-            scratch.rename(path)
+            os.rename(scratch, path)  # noqa: PTH104
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
 
 
+def _scratch(path: Path) -> Path:
+    """An empty folder beside `path`, whose lock we hold; what a killed build of it left goes."""
+    for left in path.parent.glob(f".{path.name}.*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    scratch.chmod(0o755)
+    return scratch
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_dir()
+
+
 @asynccontextmanager
-async def _locked(path: Path) -> AsyncIterator[None]:
+async def _locked(path: Path) -> AsyncGenerator[None]:
     """Hold a lock file. Polled, not waited for, since a waiting thread each would starve the event loop's pool."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         while True:
             try:

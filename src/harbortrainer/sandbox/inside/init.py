@@ -1,7 +1,7 @@
 """The sandbox's first process: starts commands that it is asked for, reaps what ends, and ends when its socket does.
 
 Messages are JSON, one a packet. In: {"op": "exec", "id", "argv", "cwd", "env", "user"} with three descriptors (standard
-input, output, error) and {"op": "kill", "id"}. Out: {"ready": ...} once, {"id", "code"} for each command that ended, and
+input, output, error) and {"op": "kill", "id"}. Out: {"ready": ...} once, {"id", "code"} for each command that ended,
 {"id", "error"} for one that could not be started. A code above 128 is 128 + the signal that ended it.
 
 Invariant: when this process ends, the kernel ends every other process of the sandbox with it.
@@ -31,6 +31,7 @@ def serve(spec: dict[str, Any], control: socket.socket, proc: int, limited: list
     _limits(spec, limited)
     k.keep_capabilities(_KEEP)
     k.no_new_privileges()
+    k.hide_arguments("init")
     k.hide_memory()
     os.umask(0o022)
     Server(control).run(limited)

@@ -10,6 +10,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
+_PR_SET_NAME = 15
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -73,6 +74,15 @@ def hide_memory() -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl DUMPABLE")
 
 
+def hide_arguments(name: str) -> None:
+    """Blank the command line and take another name: the arguments name paths of the host's."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
+    _check(_libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl NAME")
+
+
 def no_new_privileges() -> None:
     """Set-uid bits and file capabilities mean nothing from here on."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
@@ -88,7 +98,8 @@ def own_keyring() -> None:
 
 def keep_capabilities(keep: frozenset[int]) -> None:
     """Drop every capability but these, from the bounding set too, so that no exec brings one back."""
-    last = int(open("/proc/sys/kernel/cap_last_cap").read())
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for cap in range(last + 1):
         if cap not in keep:

@@ -13,7 +13,7 @@ _FOLDER = "/sys/kernel"
 
 
 def prepare(*, privileged: bool) -> None:
-    """Give this process a mount namespace of its own with room for masks; an ordinary user becomes root in a new one."""
+    """Give this process a mount namespace with room for masks; an ordinary user becomes root in a user namespace."""
     uid, gid = os.geteuid(), os.getegid()
     os.unshare(os.CLONE_NEWNS | (0 if privileged else os.CLONE_NEWUSER))
     if not privileged:

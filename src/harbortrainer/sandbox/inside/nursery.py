@@ -16,8 +16,13 @@ from harbortrainer.sandbox.inside import masking, monitor
 _MAX_PACKET = 1 << 20
 
 
-def main() -> None:
-    """Serve until the other end closes. Sandboxes that were started live on; each has a socket of its own."""
+def main(owner: int) -> None:
+    """Serve until the other end closes. Sandboxes that were started live on; each has a socket of its own.
+
+    Args:
+        owner: The process that started this one. Only to be read from outside, in the list of processes.
+    """
+    del owner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     requests = socket.socket(fileno=0)
