@@ -1,11 +1,13 @@
-"""Our loss and learning rates against Prime-RL's own code, imported from the submodule.
+"""Our advantages, loss and learning rates against Prime-RL's own code, imported from the submodule.
 
-The two files need packages that only Prime-RL's environment has, for annotations and type checks alone; empty
-stand-ins for those are enough to import them.
+Its files need packages that only Prime-RL's environment has, mostly for annotations and type checks; empty stand-ins
+for those are enough to import them.
 """
 
+import asyncio
 import importlib.util
 import os
+import random
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,21 +15,30 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from harbortrainer.engines.local.learner.advantage import TrialLength, group_advantages
 from harbortrainer.engines.local.learner.loss import policy_loss
 from harbortrainer.engines.local.learner.schedule import learning_rate
-from harbortrainer.engines.local.learner.settings import CosineScheduler, LinearScheduler, LossSettings
+from harbortrainer.engines.local.learner.settings import (
+    CosineScheduler,
+    LengthPenalty,
+    LinearScheduler,
+    LossSettings,
+)
 
 SOURCE = Path(os.environ.get("PRIME_RL_SOURCE", Path(__file__).parents[2] / "prime-rl"))
-TRAINER = SOURCE / "src/prime_rl/trainer"
+PACKAGE = SOURCE / "src/prime_rl"
 
 pytestmark = [
     pytest.mark.prime_rl,
-    pytest.mark.skipif(not TRAINER.exists(), reason="needs the populated submodule prime-rl"),
+    pytest.mark.skipif(not PACKAGE.exists(), reason="needs the populated submodule prime-rl"),
 ]
 
 
 class Anything:
-    """Stands for a type that is only named in annotations."""
+    """Stands for a type that is only named in annotations, or a base class that does nothing."""
+
+    def __init__(self, *_args) -> None:
+        pass
 
     def __class_getitem__(cls, _item):
         return cls
@@ -35,6 +46,14 @@ class Anything:
 
 def identity(*args, **_kwargs):
     return args[0] if args else identity
+
+
+def pairs(traces):
+    return ((None, trace) for trace in traces)
+
+
+def assign(trace, advantage):
+    trace.advantage = advantage
 
 
 def stand_in(name: str, **members) -> ModuleType:
@@ -45,7 +64,7 @@ def stand_in(name: str, **members) -> ModuleType:
 
 @pytest.fixture
 def prime_rl(monkeypatch):
-    """Imports one file of Prime-RL's trainer."""
+    """Imports one file of Prime-RL."""
     configs = dict.fromkeys(
         ("CustomLossConfig", "DefaultLossConfig", "IPOLossConfig", "LossConfig", "SchedulerConfig"), Anything
     )
@@ -59,11 +78,16 @@ def prime_rl(monkeypatch):
         stand_in("prime_rl.utils.utils", import_object=identity),
         stand_in("prime_rl.trainer"),
         stand_in("prime_rl.trainer.optim", OffloadOptimizer=Anything, OptimizerLike=Anything),
+        stand_in("prime_rl.configs.algorithm", GRPOAlgoConfig=Anything),
+        stand_in("prime_rl.orchestrator"),
+        stand_in("prime_rl.orchestrator.algo"),
+        stand_in("prime_rl.orchestrator.algo.base", Algorithm=Anything, iter_trainable_traces=pairs),
+        stand_in("prime_rl.orchestrator.algo.routing", assign_advantages=assign),
     ):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def load(path: str):
-        spec = importlib.util.spec_from_file_location("prime_rl_" + Path(path).stem, TRAINER / path)
+        spec = importlib.util.spec_from_file_location("prime_rl_" + Path(path).stem, PACKAGE / path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, module)
@@ -75,7 +99,7 @@ def prime_rl(monkeypatch):
 
 @pytest.mark.parametrize("staleness", [0.0, 0.2, 2.0])
 def test_loss_gradient_and_masks_are_prime_rls(prime_rl, staleness):
-    theirs = prime_rl("rl/loss.py")
+    theirs = prime_rl("trainer/rl/loss.py")
     settings = LossSettings(kl_tau=0.05, adv_tau=1.5, dppo_mask_low=0.1, dppo_mask_high=0.15)
     torch.manual_seed(0)
     sampled = torch.rand(400).clamp_min(1e-4).log()
@@ -112,9 +136,33 @@ def test_loss_gradient_and_masks_are_prime_rls(prime_rl, staleness):
 def test_learning_rates_are_prime_rls(prime_rl, scheduler):
     peak, steps = 1e-6, 30
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    theirs = prime_rl("scheduler.py").setup_scheduler(optimizer, SimpleNamespace(**scheduler.model_dump()), steps, peak)
+    theirs = prime_rl("trainer/scheduler.py").setup_scheduler(
+        optimizer, SimpleNamespace(**scheduler.model_dump()), steps, peak
+    )
     for step in range(steps):
         ours = learning_rate(step, scheduler, peak=peak, max_steps=steps)
         assert ours == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6, abs=peak * 1e-7)
         optimizer.step()
         theirs.step()
+
+
+@pytest.mark.parametrize("penalty", [None, LengthPenalty(), LengthPenalty(num_turns_weight=0.5)], ids=str)
+def test_advantages_are_prime_rls(prime_rl, penalty):
+    theirs = prime_rl("orchestrator/algo/grpo.py").GRPOAlgorithm(SimpleNamespace(length_penalty=penalty), None)
+    generator = random.Random(0)
+    lengths = [
+        TrialLength(generator.randint(1, 99), generator.randint(1, 999), generator.randint(1, 9)) for _ in range(8)
+    ]
+    rewards = [generator.choice([0.0, 0.5, 1.0]) for _ in lengths]
+    traces = [
+        SimpleNamespace(
+            reward=reward,
+            num_output_tokens=length.output_tokens,
+            num_total_tokens=length.output_tokens + length.input_tokens,
+            num_turns=length.turns,
+        )
+        for reward, length in zip(rewards, lengths, strict=True)
+    ]
+    asyncio.run(theirs.score_group(traces))
+    ours = group_advantages(rewards, penalty=penalty, lengths=lengths)
+    assert ours == pytest.approx([trace.advantage for trace in traces], abs=1e-6)

@@ -61,8 +61,12 @@ def policy_loss(
     masked = mask & outside_trust_region(logprobs.detach(), sampled_logprobs, advantages, settings)
     gain = (mask & ~masked) * (settings.adv_tau * advantages) * ratio
     loss = (settings.kl_tau * log_ratio.square() - gain).sum() / scale
-    with torch.no_grad():
-        return TokenLoss(loss=loss, mismatch_kl=ratio - log_ratio - 1, masked=masked)
+    return TokenLoss(loss=loss, mismatch_kl=mismatch_kl(log_ratio.detach()), masked=masked)
+
+
+def mismatch_kl(log_ratio: Tensor) -> Tensor:
+    """r - log r - 1 of each token, at least 0; written so that it is exact where r is close to 1."""
+    return torch.expm1(log_ratio) - log_ratio
 
 
 def outside_trust_region(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from harbortrainer.engines.local.learner.batch import Tokens
+from harbortrainer.engines.local.learner.loss import mismatch_kl
 from harbortrainer.engines.local.learner.sample import Sample
 
 
@@ -69,11 +70,10 @@ def prove(samples: Sequence[Sample], parts: Sequence[Recomputed], tolerance: Tol
     difference = (recomputed - recorded).abs()
     if _out_of_tolerance(difference, owner, len(samples), tolerance):
         raise ProofError(_explain(samples, parts, difference, tolerance))
-    log_ratio = recomputed - recorded
     return {
         "proof/logprob_diff/max": difference.max().item(),
         "proof/logprob_diff/mean": difference.mean().item(),
-        "proof/mismatch_kl/mean": (log_ratio.exp() - log_ratio - 1).mean().item(),
+        "proof/mismatch_kl/mean": mismatch_kl(recomputed - recorded).mean().item(),
     }
 
 
