@@ -4,9 +4,10 @@ After the agent: its token lists are taken out of the result. Before the verifie
 """
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harbortrainer.trials import grading
+from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def add(trial: "Trial", on_event: OnEvent | None) -> list[TurnTokens]:
 
     async def take(event: "TrialHookEvent") -> None:
         del event
-        taken.extend(take_turn_tokens(trial.result))
+        turns = take_turn_tokens(trial.result)
+        _refuse_lost_answers(trial.agent, turns)
+        taken.extend(turns)
 
     async def clear(event: "TrialHookEvent") -> None:
         del event
@@ -48,6 +51,20 @@ def add(trial: "Trial", on_event: OnEvent | None) -> list[TurnTokens]:
     trial.add_hook(TrialEvent.AGENT_END, take)
     trial.add_hook(TrialEvent.VERIFICATION_START, clear)
     return taken
+
+
+def _refuse_lost_answers(agent: Any, turns: list[TurnTokens]) -> None:
+    """Harbor's own rollout_details leave out an answer that was cut, a turn without ids, and some of a summary.
+
+    Raises:
+        TokensMissingError: The chat of a stock Terminus-2 holds another number of answers than there are turns.
+    """
+    if hasattr(agent, "turn_tokens") or not getattr(agent, "_collect_rollout_details", False):
+        return
+    chat = getattr(agent, "_chat", None)
+    answers = sum(message["role"] == "assistant" for message in chat.messages) if chat else 0
+    if answers != len(turns):
+        raise TokensMissingError(f"{answers} answers in the chat, but {len(turns)} turns in rollout_details")
 
 
 def _graded_inside(trial: "Trial") -> bool:

@@ -6,6 +6,7 @@ and defects.
 """
 
 import asyncio
+import os
 import shutil
 import traceback
 from pathlib import Path
@@ -38,6 +39,8 @@ async def run_trial(
         UserError: The task cannot be loaded, the agent cannot be made, or the environment type is unknown.
         asyncio.CancelledError: The caller cancelled; the sandbox is gone by then.
     """
+    # Harbor imports LiteLLM, which asks the network for prices unless it is told not to.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbortrainer.trials.harbor_config import trial_config
 
     config = trial_config(spec)
