@@ -84,7 +84,7 @@ def judge(task: str, oracle: TrialRecord, nop: TrialRecord) -> Verdict:
 
 
 def _failure(agent: str, record: TrialRecord) -> str:
-    if record.outcome == Outcome.COMPLETED:
+    if record.outcome == Outcome.completed:
         return ""
     detail = f" ({record.error.message})" if record.error else ""
     return f"the {agent} trial ended as {record.outcome}{detail}"
