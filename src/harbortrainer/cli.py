@@ -86,7 +86,7 @@ def serve(
     """Serve a model with the embedded sampler until Ctrl-C."""
     from harbortrainer.launch import serve_model
 
-    serve_model(model, port=port, max_model_len=max_model_len, seed=seed)
+    raise typer.Exit(serve_model(model, port=port, max_model_len=max_model_len, seed=seed))
 
 
 @tasks_app.command("check")

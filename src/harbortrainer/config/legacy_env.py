@@ -61,7 +61,7 @@ def spread(document: Document, args: list[dict[str, Any]], file: str) -> None:
         return
     if caps and not document.has("orchestrator.concurrency.max_inflight"):
         group = document.data()["orchestrator"].get("group_size", 1)
-        document.put("orchestrator.concurrency", "max_inflight", max(sum(caps), group))
+        document.put("orchestrator.concurrency", "max_inflight", max(*caps, group))
     for name in dict.fromkeys(a["model_name"] for a in args if "model_name" in a):
         _once(document, "model", "name", name, "model_name", file)
     _renderer(document)

@@ -70,11 +70,8 @@ def read(path: Path | str, arguments: Sequence[str] = ()) -> RawRun:
         UserError: No such file, not TOML (with the line), or an old spelling that has no translation.
     """
     text = _text(Path(path))
-    data = _parse(text, str(path))
     new_text, notes = legacy.upgrade(text, str(path))
-    if notes:
-        data = _parse(new_text, str(path))
-    data = overrides.apply(data, overrides.parse(arguments), known_tables())
+    data = overrides.apply(_parse(new_text, str(path)), overrides.parse(arguments), known_tables())
     return RawRun(str(path), _nulls(data), tuple(notes), new_text if notes else None)
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from harbortrainer.config.base import Table
 from harbortrainer.config.orchestrator import OrchestratorConfig
+from harbortrainer.config.reader import RawRun, read
 from harbortrainer.config.trainer import TrainerConfig
 from harbortrainer.engines.local.learner.settings import CosineScheduler, LinearScheduler, LoraSettings
 from harbortrainer.warmup.config import WarmupConfig
@@ -165,8 +166,15 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: With the file, the dotted key (or the line) and what to do.
     """
-    from harbortrainer.config.reader import read
+    return from_raw(read(path, overrides))
 
-    config, notes = read(path, overrides).validate(RunConfig)
+
+def from_raw(raw: RawRun) -> RunConfig:
+    """The schema's reading of a file that was read already.
+
+    Raises:
+        UserError: As `load`.
+    """
+    config, notes = raw.validate(RunConfig)
     config._notes = notes
     return config

@@ -7,6 +7,7 @@ Contract: what we run and what we print for the user is the same command; it wor
 import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -57,9 +58,16 @@ def dotenv() -> dict[str, str]:
 
 
 def find_uv() -> str | None:
-    """uv on the path, or the one that the Makefile installed."""
-    own = SOURCE.parent / ".tools" / "uv"
-    return shutil.which("uv") or (str(own) if own.is_file() else None)
+    """The uv that the Makefile installed, else the one on the path; one that does not run does not count."""
+    candidates = [str(SOURCE.parent / ".tools" / "uv"), shutil.which("uv")]
+    return next((uv for uv in candidates if uv is not None and _runs(uv)), None)
+
+
+def _runs(program: str) -> bool:
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, timeout=20, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _short(path: Path) -> str:

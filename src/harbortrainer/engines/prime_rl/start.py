@@ -27,7 +27,13 @@ LOG = "job_rl.log"
 
 
 def start(
-    raw: RawRun, place: Place, overrides: Sequence[str], *, resume: bool, dry_run: bool, grace_s: float = GRACE_S
+    raw: RawRun,
+    place: Place,
+    overrides: Sequence[str],
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+    grace_s: float = GRACE_S,
 ) -> int:
     """Run `rl` to its end; returns its exit code.
 
