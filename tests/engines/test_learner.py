@@ -1,5 +1,6 @@
 """The learner on a tiny model: it learns, it honours its keys, and it is the policy that it says it is."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -171,6 +172,19 @@ def test_the_same_seed_gives_the_same_run(model):
         runs.append((learner.train(batch(model, learner))["loss"], learner.adapter()))
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(a, runs[1][1][n]) for n, a in runs[0][1].items())
+
+
+def test_a_step_in_a_worker_thread_is_the_same_step(model):
+    alone, threaded = make(model), make(model)
+    samples = batch(model, alone)
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        step = pool.submit(threaded.train, samples)
+        sampler_of(model, alone).answers(PROMPT, 4, 20)
+        metrics = step.result()
+    assert metrics["loss"] == alone.train(samples)["loss"]
+    assert torch.get_num_threads() == threads
+    assert all(torch.equal(threaded.adapter()[n], w) for n, w in alone.adapter().items())
 
 
 def test_the_gradient_is_clipped_and_the_rate_follows_the_schedule(model):

@@ -152,11 +152,11 @@ class Learner:
         }
 
     def _step(self, batch: Batch) -> dict[str, float]:
-        policy, samples = self._policy, batch.samples
+        policy, samples, scale = self._policy, batch.samples, batch.trained
         self._optimizer.zero_grad(set_to_none=True)
         try:
             micro_batches = pack(samples, self._budget, policy.device)
-            seen = [forward_backward(policy, m, self._loss, scale=batch.trained) for m in micro_batches]
+            seen = [forward_backward(policy, m, self._loss, scale=scale) for m in micro_batches]
             parts = under_own_version(policy, samples, seen, self._history, budget=self._budget)
             metrics = batch.metrics | token_metrics(seen, len(samples), self.version)
             metrics |= prove(samples, parts, self._tolerance)
