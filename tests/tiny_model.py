@@ -14,7 +14,11 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
 )
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEXT = ["the quick brown fox jumps over the lazy dog", "system user assistant", '{"commands": [{"keystrokes": "ls\\n"}]}']
+TEXT = [
+    "the quick brown fox jumps over the lazy dog",
+    "system user assistant",
+    '{"commands": [{"keystrokes": "ls\\n"}]}',
+]
 
 
 def build_tiny_tokenizer(vocab: int = 320):
@@ -31,7 +35,10 @@ def build_tiny_tokenizer(vocab: int = 320):
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast

@@ -108,7 +108,9 @@ def test_frequencies_follow_the_models_distribution(sampler, reference):
 def _choices(url: str, prompt: list[int], **sampling) -> list[dict]:
     import httpx
 
-    reply = httpx.post(f"{url}/inference/v1/generate", json={"token_ids": prompt, "sampling_params": sampling}, timeout=60)
+    reply = httpx.post(
+        f"{url}/inference/v1/generate", json={"token_ids": prompt, "sampling_params": sampling}, timeout=60
+    )
     reply.raise_for_status()
     return reply.json()["choices"]
 

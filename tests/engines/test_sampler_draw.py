@@ -18,7 +18,8 @@ def drawn(n: int, temperature: float = 1.0, **kept: float) -> tuple[torch.Tensor
     if kept:
         keys = ("top_k", "top_p", "min_p")
         neutral = (-1.0, 1.0, 0.0)
-        truncation = tuple(torch.full((n,), kept.get(k, v)) for k, v in zip(keys, neutral, strict=True))
+        top_k, top_p, min_p = (torch.full((n,), kept.get(k, v)) for k, v in zip(keys, neutral, strict=True))
+        truncation = (top_k, top_p, min_p)
     tokens, logprobs = draw(LOGITS.repeat(n, 1), uniform, torch.full((n,), temperature), truncation)
     return torch.bincount(tokens, minlength=5) / n, torch.stack([tokens.double(), logprobs.double()])
 

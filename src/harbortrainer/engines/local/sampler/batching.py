@@ -136,6 +136,12 @@ class SeededManager(ContinuousBatchingManager):
             return status.fatal_error
         return None if self.is_running() else RuntimeError("the engine thread is not running")
 
+    @property
+    def busy(self) -> bool:
+        """Whether the engine thread still has, or is still to learn of, a request."""
+        pending = self.batch_processor is not None and self.batch_processor.has_pending_requests()
+        return pending or not self.cancel_queue.empty() or not self.input_queue.empty()
+
     def drop_prefix_cache(self) -> None:
         """Forgets all cached keys and values. Only while paused and without requests."""
         if self.batch_processor is not None:

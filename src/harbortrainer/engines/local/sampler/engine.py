@@ -203,12 +203,9 @@ class Engine:
 
     async def _idle(self) -> None:
         """Waits until cancelled requests have left the engine thread as well."""
-        processor = self._manager.batch_processor
-        while processor is not None and (
-            processor.has_pending_requests()
-            or not self._manager.cancel_queue.empty()
-            or not self._manager.input_queue.empty()
-        ):
+        while self._manager.busy:
             if self.failure is not None:
-                raise EngineFailedError(f"the engine has failed: {self.failure}")
+                break
             await asyncio.sleep(0.001)
+        if self.failure is not None:
+            raise EngineFailedError(f"the engine has failed: {self.failure}")

@@ -9,6 +9,7 @@ top_k, top_p and min_p. At temperature 0 the likeliest token is taken, with its 
 """
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,8 @@ class Draw:
 
 def request_seed(*parts: object, prompt: Sequence[int]) -> int:
     """64 bits from whatever tells this request from others, and its prompt."""
-    digest = hashlib.blake2b(repr((parts, list(prompt))).encode(), digest_size=8)
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+    digest.update(array("q", prompt).tobytes())
     return int.from_bytes(digest.digest())
 
 

@@ -1,0 +1,88 @@
+"""When the engine breaks: requests fail at once, `/health` says so, and nothing hangs."""
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from sampler_setup import generate, random_prompt
+from tiny_model import build_tiny_model
+
+from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler.engine import EngineFailedError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+class BrokenAfter:
+    """A forward pass that works `calls` times and then raises."""
+
+    def __init__(self, forward, calls: int) -> None:
+        self.forward, self.left = forward, calls
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("out of memory")
+        return self.forward(*args, **kwargs)
+
+
+def ask(url: str, length: int) -> httpx.Response:
+    body = {"token_ids": random_prompt(length, length), "sampling_params": {"max_tokens": 200, "ignore_eos": True}}
+    return httpx.post(url + "/inference/v1/generate", json=body, timeout=20)
+
+
+def test_an_engine_that_dies_fails_what_runs_and_what_comes_after(folder):
+    with Sampler(folder, max_model_len=256) as sampler:
+        sampler._model.forward = BrokenAfter(sampler._model.forward, 20)
+        with ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(lambda n: ask(sampler.url, n), (5, 6, 7, 8)))
+        assert {reply.status_code for reply in replies} == {500}
+        assert all("engine" in reply.json()["error"]["message"] for reply in replies)
+        deadline = time.monotonic() + 5
+        while httpx.get(sampler.url + "/health").status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        health = httpx.get(sampler.url + "/health")
+        assert health.status_code == 503
+        assert "out of memory" in health.json()["error"]["message"]
+        assert ask(sampler.url, 5).status_code == 500
+        with pytest.raises(EngineFailedError, match="out of memory"):
+            sampler.load_adapter({}, 1)
+        assert httpx.get(sampler.url + "/metrics").status_code == 200
+
+
+def test_a_model_that_gives_nan_is_an_error_not_a_token(folder):
+    with Sampler(folder, max_model_len=256) as sampler:
+        sampler._model.model.norm.weight.fill_(float("nan"))
+        reply = ask(sampler.url, 5)
+        assert reply.status_code == 500
+        assert "not a distribution" in reply.json()["error"]["message"]
+
+
+def test_stopping_fails_what_still_runs(folder):
+    sampler = Sampler(folder, max_model_len=2048).start()
+    with ThreadPoolExecutor(1) as pool:
+        body = {"token_ids": [5], "sampling_params": {"max_tokens": 2000, "ignore_eos": True, "n": 64}}
+        running = pool.submit(httpx.post, sampler.url + "/inference/v1/generate", json=body, timeout=20)
+        while not sampler.stats()["running"]:
+            time.sleep(0.001)
+        begin = time.monotonic()
+        sampler.stop()
+        assert time.monotonic() - begin < 10
+        with contextlib.suppress(httpx.TransportError):
+            assert running.result().status_code == 500
+    sampler.stop()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(sampler.url + "/health")
+
+
+def test_a_sampler_can_be_started_after_another_was_stopped(folder):
+    tokens = set()
+    for _ in range(2):
+        with Sampler(folder, seed=1, max_model_len=128) as sampler:
+            tokens.add(tuple(generate(sampler.url, [4, 5], session="a")["token_ids"]))
+    assert len(tokens) == 1
