@@ -19,6 +19,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 SAMPLING = {"temperature": 1.0, "max_tokens": 512}
 
+
 def client(engine: ScriptedEngine) -> TrainClientConfig:
     """What a trainer hands to the env server: a renderer and a /inference/v1/generate engine."""
     return TrainClientConfig(

@@ -39,7 +39,7 @@ class Answer:
     delay_s: float = 0.0
     """Waited for before the answer."""
     forget: str = ""
-    """Leaves out "ids", "logprobs", or one "logprob" of a chat completion."""
+    """Spoils a chat completion: no "ids", no "logprobs", one "logprob" too few, or a "number" that is none."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class ScriptedEngine:
     script: Script
     model: str = "scripted"
     max_model_len: int = 100_000
+    refuses: tuple[str, ...] = ()
+    """Keys of a chat completion's body that are answered with 400, as a provider that does not know them does."""
     samples: list[Sampled] = field(default_factory=list)
     url: str = ""
 
@@ -152,6 +154,8 @@ class ScriptedEngine:
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if unknown := [key for key in self.refuses if key in body]:
+            return _refusal(Answer(status=400, message=f"Unrecognized request argument supplied: {unknown[0]}"))
         prompt_ids = self.renderer.render_ids(body["messages"], add_generation_prompt=True)
         answer = await self._answer(body, prompt_ids)
         if answer.status != 200:
@@ -161,10 +165,12 @@ class ScriptedEngine:
         message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
-        choice = _choice(sampled, answer) | {"message": message, "token_ids": sampled.token_ids}
+        choice = _choice(sampled, answer) | {"message": message}
         usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(sampled.token_ids)}
-        reply = {"choices": [choice], "prompt_token_ids": prompt_ids, "usage": usage, "model": body["model"]}
-        return web.json_response(_with_gap(reply, answer.forget), dumps=json.dumps)
+        reply = {"choices": [choice], "usage": usage, "model": body["model"]}
+        if body.get("return_token_ids"):
+            reply["prompt_token_ids"], choice["token_ids"] = prompt_ids, sampled.token_ids
+        return web.json_response(_with_gap(reply, answer.forget))
 
     async def _answer(self, body: dict, prompt_ids: list[int]) -> Answer:
         self.calls += 1

@@ -12,7 +12,7 @@ from verifiers.v1.trace import Trace
 
 pytestmark = pytest.mark.e2e
 
-SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer"), DONE, DONE])
+SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer", duration=1.0), DONE, DONE])
 NEVER_DONE = by_turn([keys("mkdir -p /app && touch /app/answer"), keys("ls")])
 NO_REWARD = "true"
 

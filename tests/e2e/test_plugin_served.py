@@ -16,7 +16,7 @@ from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
 pytestmark = pytest.mark.e2e
 
-SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer"), DONE, DONE])
+SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer", duration=1.0), DONE, DONE])
 
 
 async def test_two_workers_play_under_one_cap(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -54,7 +54,10 @@ def test_a_partial_harness_table_keeps_the_plugins_harness() -> None:
     assert config.agent.harness.environment_type == "local"
     assert config.agent.max_turns == 3
     assert config.agent.runtime.type == "subprocess"
-    assert config.agent.retries.model_dump() == resolve_env_config({"taskset": {"id": "harbor_env"}}).agent.retries.model_dump()
+    assert (
+        config.agent.retries.model_dump()
+        == resolve_env_config({"taskset": {"id": "harbor_env"}}).agent.retries.model_dump()
+    )
 
 
 def test_a_config_survives_the_way_to_a_worker() -> None:

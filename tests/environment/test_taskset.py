@@ -36,7 +36,8 @@ def test_a_task_survives_the_wire(sample_tasks: str) -> None:
 
 def test_the_two_sides_of_the_split_are_disjoint_and_complete(sample_tasks: str) -> None:
     names = {
-        side: {t.data.name for t in taskset(sample_tasks, split=side, eval_share=0.4)} for side in ("train", "eval", "all")
+        side: {t.data.name for t in taskset(sample_tasks, split=side, eval_share=0.4)}
+        for side in ("train", "eval", "all")
     }
     assert names["train"] | names["eval"] == names["all"]
     assert not names["train"] & names["eval"]
