@@ -64,6 +64,12 @@ def plan(rootfs: Path, *, hidden: tuple[Path, ...] = ()) -> dict[str, Any] | Non
     return made
 
 
+def forget() -> None:
+    """Look at the host again for the next sandbox, not only when the plan is a minute old."""
+    global _made
+    _made = (0.0, (), {})
+
+
 def _plan(hidden: tuple[Path, ...]) -> dict[str, Any]:
     links = {path: str(Path(path).readlink()) for path in _SHOWN if Path(path).is_symlink()} | _LINKS
     shown, plain = _split([path for path in _SHOWN if Path(path).is_dir() and path not in links])

@@ -1,0 +1,151 @@
+"""What code in a sandbox cannot see, reach or change. The code there is a model's output: think as an attacker."""
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from harbor.models.task.config import NetworkMode
+
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="plants files as root")
+
+
+async def out(sandbox, command: str) -> str:
+    result = await sandbox.exec(command)
+    return f"{result.stdout}{result.stderr}"
+
+
+async def test_home_folders_and_the_project_are_not_there(sandbox, tmp_path):
+    (tmp_path / "secret.txt").write_text("swordfish")
+    assert "No such file" in await out(sandbox, f"cat {tmp_path}/secret.txt")
+    assert "No such file" in await out(sandbox, f"cat {Path(__file__)}")
+    assert (
+        await out(sandbox, "ls -A /root /home /tmp /run /mnt /media /srv /opt /var/tmp | grep -v -e : -e '^$' -e lock")
+        == ""
+    )
+
+
+async def test_nothing_beside_the_systems_folders_is_there(sandbox):
+    here = set((await out(sandbox, "ls -A /")).split())
+    assert here <= {
+        *("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "var", "nix", "gnu", "boot", "dev", "home"),
+        *("logs", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp"),
+    }
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "/etc/gshadow", "/etc/machine-id", "/etc/ssh", "/etc/sudoers"])
+async def test_the_hosts_secrets_are_not_in_etc(sandbox, path):
+    theirs = (await sandbox.exec(f"cat {path} {path}/*")).stdout.strip()
+    assert theirs in ("", "root:*:19000:0:99999:7:::", "root:*::")
+
+
+@ROOT_ONLY
+async def test_a_file_that_others_may_not_read_is_hidden(make_sandbox):
+    from harbortrainer.sandbox import masks
+
+    secret = Path("/etc/harbortrainer-test-secret")
+    secret.write_text("swordfish")
+    secret.chmod(0o600)
+    masks.forget()
+    try:
+        sandbox = await make_sandbox()
+        assert "swordfish" not in await out(sandbox, f"cat {secret}; grep -r swordfish /etc")
+    finally:
+        secret.unlink()
+        masks.forget()
+
+
+async def test_no_environment_variable_of_the_host_is_there(make_sandbox, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "swordfish")
+    sandbox = await make_sandbox()
+    assert sorted((await out(sandbox, "env")).split()) == sorted(
+        ["HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "PWD=/", "SHLVL=0"]
+        + ["_=/usr/bin/env"]
+    )
+    assert "swordfish" not in await out(sandbox, "cat /proc/*/environ | tr '\\0' '\\n'")
+
+
+async def test_the_hosts_processes_are_not_there(sandbox):
+    lines = (await out(sandbox, "ps ax -o pid,args")).splitlines()
+    assert len(lines) <= 4
+    assert str(Path.cwd()) not in await out(sandbox, "cat /proc/1/cmdline")
+
+
+async def test_the_first_process_cannot_be_looked_into_or_killed(sandbox):
+    for path in ("mem", "root/", "cwd/", "environ", "maps", "fd/3"):
+        assert "denied" in await out(sandbox, f"cat /proc/1/{path} || ls /proc/1/{path}"), path
+    await out(sandbox, "kill -9 1; kill -STOP 1; kill -TERM -1")
+    assert await out(sandbox, "echo alive") == "alive\n"
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "mount -t tmpfs none /mnt",
+        "mount -o remount,rw /proc/sys",
+        "umount /proc/sys",
+        "umount -l /etc",
+        "mknod /tmp/disk b 254 0",
+        "unshare --user true",
+        "unshare --mount true",
+        "chroot / mount -t proc proc /mnt",
+        "echo x > /proc/sys/kernel/core_pattern",
+        "echo 1 > /proc/sys/kernel/sysrq",
+        "chmod 700 /dev/null",
+        "hostname other",
+        "dmesg",
+        "date -s 2001-01-01",
+        "swapoff -a && false || ! true",
+        "nsenter -t 1 -m true",
+    ],
+)
+async def test_privileged_things_are_refused(sandbox, attempt):
+    assert (await sandbox.exec(attempt)).return_code != 0
+
+
+async def test_capabilities_cannot_come_back(sandbox):
+    status = await out(sandbox, "cat /proc/self/status")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    admin, module, ptrace, mknod, net_admin, raw = 21, 16, 19, 27, 12, 13
+    for cap in (admin, module, ptrace, mknod, net_admin, raw):
+        for kind in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"):
+            assert not int(fields[kind], 16) >> cap & 1, (kind, cap)
+    assert fields["NoNewPrivs"] == "1"
+
+
+async def test_the_hosts_files_do_not_change(sandbox):
+    before = Path("/etc/hosts").read_bytes(), os.listdir("/usr/bin")
+    await out(
+        sandbox, "echo pwned > /etc/hosts; touch /usr/bin/pwned; rm -rf /usr/bin/tmux /lib/x86_64-linux-gnu/libz*"
+    )
+    assert (Path("/etc/hosts").read_bytes(), os.listdir("/usr/bin")) == before
+    assert "pwned" in await out(sandbox, "cat /etc/hosts; ls /usr/bin/pwned")
+
+
+async def test_there_is_no_network_but_loopback(sandbox):
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    assert "refused" in await out(sandbox, f"exec 3<>/dev/tcp/127.0.0.1/{port}")
+    assert (await out(sandbox, "cat /proc/net/dev")).count(":") == 1
+    assert "nameserver" not in await out(sandbox, "cat /etc/resolv.conf")
+    both = "(echo hi | timeout 5 nc -l -p 5555 || true) & sleep 0.3; timeout 2 cat < /dev/tcp/127.0.0.1/5555"
+    assert "refused" not in await out(sandbox, f"command -v nc >/dev/null || exit 0; {both}")
+    server.close()
+
+
+async def test_the_network_is_there_when_the_task_says_public(make_sandbox):
+    sandbox = await make_sandbox(network=NetworkMode.PUBLIC)
+    server = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: server.accept()[0].sendall(b"hello"), daemon=True)
+    thread.start()
+    port = server.getsockname()[1]
+    assert "hello" in await out(sandbox, f"timeout 3 head -c 5 < /dev/tcp/127.0.0.1/{port}")
+    server.close()
+
+
+async def test_two_sandboxes_do_not_see_each_other(make_sandbox):
+    one, two = await make_sandbox(), await make_sandbox()
+    await out(one, "touch /tmp/mine /dev/shm/mine; echo x > /usr/mine")
+    assert await out(two, "ls /tmp /dev/shm") == "/dev/shm:\n\n/tmp:\n"
+    assert "No such file" in await out(two, "cat /usr/mine")
