@@ -25,7 +25,7 @@ from harbortrainer.engines.local.learner.settings import (
     LossSettings,
 )
 
-SOURCE = Path(os.environ.get("PRIME_RL_SOURCE", Path(__file__).parents[2] / "prime-rl"))
+SOURCE = Path(os.environ.get("HARBORTRAINER_PRIME_RL", Path(__file__).parents[2] / "prime-rl"))
 PACKAGE = SOURCE / "src/prime_rl"
 
 pytestmark = [
