@@ -6,7 +6,6 @@ it "sampled". Torch-free; runs in a thread of its own, so other processes can ca
 """
 
 import asyncio
-import json
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -101,6 +100,7 @@ class ScriptedEngine:
         self.tokenizer = load_tokenizer(str(self.tokenizer_dir))
         self.renderer = create_renderer(self.tokenizer, DefaultRendererConfig())
         self.calls = 0
+        self.called = threading.Event()
         self.requests: list[dict] = []
 
     def __enter__(self) -> "ScriptedEngine":
@@ -174,6 +174,7 @@ class ScriptedEngine:
 
     async def _answer(self, body: dict, prompt_ids: list[int]) -> Answer:
         self.calls += 1
+        self.called.set()
         self.requests.append(body)
         if len(prompt_ids) > self.max_model_len:
             return Answer(status=400, message=f"This model's maximum context length is {self.max_model_len} tokens")

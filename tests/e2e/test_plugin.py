@@ -159,9 +159,7 @@ async def test_cancelling_an_episode_leaves_no_sandbox(tmp_path: Path, tokenizer
     hangs = by_turn([Answer(DONE, delay_s=30.0)])
     with ScriptedEngine(tokenizer_dir, hangs) as engine:
         task = asyncio.create_task(play(config(tmp_path / "tasks", tmp_path / "trials"), engine))
-        async with asyncio.timeout(60):
-            while not engine.calls:
-                await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(engine.called.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             async with asyncio.timeout(10):

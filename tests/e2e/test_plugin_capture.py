@@ -96,7 +96,6 @@ async def test_kept_reasoning(tmp_path: Path, thinking_tokenizer_dir: Path) -> N
 
 async def test_summarization(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    wordy = keys("echo " + "x" * 400, duration=0.3)
 
     def script(prompt: str) -> Answer:
         asked = prompt.rpartition("<|im_start|>user")[2]
@@ -107,7 +106,7 @@ async def test_summarization(tmp_path: Path, tokenizer_dir: Path) -> None:
         return by_turn([ANSWER, keys("echo " + "x" * 900, duration=0.3), DONE])(prompt)
 
     info = {"max_input_tokens": 9000, "max_output_tokens": 512, "input_cost_per_token": 0, "output_cost_per_token": 0}
-    kwargs = {"enable_summarize": True, "proactive_summarization_threshold": 7000, "model_info": info}
+    kwargs = {"enable_summarize": True, "proactive_summarization_threshold": 8200, "model_info": info}
     traces = await both(tmp_path, tokenizer_dir, script, agent_kwargs=kwargs, max_turns=6)
     assert len(traces[0].branches) > 1, "a summary was made"
     assert_equal(*traces, branches=len(traces[0].branches))

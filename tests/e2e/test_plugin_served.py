@@ -65,7 +65,7 @@ def test_verifiers_own_eval_command_runs_the_tasks(tmp_path: Path, tokenizer_dir
 
 def _traces(lines: list[dict]) -> list[dict]:
     """verifiers writes a trace a line, or an episode with its traces."""
-    return [trace for line in lines for trace in (line["traces"] if "traces" in line else [line])]
+    return [trace for line in lines for trace in line.get("traces", [line])]
 
 
 def _environment() -> dict[str, str]:

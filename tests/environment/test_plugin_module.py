@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import harbor_env
 from verifiers.v1.runtimes import SubprocessConfig
 from verifiers.v1.utils.loaders import (
     environment_class,
@@ -12,6 +11,8 @@ from verifiers.v1.utils.loaders import (
     resolve_env_config,
     taskset_class,
 )
+
+import harbor_env
 
 
 def test_importing_the_plugin_imports_no_heavy_package() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -48,9 +47,11 @@ async def test_no_cap_waits_for_nobody(tmp_path: Path) -> None:
 
 
 async def test_a_killed_process_gives_its_slot_back(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
     assert holder.stdout is not None
-    assert (await asyncio.to_thread(holder.stdout.readline)).strip() == "held"
+    assert (await holder.stdout.readline()).strip() == b"held"
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             async with slot(tmp_path, 1):
@@ -59,7 +60,7 @@ async def test_a_killed_process_gives_its_slot_back(tmp_path: Path) -> None:
     started = time.monotonic()
     async with asyncio.timeout(10), slot(tmp_path, 1):
         assert time.monotonic() - started < 5
-    await asyncio.to_thread(holder.wait)
+    await holder.wait()
 
 
 async def test_a_cancelled_waiter_leaves_the_queue(tmp_path: Path) -> None:
@@ -75,10 +76,10 @@ async def test_a_cancelled_waiter_leaves_the_queue(tmp_path: Path) -> None:
 
 async def test_a_child_process_does_not_keep_the_slot(tmp_path: Path) -> None:
     async with slot(tmp_path, 1):
-        child = subprocess.Popen(["sleep", "30"], close_fds=False)
+        child = await asyncio.create_subprocess_exec("sleep", "30", close_fds=False)
     try:
         async with asyncio.timeout(5), slot(tmp_path, 1):
             pass
     finally:
         child.kill()
-        await asyncio.to_thread(child.wait)
+        await child.wait()

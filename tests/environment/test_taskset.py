@@ -70,7 +70,7 @@ async def test_the_reward_is_the_verifiers(sample_tasks: str) -> None:
 async def test_a_stopped_trace_without_a_reward_is_no_zero(sample_tasks: str) -> None:
     task, trace = await rollout(sample_tasks, Outcome.verifier_error)
     trace.stop("max_turns")
-    with pytest.raises(Exception, match="^verifier_error:"):
+    with pytest.raises(Exception, match=r"^verifier_error:"):
         await task.finalize(trace, None)
 
 
@@ -78,7 +78,7 @@ async def test_a_trial_that_never_ended_is_no_zero(sample_tasks: str) -> None:
     task = next(iter(taskset(sample_tasks))).for_episode()
     trace = empty_trace()
     trace.state = HarborState()
-    with pytest.raises(Exception, match="^cancelled:"):
+    with pytest.raises(Exception, match=r"^cancelled:"):
         await task.finalize(trace, None)
 
 
