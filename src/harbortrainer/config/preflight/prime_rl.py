@@ -8,9 +8,10 @@ from harbortrainer.config.preflight.finding import Finding, green, red, yellow
 from harbortrainer.engines.prime_rl.place import PIN, Place
 from harbortrainer.errors import UserError
 
-PACKAGES = ("harbor==0.21.0", "python-dotenv", "tomlkit", "psutil")
-NEEDED = ("harbor", "litellm", "dotenv", "tomlkit", "psutil")
-"""What the plugin imports and Prime-RL's own environment may lack."""
+NEEDED = ("harbor", "litellm", "psutil", "dockerfile_parse")
+"""What the plugin imports. Prime-RL's lock brings harbor along; a provider's own package comes with harbor's extra."""
+
+HARBOR = "harbor[{extras}]==0.21.0"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -23,7 +24,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield red("Prime-RL", f"{error.what} ({error.where})", error.do)
         return
     yield pinned(facts.place)
-    yield plugin(facts.place)
+    yield plugin(facts.place, [kind for kind in facts.environment_types if kind.isidentifier()])
 
 
 def pinned(place: Place) -> Finding:
@@ -35,15 +36,18 @@ def pinned(place: Place) -> Finding:
     return yellow("Prime-RL", f"at {commit[:9] or 'an unknown commit'}, not {PIN[:9]}", do)
 
 
-def plugin(place: Place) -> Finding:
+def plugin(place: Place, environment_types: list[str]) -> Finding:
     """Whether its Python finds what the plugin imports."""
-    code = f"import importlib.util as u; print(*[m for m in {NEEDED!r} if u.find_spec(m) is None])"
+    extras = [kind for kind in environment_types if kind not in ("local", "docker")]
+    needed = (*NEEDED, *extras)
+    code = f"import importlib.util as u; print(*[m for m in {needed!r} if u.find_spec(m) is None])"
     python = place.environment / "bin" / "python"
     missing = _output(str(python), "-c", code).strip() if python.exists() else "python"
     if missing:
-        do = f"run `uv pip install --python {python} {' '.join(PACKAGES)}`"
+        package = HARBOR.format(extras=",".join(["modal", *extras]) if "modal" not in extras else ",".join(extras))
+        do = f"run `uv pip install --python {python} '{package}' psutil`"
         return red("plugin", f"not in Prime-RL's environment: {missing}", do)
-    return green("plugin", "harbor is in Prime-RL's environment")
+    return green("plugin", "what it imports is in Prime-RL's environment")
 
 
 def _output(*words: str) -> str:

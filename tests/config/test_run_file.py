@@ -1,0 +1,195 @@
+"""Reading a run file for the embedded engine: defaults, inheritance, and one line for everything that cannot be."""
+
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.config.runfile import load
+from harbortrainer.errors import UserError
+
+LEAST = """
+[run]
+name = "r"
+[trainer.model.lora]
+[orchestrator]
+batch_size = 8
+group_size = 4
+[[orchestrator.train.source]]
+env = { taskset = { id = "harbor_env" } }
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str = "", base: str = LEAST) -> Path:
+        path = tmp_path / "run.toml"
+        path.write_text(text + base)
+        return path
+
+    return write
+
+
+def error_of(path: Path, *overrides: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        load(path, overrides)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_what_the_file_does_not_say_has_prime_rls_default(write):
+    config = load(write())
+    assert (config.model.name, config.seq_len, config.max_steps) == ("Qwen/Qwen3-0.6B", 2048, None)
+    assert (config.trainer.optim.lr, config.trainer.optim.weight_decay, config.trainer.optim.max_norm) == (
+        1e-6,
+        0.01,
+        1,
+    )
+    assert (config.trainer.loss.dppo_mask_low, config.trainer.loss.kl_tau) == (0.2, 1e-3)
+    assert (config.lora.rank, config.lora.alpha) == (16, 32.0)
+    assert config.orchestrator.max_off_policy_steps == 8
+    assert config.orchestrator.train.sampling.temperature == 1.0
+    assert config.ckpt is None and config.orchestrator.eval is None
+
+
+def test_a_source_inherits_what_it_does_not_say(write):
+    text = """
+    [orchestrator.train.sampling]
+    max_completion_tokens = 64
+    [orchestrator.eval]
+    interval = 5
+    group_size = 2
+    [orchestrator.eval.sampling]
+    temperature = 0.6
+    [[orchestrator.eval.source]]
+    env = { taskset = { id = "harbor_env" } }
+    group_size = 3
+    """
+    config = load(write(base=LEAST + text))
+    source = config.orchestrator.train.source[0]
+    assert (source.group_size, source.sampling.max_completion_tokens, source.resolved_name) == (4, 64, "harbor_env")
+    assert config.orchestrator.eval is not None
+    held_out = config.orchestrator.eval.source[0]
+    assert (held_out.interval, held_out.group_size, held_out.sampling.temperature) == (5, 3, 0.6)
+
+
+def test_the_environments_table_is_kept_as_written(write):
+    base = LEAST.replace('id = "harbor_env" }', 'id = "harbor_env", tasks_dir = "t" }, agent = { max_turns = 3 }')
+    config = load(write(base=base))
+    assert config.orchestrator.train.source[0].env == {
+        "taskset": {"id": "harbor_env", "tasks_dir": "t"},
+        "agent": {"max_turns": 3},
+    }
+
+
+def test_training_samples_from_the_whole_distribution(write):
+    config = load(write("[orchestrator.train.sampling]\ntemperature = 0.8\n"))
+    assert config.orchestrator.train.sampling.to_sampling_args() == {
+        "temperature": 0.8,
+        "top_p": 1.0,
+        "logprobs": True,
+        "extra_body": {"top_k": -1, "min_p": 0.0, "return_token_ids": True},
+    }
+
+
+def test_a_setting_of_a_part_counts_as_the_shared_one(write):
+    config = load(
+        write("[trainer.ckpt]\ninterval = 5\n[orchestrator.model]\nname = 'm/m'\n[inference.vllm]\nmodel='m/m'\n")
+    )
+    assert config.model.name == "m/m"
+    assert config.ckpt is not None and config.ckpt.interval == 5
+
+
+def test_two_values_for_one_setting_are_refused(write):
+    error = error_of(write("[model]\nname = 'a/a'\n[trainer.model]\nname = 'b/b'\n"))
+    assert "trainer.model.name" in error.where and "keep one" in error.do
+
+
+def test_the_word_none_is_null(write):
+    assert load(write("[trainer.optim]\nmax_norm = 'None'\n")).trainer.optim.max_norm is None
+
+
+def test_what_only_prime_rls_processes_use_is_said_once(write):
+    config = load(
+        write("[deployment]\nnum_train_gpus = 2\n[monitors.wandb]\nproject = 'p'\n[trainer.log]\nlevel = 'x'\n")
+    )
+    assert len(config.notes) == 1
+    assert all(key in config.notes[0] for key in ("deployment", "monitors", "trainer.log"))
+
+
+def test_overrides_win_over_the_file(write):
+    words = ["--orchestrator.batch-size", "12", "--trainer.optim.lr=3e-4", "--clean", "--ckpt", "--max_steps", "3"]
+    config = load(write(), words)
+    assert (config.orchestrator.batch_size, config.trainer.optim.lr, config.clean, config.max_steps) == (
+        12,
+        3e-4,
+        True,
+        3,
+    )
+    assert config.ckpt is not None and config.ckpt.interval is None
+    assert load(write("[ckpt]\ninterval = 2\n"), ["--no-ckpt"]).ckpt is None
+    modules = load(write(), ["--trainer.model.lora.target-modules", "q_proj", "v_proj"]).lora.target_modules
+    assert modules == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "told"),
+    [
+        ("max_stepps = 3\n", "max_stepps", "max_steps"),
+        ("[trainer.optim]\nlearning_rate = 1\n", "trainer.optim.learning_rate", "no such key"),
+        ("[orchestrator.concurrency]\nmax_inflght = 1\n", "orchestrator.concurrency.max_inflght", "max_inflight"),
+        ("[trainer.model.ac]\nfreqq = 1\n", "trainer.model.ac.freqq", "trainer.model.ac.freq"),
+        ("[trainer.optim]\ntype = 'muon'\n", "trainer.optim.type", "adamw"),
+        ("[trainer.optim]\nlr = -1\n", "trainer.optim.lr", "greater than or equal to 0"),
+        ("[trainer.loss]\ntype = 'ipo'\n", "trainer.loss.type", "prime-rl"),
+        ("[orchestrator.algo]\ntype = 'opd'\n", "orchestrator.algo.type", "grpo"),
+        ("[trainer.model]\nseq_len = 'long'\n", "seq_len", "integer"),
+        ("[resume]\nstep = 3\n", "resume", "--resume"),
+        ("[tokenizer]\nchat_template = 'x'\n", "tokenizer", "own tokenizer"),
+        ("[trainer.scheduler]\ntype = 'linear'\n", "run.toml", "needs max_steps"),
+        ("[trainer.scheduler]\ntype = 'steps'\n", "trainer.scheduler", "constant"),
+        ("[orchestrator.train.sampling]\ntemperature = 0\n", "temperature", "greater than 0"),
+        ("[orchestrator.train.sampling]\nextra_body = { top_k = 5 }\n", "extra_body", "no further sampling"),
+        ("[orchestrator.concurrency]\nmax_inflight = 2\n", "orchestrator", "at least group_size"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key_and_what_to_do(write, text, key, told):
+    error = error_of(write(text))
+    assert "run.toml" in error.where and key in error.where
+    assert told in f"{error.what}; {error.do}"
+
+
+def test_a_batch_that_is_no_multiple_of_the_group_is_refused(write):
+    assert "multiple of group_size" in error_of(write(), "--orchestrator.batch-size", "10").what
+
+
+def test_a_run_without_an_adapter_is_refused(write):
+    assert "[trainer.model.lora]" in error_of(write(base=LEAST.replace("[trainer.model.lora]\n", ""))).do
+
+
+def test_a_file_that_is_not_toml_is_told_with_the_line(write):
+    assert "line 2" in error_of(write("a = 1\nb = = 2\n")).what
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    assert "no such file" in error_of(tmp_path / "none.toml").what
+
+
+def test_a_word_that_belongs_to_no_option_is_told(write):
+    assert "'fast'" in error_of(write(), "fast").what
+
+
+def test_an_override_through_a_value_is_told(write):
+    assert "'seq_len' is not a table" in error_of(write("seq_len = 5\n"), "--seq-len.x", "1").what
+
+
+def test_two_sources_of_one_name_are_refused(write):
+    again = '[[orchestrator.train.source]]\nenv = { taskset = { id = "harbor_env" } }\n'
+    assert "two training sources" in error_of(write(base=LEAST + again)).what
+
+
+def test_a_run_without_a_name_gets_one(write):
+    base = LEAST.replace('name = "r"\n', "")
+    first, second = load(write(base=base)), load(write(base=base))
+    assert first.run.name != second.run.name
+    assert str(first.run.name).startswith("harbor_env--qwen3-0.6b--")
+    assert first.run_dir == Path("outputs") / str(first.run.name)

@@ -1,0 +1,47 @@
+"""Prints every dotted key of Prime-RL's run file, one a line, for `src/harbortrainer/config/prime_rl_keys.txt`.
+
+    PYTHONPATH=prime-rl/packages/prime-rl-configs/src python tools/schema_snapshot.py
+
+`key.*` marks a table that takes any key. The tables `env`, `serve` and `renderer` belong to other packages and are
+not entered.
+"""
+
+import types
+import typing
+
+from prime_rl.configs.rl import RLConfig  # ty: ignore[unresolved-import]
+from pydantic import BaseModel
+
+FOREIGN = {"env", "serve", "renderer"}
+
+
+def tables(annotation: object) -> list[type[BaseModel]]:
+    """The tables an annotation names, through unions, lists and Annotated."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return tables(typing.get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
+        return [table for part in typing.get_args(annotation) for table in tables(part)]
+    return []
+
+
+def walk(table: type[BaseModel], prefix: str, found: set[str]) -> None:
+    """Collect the keys of a table."""
+    if table.model_config.get("extra") == "allow":
+        found.add(f"{prefix}*")
+    for name, field in table.model_fields.items():
+        key, inner = f"{prefix}{name}", tables(field.annotation)
+        found.add(key)
+        is_dict = typing.get_origin(field.annotation) is dict or (not inner and "dict" in str(field.annotation))
+        if is_dict or (name in FOREIGN and inner):
+            found.add(f"{key}.*")
+        else:
+            for each in inner:
+                walk(each, f"{key}.", found)
+
+
+if __name__ == "__main__":
+    keys: set[str] = set()
+    walk(RLConfig, "", keys)
+    print("\n".join(sorted(keys)))
