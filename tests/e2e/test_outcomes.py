@@ -256,6 +256,14 @@ async def test_events_come_in_order_and_inside_the_trial(folder):
     assert events == ["start", "environment-start", "agent-start", "agent-end", "verification-start", "end"]
 
 
+async def test_a_defect_in_a_callback_is_raised_and_no_outcome(folder):
+    async def broken(event: str) -> None:
+        raise ZeroDivisionError(event)
+
+    with pytest.raises(ZeroDivisionError, match="start"):
+        await run_trial(make_spec(folder, make_task(folder / "task"), NOBODY_LISTENS), on_event=broken)
+
+
 async def test_an_agent_that_fails_after_a_stop_is_graded(folder):
     """Also one that is not ours: Harbor's own Terminus-2 raises on every refusal."""
     task = make_task(folder / "task")

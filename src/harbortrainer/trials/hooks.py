@@ -4,6 +4,7 @@ After the agent: its token lists are taken out of the result. Before the verifie
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harbortrainer.trials import grading
@@ -20,27 +21,37 @@ type Event = str
 type OnEvent = Callable[[Event], Awaitable[None]]
 
 
-def add(trial: "Trial", on_event: OnEvent | None) -> list[TurnTokens]:
-    """Add the hooks; `on_event` is awaited before ours.
+@dataclass
+class Seen:
+    """What the hooks saw while the trial ran."""
 
-    Returns:
-        The list that fills with what the agent sampled, if it collects rollout_details.
-    """
+    turn_tokens: list[TurnTokens] = field(default_factory=list)
+    """What the agent sampled, if it collects rollout_details."""
+    defect: Exception | None = None
+    """What `on_event` raised. Harbor records it like a failure of the trial; it is a defect of ours."""
+
+
+def add(trial: "Trial", on_event: OnEvent | None) -> Seen:
+    """Add the hooks; `on_event` is awaited before ours."""
     from harbor.trial.hooks import TrialEvent
 
     from harbortrainer.trials.harbor_result import take_turn_tokens
 
-    taken: list[TurnTokens] = []
+    seen = Seen()
 
     async def tell(event: "TrialHookEvent") -> None:
-        if on_event is not None:
-            await on_event(event.event.value)
+        try:
+            if on_event is not None:
+                await on_event(event.event.value)
+        except Exception as error:
+            seen.defect = error
+            raise
 
     async def take(event: "TrialHookEvent") -> None:
         del event
         turns = take_turn_tokens(trial.result)
         _refuse_lost_answers(trial.agent, turns)
-        taken.extend(turns)
+        seen.turn_tokens.extend(turns)
 
     async def clear(event: "TrialHookEvent") -> None:
         del event
@@ -50,7 +61,7 @@ def add(trial: "Trial", on_event: OnEvent | None) -> list[TurnTokens]:
         trial.add_hook(event, tell)
     trial.add_hook(TrialEvent.AGENT_END, take)
     trial.add_hook(TrialEvent.VERIFICATION_START, clear)
-    return taken
+    return seen
 
 
 def _refuse_lost_answers(agent: Any, turns: list[TurnTokens]) -> None:

@@ -61,10 +61,13 @@ async def _run(spec: TrialSpec, config: "TrialConfig", on_event: hooks.OnEvent |
         raise
     except Exception as error:  # noqa: BLE001 - whatever an environment raises when it is made
         return _never_started(spec, config, error)
-    taken = hooks.add(trial, on_event)
+    seen = hooks.add(trial, on_event)
     guard.end_cleanly(trial.agent, stop)
-    finished = record(await trial.run(), spec, stop=stop())
-    finished.turn_tokens = getattr(trial.agent, "turn_tokens", taken)
+    result = await trial.run()
+    if seen.defect is not None:
+        raise seen.defect
+    finished = record(result, spec, stop=stop())
+    finished.turn_tokens = getattr(trial.agent, "turn_tokens", seen.turn_tokens)
     return finished
 
 
