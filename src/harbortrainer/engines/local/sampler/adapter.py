@@ -9,13 +9,16 @@ Invariant: an adapter is taken whole or not at all; names and shapes are checked
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 NAME = "policy"
@@ -113,6 +116,18 @@ class Adapter:
                 # float32 on any base: as peft keeps it in the learner.
                 parameter.data = parameter.data.float()
                 self._weights[name.replace(marker, "")] = parameter
+        for module in self._model.modules():
+            if type(module) is Linear:
+                module.forward = partial(_add_lora, module)
+
+
+def _add_lora(layer: Linear, x: torch.Tensor) -> torch.Tensor:
+    """What peft's `lora.Linear.forward` computes for one active adapter, without its bookkeeping: on a small model
+    that was a quarter of a step (forward pass of 64 tokens, 0.7 M parameters: 2.3 ms instead of 2.0)."""
+    down = cast("torch.Tensor", layer.lora_A[NAME].weight)
+    up = cast("torch.Tensor", layer.lora_B[NAME].weight)
+    added = linear(linear(x.to(down.dtype), down), up)
+    return layer.base_layer(x).add_(added, alpha=layer.scaling[NAME])
 
 
 def _shape(config: LoraConfig) -> tuple:
