@@ -17,7 +17,7 @@ from verifiers.v1.trace import Trace
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
-SAMPLING = {"temperature": 1.0, "max_tokens": 512}
+SAMPLING = SamplingConfig(temperature=1.0, max_tokens=512)
 
 
 def client(engine: ScriptedEngine) -> TrainClientConfig:
@@ -38,7 +38,7 @@ def config(tasks: Path, trials: Path, *, harness: dict[str, Any] | None = None, 
 async def play(env: dict[str, Any], engine: ScriptedEngine, *, times: int = 1) -> list[Episode]:
     """Every task of the config, `times` each, in this process."""
     environment = load_environment(resolve_env_config(env))
-    context = ModelContext(client=client(engine), model=engine.model, sampling=SamplingConfig(**SAMPLING))
+    context = ModelContext(client=client(engine), model=engine.model, sampling=SAMPLING)
     slots = [slot for task in environment.taskset for slot in environment.slots(task, times)]
     async with environment.serving():
         return list(await asyncio.gather(*(environment.run_slot(slot, context) for slot in slots)))

@@ -13,7 +13,7 @@ from verifiers.v1.trace import Trace
 pytestmark = pytest.mark.e2e
 
 SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer", duration=1.0), DONE, DONE])
-NEVER_DONE = by_turn([keys("mkdir -p /app && touch /app/answer"), keys("ls")])
+NEVER_DONE = by_turn([keys("mkdir -p /app && touch /app/answer", duration=1.0), keys("ls")])
 NO_REWARD = "true"
 
 
@@ -41,7 +41,7 @@ async def test_the_trace_holds_exactly_what_the_engine_sampled(tmp_path: Path, t
     record = trace.info["harbor"]
     assert (record["outcome"], record["turns"], record["reward"]) == ("completed", 3, 1.0)
     assert trace.metrics["outcome_completed"] == 1.0
-    assert trace.metrics["time_agent_execution"] > 0
+    assert (trace.metrics["time_agent_execution"] or 0) > 0
     json.dumps(record)
 
 
@@ -152,6 +152,24 @@ async def test_a_reward_dictionary_is_metrics_and_its_scalar_the_reward(tmp_path
         trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
     assert trace.reward == 0.75
     assert (trace.metrics["reward_speed"], trace.metrics["reward_style"]) == (1.0, 0.5)
+
+
+async def test_stock_terminus_plays_through_the_endpoint(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    harness = {"agent": "terminus-2", "agent_kwargs": {"record_terminal_session": False}}
+    with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness, max_turns=2), engine)
+    assert trace.ok, trace.errors
+    assert (trace.reward, trace.num_turns) == (1.0, 2)
+
+
+async def test_an_unknown_environment_type_is_named(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    harness = {"environment_type": "dokcer"}
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness), engine)
+    assert not trace.ok
+    assert "dokcer" in trace.errors[-1].message
 
 
 async def test_cancelling_an_episode_leaves_no_sandbox(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from fakes import DONE, keys, make_task
 from plugin_runs import SAMPLING, client, config, most_at_once, served
 from scripted_engine import ScriptedEngine, by_turn
-from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
 pytestmark = pytest.mark.e2e
@@ -27,8 +26,7 @@ async def test_two_workers_play_under_one_cap(tmp_path: Path, tokenizer_dir: Pat
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
         async with served(env, workers=2) as server:
             requests = [
-                server.run(client(engine), engine.model, SamplingConfig(**SAMPLING), task.data.model_dump(mode="json"))
-                for task in tasks
+                server.run(client(engine), engine.model, SAMPLING, task.data.model_dump(mode="json")) for task in tasks
             ]
             episodes = await asyncio.gather(*requests)
     traces = [episode.traces[0] for episode in episodes]

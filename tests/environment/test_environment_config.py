@@ -21,7 +21,7 @@ def test_a_direct_server_is_refused_where_it_would_be_ignored(key: dict) -> None
 
 def test_an_unknown_key_is_refused_by_name() -> None:
     with pytest.raises(ValidationError, match="taks_dir"):
-        HarborTasksetConfig(taks_dir="x")
+        HarborTasksetConfig.model_validate({"taks_dir": "x"})
 
 
 def test_trials_go_where_the_run_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

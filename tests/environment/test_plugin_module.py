@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 from verifiers.v1.runtimes import SubprocessConfig
+from verifiers.v1.serve import env_config_data
 from verifiers.v1.utils.loaders import (
     environment_class,
     harness_class,
@@ -13,6 +16,18 @@ from verifiers.v1.utils.loaders import (
 )
 
 import harbor_env
+from harbortrainer.environment.config import HarborEnvConfig, HarborHarnessConfig
+
+
+def resolve(env: dict[str, Any]) -> HarborEnvConfig:
+    config = resolve_env_config(env)
+    assert isinstance(config, HarborEnvConfig)
+    return config
+
+
+def harness_of(config: HarborEnvConfig) -> HarborHarnessConfig:
+    assert isinstance(config.agent.harness, HarborHarnessConfig)
+    return config.agent.harness
 
 
 def test_importing_the_plugin_imports_no_heavy_package() -> None:
@@ -38,35 +53,29 @@ def test_verifiers_finds_one_class_of_each_kind() -> None:
     assert harness_class("harbor_env") is harbor_env.HarborHarness
 
 
-def test_the_taskset_alone_brings_harness_and_plain_process(sample_tasks: str, caplog) -> None:
-    config = resolve_env_config({"taskset": {"id": "harbor_env", "tasks_dir": sample_tasks}})
-    environment = load_environment(config)
-    assert isinstance(environment, harbor_env.HarborEnvironment)
+def test_the_taskset_alone_brings_harness_and_plain_process(
+    sample_tasks: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = resolve({"taskset": {"id": "harbor_env", "tasks_dir": sample_tasks}})
+    assert isinstance(load_environment(config), harbor_env.HarborEnvironment)
     assert config.agent_harnesses()["agent"].id == "harbor_env"
     assert isinstance(config.agent.runtime, SubprocessConfig)
     assert "subprocess" not in caplog.text
 
 
 def test_a_partial_harness_table_keeps_the_plugins_harness() -> None:
-    config = resolve_env_config(
+    plain = resolve({"taskset": {"id": "harbor_env"}})
+    config = resolve(
         {"taskset": {"id": "harbor_env"}, "agent": {"max_turns": 3, "harness": {"environment_type": "local"}}}
     )
-    assert config.agent.harness.id == "harbor_env"
-    assert config.agent.harness.environment_type == "local"
+    assert (harness_of(config).id, harness_of(config).environment_type) == ("harbor_env", "local")
     assert config.agent.max_turns == 3
     assert config.agent.runtime.type == "subprocess"
-    assert (
-        config.agent.retries.model_dump()
-        == resolve_env_config({"taskset": {"id": "harbor_env"}}).agent.retries.model_dump()
-    )
+    assert config.agent.retries == plain.agent.retries
 
 
 def test_a_config_survives_the_way_to_a_worker() -> None:
-    from verifiers.v1.serve import env_config_data
-
-    config = resolve_env_config(
-        {"taskset": {"id": "harbor_env", "include": ["a*"]}, "agent": {"harness": {"n_parallel_envs": 2}}}
-    )
-    again = resolve_env_config(env_config_data(config))
-    assert again.agent.harness.n_parallel_envs == 2
-    assert again.taskset.include == ["a*"]
+    config = resolve({"taskset": {"id": "harbor_env", "include": ["a*"]}, "agent": {"harness": {"n_parallel_envs": 2}}})
+    again = resolve(env_config_data(config))
+    assert harness_of(again).n_parallel_envs == 2
+    assert again == config

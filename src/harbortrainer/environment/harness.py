@@ -17,7 +17,7 @@ from harbortrainer.environment.capture import TokensMissingError, commit_turns
 from harbortrainer.environment.config import HarborHarnessConfig
 from harbortrainer.environment.phases import engine_failure
 from harbortrainer.environment.retries import failure
-from harbortrainer.environment.scoring import put_record
+from harbortrainer.environment.scoring import put_record, record_of
 from harbortrainer.environment.slots import slot
 from harbortrainer.environment.specs import trial_spec
 from harbortrainer.environment.state import live
@@ -70,7 +70,7 @@ class HarborHarness(Harness[HarborHarnessConfig]):
 
     async def cleanup(self, trace: Trace, runtime: Runtime) -> None:
         """Give a failed trial its outcome's error also where verifiers had recorded another one first."""
-        error = live(trace).failure
+        error = live(trace).failure if record_of(trace) is not None else None
         if error is not None and not any(known.message == str(error) for known in trace.errors):
             trace.record_error(error)
 
