@@ -61,7 +61,7 @@ class Collector:
 
     def fill(self) -> None:
         """Start every group that may be started now."""
-        while not self.paused and self._may_start():
+        while not self.paused and self.error is None and self._may_start():
             plan = self.schedule.next()
             group = Group(id=uuid.uuid4().hex[:12], plan=plan, size=self.sources[plan.source].group_size)
             group.start(self.version)

@@ -5,6 +5,7 @@ whatever state the start was in.
 """
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from harbortrainer.engines.local.envserver import STARTUP_S, EnvServer
 from harbortrainer.engines.local.source import Source
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
+
+CLOSE_S = 7.0
+"""How long a close waits; an environment server that takes longer has been killed by then."""
 
 
 class Engine:
@@ -149,14 +153,24 @@ class Engine:
         for source in [*self.train_sources.values(), *self.eval_sources.values()]:
             await source.close()
 
-    def close(self) -> None:
-        """Close everything that was opened."""
+    def close(self, within: float = CLOSE_S) -> bool:
+        """Close everything that was opened, side by side.
+
+        Returns:
+            Whether everything is down; a sampler in the middle of a long forward pass may not be.
+        """
         for server in self.servers.values():
             server.close()
+        stops = [server.stop for server in self.servers.values()]
         if self.sampler is not None:
-            self.sampler.stop()
-        for server in self.servers.values():
-            server.stop()
+            stops.append(self.sampler.stop)
+        threads = [threading.Thread(target=stop, daemon=True) for stop in stops]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + within
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
 
 def _known(settings: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ its own, no half-written file. Invariant: Ctrl-C stops within `STOP_S` seconds, 
 import asyncio
 import contextlib
 import os
+import sys
 import time
+from typing import NoReturn
 
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local import checkpoint
@@ -77,8 +79,8 @@ class Session:
                 self._summary().write(self.run)
                 raise error if isinstance(error, RunStoppedError) else RunStoppedError(str(error)) from error
             finally:
-                self.engine.close()
-            return self._end()
+                closed = self.engine.close()
+            return self._end() if closed else self._leave()
 
     def _nothing_left(self) -> bool:
         """Whether every step was made and the last evaluation too."""
@@ -105,9 +107,11 @@ class Session:
             asked = asyncio.create_task(stop.wait())
             await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
             asked.cancel()
-            if not work.done():
-                await self._interrupt(work)
+            settled = work.done() or await self._interrupt(work)
             await self.engine.disconnect()
+        if not settled:
+            self.engine.close()
+            self._leave()
         if not work.cancelled():
             work.result()
 
@@ -126,18 +130,14 @@ class Session:
             await asyncio.gather(steps, servers, return_exceptions=True)
             await self.steps.collector.stop()
 
-    async def _interrupt(self, work: asyncio.Task[None]) -> None:
-        """Stop cleanly: let an update under way end if it is quick, then cancel everything."""
+    async def _interrupt(self, work: asyncio.Task[None]) -> bool:
+        """Stop cleanly: let an update under way end if it is quick, then cancel everything. Whether it did end."""
         self.status = "interrupted"
-        busy = self.steps is not None and not await self.steps.settled(UPDATE_GRACE_S)
+        settled = self.steps is None or await self.steps.settled(UPDATE_GRACE_S)
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
-        if busy:
-            # The learner's thread cannot be stopped and would hold the exit up. Its step was not finished.
-            self.engine.close()
-            self._end()
-            os._exit(EXIT_INTERRUPTED)
+        return settled
 
     def _clock(self) -> tuple[float, float]:
         return self.before_s + time.monotonic() - self.started, self.memory.peak_mb
@@ -153,6 +153,12 @@ class Session:
             peak_rss_mb=peak_rss_mb,
             status=self.status,
         )
+
+    def _leave(self) -> NoReturn:
+        """End the process now: a thread in the middle of a long computation would hold it up, and all is written."""
+        self._end()
+        sys.stdout.flush()
+        os._exit(EXIT_INTERRUPTED if self.status == "interrupted" else 0)
 
     def _end(self) -> Summary:
         summary = self._summary()

@@ -39,12 +39,12 @@ def _eval_fields(row: dict[str, float]) -> dict[str, float]:
 
 
 def report(summary: Summary, run: RunFolder, display: Display) -> None:
-    """Write the summary and the curve, and show them."""
+    """Write the summary and, for a finished run, the curve, and show them."""
     summary.write(run)
-    curve = curve_of(read_lines(run.metrics_file))
-    as_png(curve, run.curve_file, run.name)
-    if text := as_text(curve):
-        display.line(text)
+    if summary.status == "finished":
+        curve = curve_of(read_lines(run.metrics_file))
+        as_png(curve, run.curve_file, run.name)
+        display.line(as_text(curve))
     for line in lines_of(summary, run):
         display.line(line)
 
