@@ -57,6 +57,11 @@ class Child:
         """The process group that the child leads."""
         return self._process.pid
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal was forwarded."""
+        return self._signalled is not None
+
     def run(self) -> int:
         """Wait for the end."""
         reader = threading.Thread(target=self._tee, daemon=True)

@@ -60,7 +60,7 @@ def start(
         left = clean_up(identity)
     if str(left):
         print(left, file=sys.stderr)
-    if code not in (0, 130):
+    if code and not child.interrupted:
         print(report(run_dir, child.tail, run_dir / LOG, code), file=sys.stderr)
     return code
 
