@@ -45,7 +45,8 @@ async def make_sandbox(tmp_path: Path, layer_cache: Path) -> AsyncIterator[MakeS
             trial_paths=TrialPaths(trial_dir=tmp_path / f"trial{len(started)}"),
             task_env_config=EnvironmentConfig(**(task or {})),
             network_policy=NetworkPolicy(network_mode=network),
-            **{"cache_dir": str(layer_cache)} | kwargs,
+            cache_dir=str(layer_cache),
+            **kwargs,
         )
         started.append(environment)
         if start:

@@ -4,7 +4,6 @@ Invariant: a step that fails fails the build, with the step and the end of its o
 """
 
 import asyncio
-import json
 import os
 import posixpath
 import shlex
@@ -65,10 +64,7 @@ class Builder:
         value = step.value
         while value.startswith("--"):  # --mount=type=cache and the like change speed, not content
             value = value.split(None, 1)[1]
-        if value.lstrip().startswith("["):
-            argv = [str(word) for word in json.loads(value)]
-        else:
-            argv = [*self.image.shell, _with_bodies(value, step.bodies)]
+        argv = df.json_list(value) or [*self.image.shell, _with_bodies(value, step.bodies)]
         env = {**self._args, **self.image.env}
         done = await self._limited(argv, cwd=self.image.workdir, env=env, user=self.image.user)
         if done.code:
@@ -121,7 +117,7 @@ class Builder:
 
     async def _extract(self, archive: int, folder: str) -> None:
         try:
-            done = await self._limited(transfer.unpack_command(folder), env=self.image.env, stdin=archive)
+            done = await self._limited(["unpack", folder], call=True, stdin=archive)
         finally:
             os.close(archive)
         if done.code:

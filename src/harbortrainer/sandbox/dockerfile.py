@@ -113,12 +113,19 @@ def substitute(text: str, env: dict[str, str]) -> str:
 
 def words_of(text: str, env: dict[str, str]) -> list[str]:
     """The words of an instruction: a JSON list, or words split at blanks outside quotes, with variables replaced."""
-    if text.lstrip().startswith("["):
-        try:
-            return [substitute(str(word), env) for word in json.loads(text)]
-        except ValueError as error:
-            raise SandboxBuildError(f"not a JSON list: {text} ({error})") from error
+    listed = json_list(text)
+    if listed is not None:
+        return [substitute(word, env) for word in listed]
     return [substitute(word, env) for word in WordSplitter(text).split(dequote=False)]
+
+
+def json_list(text: str) -> list[str] | None:
+    """The words of an instruction in its JSON form; None when it is not one (Docker takes it for a shell's then)."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else None
 
 
 def key_values(text: str, env: dict[str, str], *, bare: str | None = None) -> list[tuple[str, str]]:

@@ -125,10 +125,12 @@ class Guest:
         seconds: float | None = None,
         limit: int = 1 << 26,
         sink: BinaryIO | None = None,
+        call: bool = False,
     ) -> Finished:
         """Run a command to its end.
 
         Args:
+            argv: The command and its arguments; with `call`, a function of `inside.files` and its arguments.
             stdin: A descriptor that the command reads: a pipe or a memfd, never a file of the host's.
             seconds: How long it may take; then its process group is killed and TimeoutError raised.
             limit: Bytes kept of each of stdout and stderr.
@@ -141,7 +143,7 @@ class Guest:
         out, err = _Pipe(limit, sink), _Pipe(limit)
         number = next(self._ids)
         done = self._waiting[number] = self._loop.create_future()
-        request = {"op": "exec", "id": number, "argv": argv, "cwd": cwd, "env": env or {}, "user": user}
+        request = {"op": "exec", "id": number, "argv": argv, "call": call, "cwd": cwd, "env": env or {}, "user": user}
         try:
             await self._send_exec(request, out, err, stdin)
             code = await asyncio.wait_for(done, seconds)

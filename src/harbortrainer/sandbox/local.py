@@ -129,27 +129,29 @@ class LocalEnvironment(BaseEnvironment):
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         with tempfile.TemporaryFile() as file:
-            await self._fetch(["cat", "--", source_path], file)
+            await self._fetch("send", source_path, file)
             await asyncio.to_thread(transfer.copy_out, file, Path(target_path))
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         with tempfile.TemporaryFile() as file:
-            await self._fetch(["tar", "-C", source_dir, "-cf", "-", "."], file)
+            await self._fetch("pack", source_dir, file)
             await asyncio.to_thread(transfer.unpack, file, Path(target_dir))
 
     async def _upload(self, folder: str, source: Path, name: str | None = None) -> None:
         archive = await asyncio.to_thread(transfer.archive, source, name)
         try:
-            done = await self._run(transfer.unpack_command(folder), cwd="/", user="root", stdin=archive)
+            done = await self._run(["unpack", folder], call=True, cwd="/", stdin=archive)
         finally:
             os.close(archive)
         _expect_success(done, f"upload to {folder}")
 
-    async def _fetch(self, argv: list[str], sink: BinaryIO) -> None:
+    async def _fetch(self, call: str, path: str, sink: BinaryIO) -> None:
         limit = 2 * self._limit("disk_mb", self._effective_storage_mb) << 20
-        done = await self._run(argv, cwd="/", user="root", sink=sink, limit=limit)
-        _expect_success(done, f"download ({' '.join(argv)})")
+        done = await self._run([call, path, str(limit)], call=True, cwd="/", sink=sink, limit=2 * limit)
+        _expect_success(done, f"download of {path}")
+        if done.stderr:
+            self.logger.warning("download of %s: %s", path, done.stderr.decode(errors="replace").strip())
 
     async def _run(
         self, argv: list[str], *, cwd: str | None = None, env: dict[str, str] | None = None, **more: Any

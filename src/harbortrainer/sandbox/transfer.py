@@ -1,4 +1,4 @@
-"""Files in and out of a sandbox, as tar archives through a command's standard input and output.
+"""The host's side of files in and out of a sandbox: tar archives, made and unpacked here (inside: `inside.files`).
 
 Invariant: no path inside a sandbox is ever opened from the host, and nothing that comes out of one can name a place
 outside the folder it is unpacked into. What cannot be unpacked safely is left out, never followed.
@@ -43,11 +43,6 @@ def uncompressed(source: Path) -> int:
             new.addfile(member, old.extractfile(member) if member.isreg() else None)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def unpack_command(folder: str) -> list[str]:
-    """The command that unpacks an archive on its standard input into a folder of the sandbox."""
-    return ["/bin/sh", "-c", 'mkdir -p -- "$0" && exec tar -C "$0" --no-same-owner -xpf -', folder]
 
 
 def _entries(source: Path) -> list[tuple[Path, str]]:

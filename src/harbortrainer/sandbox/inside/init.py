@@ -1,8 +1,9 @@
 """The sandbox's first process: starts commands that it is asked for, reaps what ends, and ends when its socket does.
 
-Messages are JSON, one a packet. In: {"op": "exec", "id", "argv", "cwd", "env", "user"} with three descriptors (standard
-input, output, error) and {"op": "kill", "id"}. Out: {"ready": ...} once, {"id", "code"} for each command that ended,
-{"id", "error"} for one that could not be started. A code above 128 is 128 + the signal that ended it.
+Messages are JSON, one a packet. In: {"op": "exec", "id", "argv", "call", "cwd", "env", "user"} with three descriptors
+(standard input, output, error; with `call`, argv is a function of `files` and its arguments) and {"op": "kill", "id"}.
+Out: {"ready": ...} once, {"id", "code"} for each command that ended, {"id", "error"} for one that could not be started.
+A code above 128 is 128 + the signal that ended it.
 
 Invariant: when this process ends, the kernel ends every other process of the sandbox with it.
 """
@@ -15,11 +16,12 @@ import resource
 import select
 import signal
 import socket
+import tarfile
 import time
 from typing import Any
 
+from harbortrainer.sandbox.inside import files, seccomp, watch
 from harbortrainer.sandbox.inside import kernel as k
-from harbortrainer.sandbox.inside import seccomp, watch
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, sys_chroot, setfcap
 _KEEP = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
@@ -198,20 +200,30 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         # Only here, never in the first process: the file is the agent's, and may be a pipe that blocks.
         uid, gid, further, home = find_user(request.get("user"))
         if (uid, gid) != (0, 0):
-            os.setgroups([*further, gid])
-            os.setresgid(gid, gid, gid)
-            os.setresuid(uid, uid, uid)
+            _change_user(uid, gid, further)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.chdir(request["cwd"])
-        env = {"HOME": home, **request["env"]}
-        os.execvpe(request["argv"][0], request["argv"], env)
-    except (OSError, LookupError) as error:
+        name, *arguments = request["argv"]
+        if request["call"]:
+            code = files.CALLS[name](*arguments)
+        else:
+            os.chdir(request["cwd"])
+            os.execvpe(name, request["argv"], {"HOME": home, **request["env"]})
+    except (OSError, LookupError, tarfile.TarError) as error:
         code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         os.write(2, f"sandbox: {error}\n".encode())
     finally:
         os._exit(code)
+
+
+def _change_user(uid: int, gid: int, further: list[int]) -> None:
+    try:
+        os.setgroups([*further, gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        raise LookupError(f"cannot become user {uid}: a sandbox of an ordinary user has root only ({error})") from error
 
 
 def _raise_oom_score() -> None:

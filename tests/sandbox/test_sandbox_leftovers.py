@@ -1,0 +1,116 @@
+"""Nothing is left of a sandbox: after a normal end, after the parent was killed, after parts of it were."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from harbortrainer.sandbox import leftovers, nursery
+from harbortrainer.sandbox.errors import SandboxDiedError
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from harbortrainer.sandbox import check, masks
+from harbortrainer.sandbox.guest import Guest
+
+async def main():
+    guests = [await Guest.start(check.minimal_spec(), masks.plan(Path("/"))) for _ in range(3)]
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+    for guest in guests:
+        done = await guest.run(["/bin/bash", "-c", "tmux new -d 'sleep 1000'; sleep 1001 & disown"], env=env)
+        assert done.code == 0, done.stderr
+    busy = [asyncio.create_task(guest.run(["/bin/sleep", "1002"], env=env)) for guest in guests]
+    await asyncio.sleep(0.1)
+    print("ready", flush=True)
+    await asyncio.gather(*busy)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def owner():
+    process = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_kill_9_of_the_parent_leaves_nothing(owner):
+    footprint = leftovers.footprint(owner.pid)
+    names = [process.name() for process in footprint.processes]
+    assert names.count("sleep") == 9
+    assert any("tmux" in name for name in names)
+    assert footprint.remains()
+    owner.kill()
+    owner.wait()
+    assert footprint.wait_gone() == []
+
+
+def test_kill_9_of_the_helper_leaves_nothing_when_the_parent_ends(owner):
+    footprint = leftovers.footprint(owner.pid)
+    helper = next(p for p in psutil.Process(owner.pid).children())
+    helper.kill()
+    owner.send_signal(signal.SIGTERM)
+    owner.wait()
+    assert footprint.wait_gone() == []
+
+
+def test_ctrl_c_leaves_nothing(owner):
+    footprint = leftovers.footprint(owner.pid)
+    owner.send_signal(signal.SIGINT)
+    owner.wait(timeout=10)
+    assert footprint.wait_gone() == []
+
+
+async def test_a_stopped_sandbox_leaves_nothing_but_the_helper(make_sandbox):
+    sandbox = await make_sandbox()
+    await sandbox.exec("tmux new -d 'sleep 1000'; setsid sleep 1003 & disown")
+    before = leftovers.footprint(os.getpid())
+    await sandbox.stop(delete=True)
+    left = before.remains()
+    assert [line for line in left if not line.startswith(f"process {nursery.shared().pid} ")] == left[1:]
+    assert len([line for line in left if "namespace" not in line]) == 1
+
+
+async def test_a_killed_first_process_is_a_death_and_leaves_nothing(make_sandbox):
+    sandbox = await make_sandbox()
+    before = {p.pid for p in psutil.Process(nursery.shared().pid).children(recursive=True)}
+    running = asyncio.create_task(sandbox.exec("sleep 1004"))
+    await asyncio.sleep(0.1)
+    monitors = psutil.Process(nursery.shared().pid).children()
+    first = monitors[-1].children()[0]
+    first.kill()
+    with pytest.raises(SandboxDiedError):
+        await running
+    await sandbox.stop(delete=True)
+    assert not any(psutil.pid_exists(pid) for pid in before if pid == first.pid)
+
+
+async def test_the_next_sandbox_starts_after_the_helper_was_killed(make_sandbox):
+    await make_sandbox()
+    psutil.Process(nursery.shared().pid).kill()
+    sandbox = await make_sandbox()
+    assert (await sandbox.exec("echo ok")).stdout == "ok\n"
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(make_sandbox):
+    sandbox = await make_sandbox(start=False)
+    starting = asyncio.create_task(sandbox.start(force_build=False))
+    await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    helper = psutil.Process(nursery.shared().pid)
+    for _ in range(100):
+        if not [child for child in helper.children() if child.status() != psutil.STATUS_ZOMBIE]:
+            break
+        await asyncio.sleep(0.05)
+    assert [child for child in helper.children() if child.status() != psutil.STATUS_ZOMBIE] == []
