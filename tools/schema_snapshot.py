@@ -9,7 +9,7 @@ not entered.
 import types
 import typing
 
-from prime_rl.configs.rl import RLConfig  # ty: ignore[unresolved-import]
+from prime_rl.configs.rl import RLConfig  # ty: ignore[import-not-found]
 from pydantic import BaseModel
 
 FOREIGN = {"env", "serve", "renderer"}

@@ -1,0 +1,211 @@
+"""The command line: one clear line, exit code 2 and nothing written for every mistake of the user's."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.cli import main
+
+ROOT = Path(__file__).parents[1]
+RUN_FILE = """
+max_steps = 1
+seq_len = 512
+[run]
+name = "r"
+[model]
+name = "model"
+[trainer.model.lora]
+[orchestrator]
+batch_size = 4
+group_size = 2
+[orchestrator.concurrency]
+max_inflight = 2
+[orchestrator.renderer]
+name = "qwen3"
+[[orchestrator.train.source]]
+env = { taskset = { id = "harbor_env", tasks_dir = "tasks" }, agent = { harness = { environment_type = "local" } } }
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with a run file, a model and a task that are all fine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    (tmp_path / "tasks" / "one").mkdir(parents=True)
+    (tmp_path / "tasks" / "one" / "task.toml").write_text('version = "1.0"\n')
+    (tmp_path / "tasks" / "one" / "instruction.md").write_text("do it")
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    return tmp_path
+
+
+def told(capfd, *words: str) -> str:
+    """Run a command that must fail as a user's mistake; what it said on stderr."""
+    before = {path: path.stat().st_mtime_ns for path in Path.cwd().rglob("*") if path.is_file()}
+    assert main(words) == 2
+    line = capfd.readouterr().err.strip()
+    assert line.startswith("error: ") and "\n" not in line, line
+    after = {path: path.stat().st_mtime_ns for path in Path.cwd().rglob("*") if path.is_file()}
+    assert before == after, "nothing is written half"
+    return line
+
+
+def edit(old: str, new: str) -> None:
+    text = Path("run.toml").read_text()
+    assert old in text
+    Path("run.toml").write_text(text.replace(old, new))
+
+
+TRAIN = ("train", "--config", "run.toml", "--engine", "local")
+
+
+def test_a_dry_run_of_a_fine_file_says_so_and_writes_nothing(workplace, capfd):
+    assert main([*TRAIN, "--dry-run"]) == 0
+    assert "fine; nothing was started" in capfd.readouterr().out
+    assert not (workplace / "outputs").exists()
+
+
+def test_a_missing_file_is_told(workplace, capfd):
+    assert "none.toml: no such file" in told(capfd, "train", "--config", "none.toml")
+
+
+def test_a_broken_file_is_told_with_the_line(workplace, capfd):
+    edit("seq_len = 512", "seq_len = = 512")
+    assert "line 3" in told(capfd, *TRAIN)
+
+
+def test_a_key_that_does_not_exist_is_told_with_the_nearest(workplace, capfd):
+    edit("seq_len", "seq_length")
+    assert "run.toml: seq_length: no such key; did you mean seq_len?" in told(capfd, *TRAIN)
+
+
+def test_a_key_of_the_plugin_that_does_not_exist_is_told(workplace, capfd):
+    edit("environment_type", "enviroment_type")
+    line = told(capfd, *TRAIN)
+    assert "orchestrator.train.source[0].env.agent.harness.enviroment_type" in line and "did you mean" in line
+
+
+def test_an_unknown_environment_type_is_told_with_those_there_are(workplace, capfd):
+    edit('"local"', '"podman"')
+    line = told(capfd, *TRAIN)
+    assert "environment_type" in line and "podman" in line and "docker" in line
+
+
+def test_an_unknown_provider_is_told_for_prime_rl_too(workplace, capfd):
+    edit('"local"', '"podman"')
+    assert "podman" in told(capfd, "train", "--config", "run.toml", "--engine", "prime-rl")
+
+
+def test_a_malformed_task_is_told_with_its_file(workplace, capfd):
+    (workplace / "tasks" / "one" / "task.toml").write_text("version = \n")
+    assert "tasks/one/task.toml" in told(capfd, *TRAIN)
+
+
+def test_a_folder_without_tasks_is_told(workplace, capfd):
+    (workplace / "empty").mkdir()
+    edit('tasks_dir = "tasks"', 'tasks_dir = "empty"')
+    assert "no tasks here" in told(capfd, *TRAIN)
+    assert "no tasks here" in told(capfd, "tasks", "check", "empty")
+
+
+def test_a_missing_system_tool_is_told_with_its_package(workplace, capfd, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "bubblewrap" in told(capfd, *TRAIN)
+
+
+def test_a_port_in_use_is_told(workplace, capfd):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        assert "is in use" in told(capfd, *TRAIN, "--orchestrator.model.client.base-url", url)
+
+
+def test_a_model_folder_without_weights_is_told(workplace, capfd):
+    (workplace / "model" / "model.safetensors").unlink()
+    assert "no weights in model" in told(capfd, *TRAIN)
+
+
+def test_a_new_run_in_a_folder_that_is_taken_is_told(workplace, capfd):
+    (workplace / "outputs" / "r").mkdir(parents=True)
+    (workplace / "outputs" / "r" / "metrics.jsonl").write_text("{}")
+    assert "--resume" in told(capfd, *TRAIN)
+
+
+def test_a_resume_from_a_folder_of_another_run_is_told(workplace, capfd):
+    (workplace / "outputs" / "r").mkdir(parents=True)
+    (workplace / "outputs" / "r" / "config.toml").write_text("seq_len = 4\n")
+    assert "outputs/r" in told(capfd, *TRAIN, "--resume")
+
+
+def test_a_resume_of_nothing_is_told(workplace, capfd):
+    told(capfd, *TRAIN, "--resume")
+
+
+def test_a_missing_submodule_is_told(workplace, capfd, monkeypatch):
+    monkeypatch.setenv("HARBORTRAINER_PRIME_RL", str(workplace / "prime-rl"))
+    line = told(capfd, "train", "--config", "run.toml", "--engine", "prime-rl")
+    assert "git submodule update --init" in line
+
+
+def test_an_unknown_engine_is_told(workplace, capfd):
+    assert "auto, prime-rl, local" in told(capfd, "train", "--config", "run.toml", "--engine", "vllm")
+
+
+def test_a_refused_key_is_told_with_what_to_do(workplace, capfd):
+    assert "--engine prime-rl" in told(capfd, *TRAIN, "--trainer.loss.type", "ipo")
+
+
+def test_an_upgrade_of_a_file_that_is_not_there_is_told(workplace, capfd):
+    told(capfd, "config", "upgrade", "none.toml")
+
+
+def test_a_warm_up_of_a_file_without_one_is_told(workplace, capfd):
+    assert "no [warmup]" in told(capfd, "warmup", "--config", "run.toml")
+
+
+@pytest.mark.parametrize(
+    "words", [["fly"], ["train"], ["train", "--config"], ["serve", "m", "--port", "x"], ["tasks", "fly"]]
+)
+def test_words_that_are_no_command_are_told_in_one_line(workplace, capfd, words):
+    assert "--help" in told(capfd, *words)
+
+
+def test_the_doctor_is_red_with_exit_code_2(workplace, capfd):
+    assert main(["doctor", "--config", "run.toml", "--engine", "local"]) == 0
+    (workplace / "model" / "config.json").unlink()
+    assert main(["doctor", "--config", "run.toml", "--engine", "local"]) == 2
+    assert "red" in capfd.readouterr().out
+
+
+def test_config_upgrade_writes_todays_spelling(workplace, capfd):
+    Path("old.toml").write_text('[[orchestrator.env]]\nid = "harbor_env"\nargs = { max_turns = 3 }  # few\n')
+    assert main(["config", "upgrade", "old.toml"]) == 0
+    assert "[[orchestrator.train.source]]" in Path("old.toml").read_text() and "# few" in Path("old.toml").read_text()
+    assert Path("old.toml.old").exists()
+
+
+def test_help_is_quick_and_imports_neither_torch_nor_harbor():
+    code = (
+        "import sys; from harbortrainer.cli import main; main(['--help']); "
+        "print(sorted(m for m in ('torch', 'harbor', 'litellm', 'verifiers', 'transformers') if m in sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    start = time.process_time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.process_time() - start < 1
+
+
+def test_it_runs_from_a_checkout_as_a_module(workplace):
+    words = [sys.executable, "-m", "src.train", "--config", "none.toml"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "none.toml: no such file" in done.stderr
