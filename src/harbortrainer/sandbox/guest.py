@@ -98,7 +98,7 @@ class Guest:
     @classmethod
     async def start(cls, spec: dict[str, Any], mask: dict[str, Any] | None = None) -> "Guest":
         """Start the sandbox that `spec` describes (see `LocalEnvironment`); SandboxStartError if it cannot."""
-        guest = cls(nursery.shared().start(spec, mask))
+        guest = cls(nursery.start(spec, mask))
         try:
             guest.limited = await asyncio.wait_for(guest._ready, START_TIMEOUT_S)
         except TimeoutError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 _SHOWN = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix", "/gnu"),
-    *("/var/lib/dpkg", "/var/lib/apt", "/var/lib/ucf", "/var/lib/python", "/var/lib/pacman", "/var/lib/rpm"),
+    *("/var/lib/dpkg", "/var/lib/apt", "/var/lib/pacman", "/var/lib/rpm"),
 )
 _WALKED = ("/etc", "/usr/local", "/var/lib/dpkg", "/var/lib/apt")
 _AGE_S = 60.0

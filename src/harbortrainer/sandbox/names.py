@@ -1,11 +1,18 @@
 """The name of an environment type, as a user writes it, to the fields of Harbor's EnvironmentConfig."""
 
+import os
 from typing import Any
 
 from harbortrainer.errors import UserError
 
 LOCAL = "local"
 LOCAL_CLASS = "harbortrainer.sandbox.local:LocalEnvironment"
+DOCKER = "docker"
+DOCKER_CLASS = "harbortrainer.sandbox.docker:LabelledDocker"
+TAKE_LABELS = ("modal", "daytona")
+"""Providers whose sandboxes take labels in Harbor; the run's is `harbortrainer-run`."""
+
+RUN_VARIABLE = "HARBORTRAINER_RUN"
 
 
 def environment_config(environment_type: str, kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -21,11 +28,15 @@ def environment_config(environment_type: str, kwargs: dict[str, Any] | None = No
     given = dict(kwargs or {})
     if environment_type == LOCAL:
         return {"import_path": LOCAL_CLASS, "kwargs": given}
+    if environment_type == DOCKER:
+        return {"import_path": DOCKER_CLASS, "kwargs": given}
     if ":" in environment_type:
         return {"import_path": environment_type, "kwargs": given}
     if environment_type not in (known := _harbor_types()):
         names = ", ".join([LOCAL, *known])
         raise UserError(f"unknown environment type {environment_type!r}", do=f"use one of {names}, or module:Class")
+    if environment_type in TAKE_LABELS and RUN_VARIABLE in os.environ:
+        given["labels"] = {"harbortrainer-run": os.environ[RUN_VARIABLE]} | (given.get("labels") or {})
     return {"type": environment_type, "kwargs": given}
 
 

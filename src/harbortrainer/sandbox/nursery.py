@@ -20,6 +20,7 @@ _CODE = (
     "import sys; sys.path.insert(0, {source!r}); "
     "from harbortrainer.sandbox.inside import nursery; nursery.main({owner})"
 )
+_END_S = 5.0
 _ENVIRONMENT = ("LD_LIBRARY_PATH",)  # some interpreters need it to start; nothing else of ours goes on
 
 
@@ -82,7 +83,7 @@ class Nursery:
         """End the helper. Sandboxes that it started are not touched."""
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=_END_S)
 
 
 _shared: dict[int, Nursery] = {}
@@ -97,3 +98,13 @@ def shared() -> Nursery:
             _shared.clear()
             nursery = _shared[os.getpid()] = Nursery()
         return nursery
+
+
+def start(spec: dict[str, Any], mask: dict[str, Any] | None = None) -> socket.socket:
+    """`Nursery.start` of this process's nursery; when somebody has just killed that, of the next."""
+    nursery = shared()
+    try:
+        return nursery.start(spec, mask)
+    except SandboxStartError:
+        nursery.close()
+        return shared().start(spec, mask)

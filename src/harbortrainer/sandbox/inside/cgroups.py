@@ -1,6 +1,6 @@
 """Control groups, version 1 and 2: one group a sandbox and controller, where the machine lets us make one.
 
-Invariant: what `create` made, `remove` takes away; a group whose monitor was killed is swept by the next `create`.
+Invariant: what `create` made, `remove` takes away; a group whose monitor was killed is swept by the next helper.
 """
 
 import contextlib
@@ -25,8 +25,9 @@ def create(spec: dict[str, Any]) -> list[str]:
     made: list[str] = []
     parents = _parents()
     for parent in set(parents.values()):
-        _sweep(parent)
-        wanted = [controller for controller, folder in parents.items() if folder == parent]
+        wanted = [c for c, folder in parents.items() if folder == parent and spec[_FILES[c][2]] is not None]
+        if not wanted:
+            continue
         path = f"{parent}/{name}"
         try:
             os.mkdir(path)
@@ -63,6 +64,17 @@ def remove(groups: list[str]) -> None:
                 time.sleep(0.01)
 
 
+def sweep() -> None:
+    """Remove groups whose monitor is gone."""
+    for parent in set(_parents().values()):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(parent):
+                pid = name.removeprefix(_PREFIX)
+                if name.startswith(_PREFIX) and not os.path.exists(f"/proc/{pid}"):
+                    with contextlib.suppress(OSError):
+                        os.rmdir(f"{parent}/{name}")
+
+
 def _parents() -> dict[str, str]:
     """Where each controller's groups can be made: beside the groups of this process."""
     parents: dict[str, str] = {}
@@ -84,9 +96,7 @@ def _existing(root: str, path: str) -> str:
 
 def _limit(path: str, controller: str, spec: dict[str, Any]) -> None:
     old, new, key = _FILES[controller]
-    value = spec.get(key)
-    if value is None:
-        return
+    value = spec[key]
     with contextlib.suppress(OSError):
         if os.path.exists(f"{path}/{new}"):
             _write(f"{path}/{new}", f"{value} {_PERIOD_US}" if controller == "cpu" else str(value))
@@ -105,16 +115,6 @@ def _is_set(path: str) -> bool:
     except OSError:
         return False
     return text not in ("max", "-1", "9223372036854771712") and not text.startswith("max ")
-
-
-def _sweep(parent: str) -> None:
-    """Remove groups whose monitor is gone."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            pid = name.removeprefix(_PREFIX)
-            if name.startswith(_PREFIX) and not os.path.exists(f"/proc/{pid}"):
-                with contextlib.suppress(OSError):
-                    os.rmdir(f"{parent}/{name}")
 
 
 def _write(path: str, text: str) -> None:

@@ -5,13 +5,14 @@ word `mask` or `sandbox` with descriptors: a file in memory with the JSON of it,
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import socket
 from typing import Any
 
-from harbortrainer.sandbox.inside import masking, monitor
+from harbortrainer.sandbox.inside import cgroups, masking, monitor
 
 _MAX_PACKET = 1 << 20
 
@@ -26,7 +27,10 @@ def main(owner: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     requests = socket.socket(fileno=0)
+    gc.disable()
+    gc.freeze()  # what is shared with the sandboxes stays shared
     privileged = os.geteuid() == 0
+    cgroups.sweep()
     masking.prepare(privileged=privileged)
     plans: dict[str, dict[str, Any]] = {}
     while True:
