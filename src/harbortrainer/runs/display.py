@@ -57,6 +57,10 @@ class Display:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take every bar away and give the terminal back."""
         if self.progress is not None:
             self.progress.stop()
             self.progress = None

@@ -69,12 +69,14 @@ class Engine:
         """Run the warm-up when the config has one and its policy is not there yet."""
         if self.config.warmup is None:
             return
-        from harbortrainer.warmup import warm_up
+        if not self.run.model.is_dir():
+            from harbortrainer.warmup import warm_up
 
-        started = time.monotonic()
-        self.model = str(warm_up(self.config.warmup, self.run.model, seed=self.config.seed))
-        self.warmup_s = time.monotonic() - started
-        display.line(f"policy ready in {self.warmup_s:.0f} s: {self.model}")
+            started = time.monotonic()
+            warm_up(self.config.warmup, self.run.model, seed=self.config.seed, display=display)
+            self.warmup_s = time.monotonic() - started
+            display.line(f"policy ready in {self.warmup_s:.0f} s: {self.run.model}")
+        self.model = str(self.run.model)
 
     def load_models(self) -> None:
         """Load the policy twice: once to sample from, once to train."""

@@ -67,7 +67,7 @@ class Session:
 
     def run_to_the_end(self) -> Summary:
         """Start everything, run the loop, close everything, sum up."""
-        with self.memory, StopSignal() as stop:
+        with self.memory, self.display, StopSignal() as stop:
             try:
                 if not self._nothing_left():
                     self._start()
@@ -102,13 +102,12 @@ class Session:
 
     async def _run(self, stop: StopSignal) -> None:
         stop.attach()
-        with self.display:
-            work = asyncio.create_task(self._work())
-            asked = asyncio.create_task(stop.wait())
-            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
-            asked.cancel()
-            settled = work.done() or await self._interrupt(work)
-            await self.engine.disconnect()
+        work = asyncio.create_task(self._work())
+        asked = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        settled = work.done() or await self._interrupt(work)
+        await self.engine.disconnect()
         if not settled:
             self.engine.close()
             self._leave()
@@ -157,6 +156,7 @@ class Session:
     def _leave(self) -> NoReturn:
         """End the process now: a thread in the middle of a long computation would hold it up, and all is written."""
         self._end()
+        self.display.close()
         sys.stdout.flush()
         os._exit(EXIT_INTERRUPTED if self.status == "interrupted" else 0)
 
