@@ -171,6 +171,12 @@ def test_a_warm_up_of_a_file_without_one_is_told(workplace, capfd):
     assert "no [warmup]" in told(capfd, "warmup", "--config", "run.toml")
 
 
+def test_a_warm_up_without_anything_to_learn_from_is_told(workplace, capfd):
+    assert "--model and --tasks" in told(capfd, "warmup")
+    line = told(capfd, "warmup", "--model", "model", "--tasks", "tasks", "--warmup.stepz", "3")
+    assert "--warmup.stepz" in line
+
+
 @pytest.mark.parametrize(
     "words", [["fly"], ["train"], ["train", "--config"], ["serve", "m", "--port", "x"], ["tasks", "fly"]]
 )

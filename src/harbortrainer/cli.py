@@ -67,13 +67,15 @@ def doctor(
 @app.command(context_settings=PASS_ON)
 def warmup(
     context: typer.Context,
-    config: ConfigOption,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Run file with a [warmup] table.")] = None,
+    model: Annotated[str | None, typer.Option(help="Without a run file: the model to start from.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Without a run file: tasks whose solutions are learned.")] = None,
     out: Annotated[Path, typer.Option(help="Folder the policy is written to.")] = Path("outputs/warmup"),
 ) -> None:
-    """Make the policy that [warmup] describes, without training it by reinforcement."""
+    """Make a policy by supervised training on solutions; further options override keys: --warmup.steps 50."""
     from harbortrainer.launch import warm_up
 
-    print(warm_up(config, context.args, out))
+    print(warm_up(config, context.args, out, model=model, tasks=tasks))
 
 
 @app.command()

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tomlkit
+from pydantic import ValidationError
 
 from harbortrainer.config import sources
+from harbortrainer.config.explain import explain
+from harbortrainer.config.overrides import apply, parse
 from harbortrainer.config.preflight import doctor, tasks
 from harbortrainer.config.preflight.facts import Facts
 from harbortrainer.config.preflight.finding import Finding, Level
@@ -23,6 +26,7 @@ from harbortrainer.engines.prime_rl.command import dotenv
 from harbortrainer.engines.prime_rl.start import check as check_for_prime_rl
 from harbortrainer.engines.prime_rl.start import start
 from harbortrainer.errors import EXIT_USER_ERROR, UserError
+from harbortrainer.warmup.config import WarmupConfig
 
 EXIT_INTERRUPTED = 130
 
@@ -107,17 +111,34 @@ def diagnose(file: Path | None, overrides: Sequence[str], *, engine: str) -> int
     return EXIT_USER_ERROR if any(finding.level is Level.RED for finding in findings) else 0
 
 
-def warm_up(file: Path, overrides: Sequence[str], out: Path) -> Path:
-    """Make the policy that `[warmup]` describes; returns its folder."""
-    raw = read(file, overrides)
+def warm_up(file: Path | None, words: Sequence[str], out: Path, *, model: str | None, tasks: Path | None) -> Path:
+    """Make the policy that `[warmup]` describes, or one from a model and tasks; returns its folder."""
+    config, seed = _warmup_of(file, words) if file else _warmup_from_words(words, model, tasks)
+    _need_extra("torch", "transformers", "peft")
+    from harbortrainer.warmup import warm_up as make
+
+    return make(config, out, seed=seed)
+
+
+def _warmup_of(file: Path, words: Sequence[str]) -> tuple[WarmupConfig, int]:
+    raw = read(file, words)
     config = from_raw(raw)
     sources.check(raw)
     if config.warmup is None:
         raise UserError("no [warmup] in this file", where=str(file), do="add one, or see configs/quickstart.toml")
-    _need_extra("torch", "transformers", "peft")
-    from harbortrainer.warmup import warm_up as make
+    return config.warmup, config.seed
 
-    return make(config.warmup, out, seed=config.seed)
+
+def _warmup_from_words(words: Sequence[str], model: str | None, tasks: Path | None) -> tuple[WarmupConfig, int]:
+    given = apply({"warmup": {"model": model, "tasks": tasks}}, parse(words))
+    if model is None or tasks is None:
+        raise UserError(
+            "nothing to learn from", where="harbortrainer warmup", do="give --config, or --model and --tasks"
+        )
+    try:
+        return WarmupConfig.model_validate(given["warmup"]), int(given.get("seed", 0))
+    except ValidationError as error:
+        raise explain(error, "command line", prefix="--warmup") from None
 
 
 def serve_model(model: str, *, port: int, max_model_len: int, seed: int) -> int:

@@ -10,7 +10,7 @@ from harbortrainer.config.preflight import credentials, docker, doctor, gpus, ma
 from harbortrainer.config.preflight.facts import Facts
 from harbortrainer.config.preflight.finding import Level, red, yellow
 from harbortrainer.config.reader import RawRun
-from harbortrainer.engines.choice import Choice, Gpu
+from harbortrainer.engines.choice import Choice, Engine, Gpu
 from harbortrainer.engines.prime_rl.place import Place
 from harbortrainer.errors import UserError
 
@@ -27,7 +27,7 @@ def source(environment_type: str = "local", **harness) -> dict:
 def facts(tmp_path):
     """Facts of a run file given as tables."""
 
-    def make(engine: str = "local", gpus=(), sources=None, place=None, **data) -> Facts:
+    def make(engine: Engine = "local", gpus=(), sources=None, place=None, **data) -> Facts:
         orchestrator = data.pop("orchestrator", {})
         orchestrator["train"] = orchestrator.get("train", {}) | {"source": sources or [source()]}
         raw = RawRun("run.toml", data | {"orchestrator": orchestrator})

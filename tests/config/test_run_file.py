@@ -150,6 +150,7 @@ def test_overrides_win_over_the_file(write):
         ("[orchestrator.train.sampling]\ntemperature = 0\n", "temperature", "greater than 0"),
         ("[orchestrator.train.sampling]\nextra_body = { top_k = 5 }\n", "extra_body", "no further sampling"),
         ("[orchestrator.concurrency]\nmax_inflight = 2\n", "orchestrator", "at least group_size"),
+        ("[orchestrator.model.client]\nbase_url = 'http://gpu1:8000/v1'\n", "model.client", "another machine"),
     ],
 )
 def test_a_mistake_is_told_with_its_key_and_what_to_do(write, text, key, told):

@@ -13,9 +13,11 @@ from harbortrainer.config.reader import read
 from harbortrainer.engines.prime_rl import command
 from harbortrainer.engines.prime_rl.cleanup import clean_up, end_processes
 from harbortrainer.engines.prime_rl.place import SOURCE, Place
+from harbortrainer.engines.prime_rl.remote import end_remote
 from harbortrainer.engines.prime_rl.report import report
 from harbortrainer.engines.prime_rl.start import LOG, start
 from harbortrainer.errors import UserError
+from harbortrainer.sandbox.names import environment_config
 
 RUN_FILE = """
 output_dir = "{outputs}"
@@ -268,6 +270,43 @@ def test_a_real_container_of_the_run_is_removed():
     name = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     assert clean_up(run).containers == 1
     assert subprocess.run(["docker", "inspect", name], capture_output=True, check=False).returncode != 0
+
+
+MODAL = """
+import types
+class App:
+    app_id = "app"
+    @staticmethod
+    def lookup(name, create_if_missing): return App()
+class Sandbox:
+    @staticmethod
+    def list(app_id, tags):
+        return [Sandbox()] if tags == {"harbortrainer-run": "r-1"} else []
+    def terminate(self): open(__file__ + ".ended", "a").write("x")
+"""
+
+
+def test_sandboxes_at_modal_are_ended_by_the_runs_label(tmp_path, monkeypatch):
+    (tmp_path / "modal.py").write_text(MODAL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert end_remote("r-1", ["modal"], tmp_path / "no-python") == ["cleaned up: 1 sandboxes at modal"]
+    assert (tmp_path / "modal.py.ended").read_text() == "x"
+    assert end_remote("r-2", ["modal"], tmp_path / "no-python") == []
+
+
+def test_a_provider_without_labels_is_told(tmp_path):
+    (line,) = end_remote("r-1", ["e2b"], tmp_path / "no-python")
+    assert "e2b" in line and "timeout" in line
+
+
+def test_sandboxes_carry_the_runs_label(monkeypatch):
+    monkeypatch.setenv("HARBORTRAINER_RUN", "r-1")
+    assert environment_config("modal", {"labels": {"a": "b"}})["kwargs"]["labels"] == {
+        "harbortrainer-run": "r-1",
+        "a": "b",
+    }
+    assert environment_config("docker")["import_path"].endswith("LabelledDocker")
+    assert "labels" not in environment_config("e2b")["kwargs"]
 
 
 def test_without_prime_rl_nothing_is_started_or_written(run_file, tmp_path):

@@ -6,6 +6,7 @@ classes (`harbortrainer.config.sources`).
 """
 
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -155,6 +156,16 @@ class PolicyClient(Table):
 
     base_url: str = "http://localhost:8000/v1"
     """The server's address; the embedded sampler listens at this port when it is set, else at a free one."""
+
+    @model_validator(mode="after")
+    def _is_here(self) -> Self:
+        url = urlsplit(self.base_url)
+        if url.hostname not in ("localhost", "127.0.0.1", "0.0.0.0"):
+            do = "remove base_url, or run with --engine prime-rl"
+            raise ValueError(
+                f"{url.hostname} is another machine and the embedded engine serves the policy itself; {do}"
+            )
+        return self
 
 
 class ServedModel(Table):

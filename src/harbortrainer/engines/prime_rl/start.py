@@ -19,6 +19,7 @@ from harbortrainer.engines.prime_rl.cleanup import clean_up
 from harbortrainer.engines.prime_rl.command import build, environment, printed
 from harbortrainer.engines.prime_rl.place import Place
 from harbortrainer.engines.prime_rl.process import GRACE_S, Child
+from harbortrainer.engines.prime_rl.remote import end_remote
 from harbortrainer.engines.prime_rl.report import report
 from harbortrainer.errors import UserError
 
@@ -58,8 +59,8 @@ def start(
         code = child.run()
     finally:
         left = clean_up(identity)
-    if str(left):
-        print(left, file=sys.stderr)
+        told = [str(left), *end_remote(identity, remote_types(raw), place.environment / "bin" / "python")]
+        print(*filter(None, told), sep="\n", end="\n" * any(told), file=sys.stderr)
     if code and not child.interrupted:
         print(report(run_dir, child.tail, run_dir / LOG, code), file=sys.stderr)
     return code
@@ -105,6 +106,14 @@ def run_name(raw: RawRun) -> str:
     names = [source.get("name") or source.get("env", {}).get("taskset", {}).get("id", "") for source in sources]
     model = str(raw.get("model.name", "Qwen/Qwen3-0.6B")).rstrip("/").split("/")[-1]
     return f"{'+'.join(dict.fromkeys(names)) or 'no-env'}--{model}--{uuid.uuid4().hex[:8]}".lower()
+
+
+def remote_types(raw: RawRun) -> list[str]:
+    """Where the sandboxes of a run file's sources run, other than on this machine."""
+    sources = [*raw.get("orchestrator.train.source", []), *raw.get("orchestrator.eval.source", [])]
+    agents = [source.get("env", {}).get("agent") or {} for source in sources]
+    kinds = [(agent.get("harness") or {}).get("environment_type", "docker") for agent in agents]
+    return [kind for kind in dict.fromkeys(kinds) if kind not in ("local", "docker") and ":" not in kind]
 
 
 def prepared(raw: RawRun, run_dir: Path) -> Path:
