@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,33 @@ async def test_what_was_sampled_is_on_the_record_and_not_on_the_disk(folder):
     assert (Path(record.trial_dir) / "result.json").stat().st_size < 10_000
 
 
+class BusiestMoment:
+    """The most CPU seconds that the event loop's thread used between two looks."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+
+    async def watch(self) -> None:
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0.001)
+            self.cpu_s, last = max(self.cpu_s, time.thread_time() - last), time.thread_time()
+
+
+async def test_thirty_turns_with_token_ids_never_stall_the_event_loop(folder):
+    script: list[Scripted] = [*[keys("seq 100", duration=0.0)] * 28, DONE, DONE]
+    await run(folder / "warm", script[-2:])
+    moment = BusiestMoment()
+    watching = asyncio.create_task(moment.watch())
+    record = await run(folder, script, agent_kwargs={"collect_rollout_details": True})
+    watching.cancel()
+    assert (record.turns, len(record.turn_tokens)) == (30, 30)
+    assert moment.cpu_s < 0.05
+    assert record.trial_dir is not None
+    trajectory = json.loads((Path(record.trial_dir) / "agent" / "trajectory.json").read_text())
+    assert len(trajectory["steps"]) == 31
+
+
 async def test_what_harbors_own_agent_sampled_is_on_the_record_too(folder):
     kwargs = {"collect_rollout_details": True, "record_terminal_session": False}
     task = make_task(folder / "task")
@@ -295,6 +323,30 @@ async def test_what_harbors_own_agent_sampled_is_on_the_record_too(folder):
     assert [bytes(turn.completion_ids).decode() for turn in record.turn_tokens] == [SOLVE, DONE, DONE]
     assert record.trial_dir is not None
     assert (Path(record.trial_dir) / "result.json").stat().st_size < 10_000
+
+
+async def test_the_model_sees_what_harbors_own_agent_shows_it(folder):
+    wordy = json.dumps({"commands": [], "task_complete": False}) + " and more"
+    script: list[Scripted] = [
+        keys("seq 300", duration=0.5),
+        "no JSON at all",
+        keys("cd /tmp", "pwd", "printf '\\e[31mred\\n'", duration=0.5),
+        wordy,
+        Reply(content='{"analysis": "on and on', cut=True),
+        keys("clear", duration=0.5),
+        keys("cat /does/not/exist", duration=0.5),
+        DONE,
+    ]
+    task, seen = make_task(folder / "task"), []
+    agents: list[dict[str, Any]] = [{}, {"agent": "terminus-2"}]
+    for agent in agents:
+        async with ScriptedModel(script).serve() as model:
+            spec = make_spec(folder, task, model.url, **agent)
+            spec.agent_kwargs |= {"record_terminal_session": False, "enable_summarize": False}
+            record = await run_trial(spec)
+        assert (record.outcome, record.turns) == (Outcome.completed, 8)
+        seen.append([(message["role"], message["content"]) for message in model.requests[-1]["messages"]])
+    assert seen[0] == seen[1]
 
 
 async def test_reasoning_stays_in_the_history_also_of_a_cut_answer(folder):

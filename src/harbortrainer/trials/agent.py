@@ -186,7 +186,12 @@ class TrainableTerminus2(Terminus2):
     @override
     async def _execute_commands(self, commands: list[Command], session: TmuxSession) -> tuple[bool, str]:
         try:
-            return await super()._execute_commands(commands, session)
+            if not commands or not isinstance(session, QuickTmux):
+                return await super()._execute_commands(commands, session)
+            *first, last = commands
+            for command in first:
+                await session.send_keys(command.keystrokes, min_timeout_sec=command.duration_sec)
+            return False, self._limit_output_length(await session.type_and_look(last.keystrokes, last.duration_sec))
         except RuntimeError as error:
             if isinstance(error, SandboxDiedError) or await session.is_session_alive():
                 raise

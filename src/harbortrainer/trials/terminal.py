@@ -1,15 +1,19 @@
 """Harbor's tmux session with fewer processes: the same keys, the same screens, about half the commands.
 
-Stock asks three times a turn (is it alive, the whole buffer, the screen); this one asks once.
+Stock runs four a turn (is it alive, type, the whole buffer, the screen); this one types and looks at once.
 The socket lies outside /tmp, so that `rm -rf /tmp/*` by the model does not end its own terminal.
 """
 
 from harbor.agents.terminus_2.tmux_session import TmuxSession
+from harbor.environments.base import ExecResult
 
 SOCKET_ENV = {"TMUX_TMPDIR": "/var/tmp"}
 
 _HISTORY_LIMIT = 10_000_000
 _NO_TMUX = 127
+_NOT_TYPED = 9
+# A longer wait is not spent inside a command: remote sandboxes cut those.
+_LONGEST_WAIT_INSIDE = 2.0
 _SPLIT = "harbortrainer-screen-follows"
 
 
@@ -17,19 +21,22 @@ class QuickTmux(TmuxSession):
     """See the module. Not for recorded sessions: those keep Harbor's own class."""
 
     _alive: bool | None = None
+    _first_look: ExecResult | None = None
 
     async def start(self) -> None:
-        """Start the session; where tmux is missing, install it as Harbor does."""
+        """Start the session and wait for its prompt; where tmux is missing, install it as Harbor does."""
         script = (
             f"command -v tmux >/dev/null || exit {_NO_TMUX}; mkdir -p {SOCKET_ENV['TMUX_TMPDIR']}; "
-            f"{self._tmux_start_session} && "
-            f"{{ tmux set-option -g history-limit {_HISTORY_LIMIT} || true; }}"
+            f"{self._tmux_start_session} || exit 1; "
+            f"tmux set-option -g history-limit {_HISTORY_LIMIT}; {self._wait_for_prompt}; {self._look}"
         )
-        result = await self.environment.exec(command=script, user=self._user)
+        result = await self._exec(script)
         if result.return_code == _NO_TMUX:
             await super().start()
         elif result.return_code != 0:
             raise RuntimeError(f"cannot start tmux: {result.stderr or result.stdout}")
+        else:
+            self._first_look = result
 
     async def is_session_alive(self) -> bool:
         """Whether the session runs, as of the last look at its screen when nothing happened since."""
@@ -38,7 +45,44 @@ class QuickTmux(TmuxSession):
 
     async def get_incremental_output(self) -> str:
         """What is new in the terminal since the last call, else its screen, as Harbor's does."""
-        buffer, screen = await self._look()
+        looked, self._first_look = self._first_look, None
+        return await self._news(looked or await self._exec(self._look))
+
+    async def type_and_look(self, keystrokes: str, wait_s: float) -> str:
+        """Type, wait, and look what is new, in one command where that is possible.
+
+        Raises:
+            RuntimeError: The keys cannot be sent: the session has ended.
+        """
+        if wait_s > _LONGEST_WAIT_INSIDE or self._key_requires_paste(keystrokes):
+            await self.send_keys(keystrokes, min_timeout_sec=wait_s)
+            return await self.get_incremental_output()
+        wait = f"sleep {wait_s:.3f}; " if wait_s > 0 else ""
+        typing = self._send_keys_command([keystrokes])
+        result = await self._exec(f"{typing} || exit {_NOT_TYPED}; {wait}{self._look}")
+        if result.return_code == _NOT_TYPED:  # again, for Harbor's ways out and for its error
+            await self.send_keys(keystrokes, min_timeout_sec=wait_s)
+            return await self.get_incremental_output()
+        return await self._news(result)
+
+    @property
+    def _look(self) -> str:
+        """Prints the whole buffer and then the visible screen."""
+        target = f"-t {self._session_name}"
+        return f"tmux capture-pane -p -S - {target} \\; display-message -p {_SPLIT} \\; capture-pane -p {target}"
+
+    @property
+    def _wait_for_prompt(self) -> str:
+        """For at most half a second: else one trial in a hundred begins with an empty screen."""
+        screen = f"$(tmux capture-pane -p -t {self._session_name})"
+        return f'for i in {{1..25}}; do [[ "{screen}" == *[![:space:]]* ]] && break; sleep 0.02; done'
+
+    async def _exec(self, command: str) -> ExecResult:
+        return await self.environment.exec(command=command, user=self._user)
+
+    async def _news(self, looked: ExecResult) -> str:
+        self._alive = looked.return_code == 0
+        buffer, _, screen = (looked.stdout or "").rpartition(f"{_SPLIT}\n")
         if self._previous_buffer is None:
             self._previous_buffer = buffer
             return f"Current Terminal Screen:\n{screen}"
@@ -47,14 +91,3 @@ class QuickTmux(TmuxSession):
         if new is not None and new.strip():
             return f"New Terminal Output:\n{new}"
         return f"Current Terminal Screen:\n{screen}"
-
-    async def _look(self) -> tuple[str, str]:
-        """The whole buffer and the visible screen, in one command."""
-        target = f"-t {self._session_name}"
-        result = await self.environment.exec(
-            command=f"tmux capture-pane -p -S - {target} \\; display-message -p {_SPLIT} \\; capture-pane -p {target}",
-            user=self._user,
-        )
-        self._alive = result.return_code == 0
-        buffer, _, screen = (result.stdout or "").rpartition(f"{_SPLIT}\n")
-        return buffer, screen
