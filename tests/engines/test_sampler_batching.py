@@ -137,10 +137,16 @@ def test_transformers_attention_gives_the_same_logprobs(folder, reference, monke
             assert torch.allclose(torch.tensor(logprobs_of(choice)), expected, atol=1e-5)
 
 
-def test_a_plan_pads_decoding_requests_with_their_own_keys():
-    read = torch.arange(100, 100 + 3 + 40 + 2)
-    plan = make_plan([0, 1, 2, 4], [0, 3, 43, 45], read)
-    assert [g.width for g in plan.groups] == [3, 40]
-    assert plan.groups[0].bias.all()
-    assert plan.read.tolist() == read.tolist()
+def test_a_plan_reads_whole_pages_and_masks_what_is_not_the_requests_own():
+    # Three requests: 3 keys in page 7, 40 keys in pages 2, 0, 5, and a fresh prompt of 2 in page 9.
+    pages = [[7], [2, 0, 5], [9]]
+    lengths = [3, 40, 2]
+    rows = []
+    for own, n in zip(pages, lengths, strict=True):
+        rows += [page * 16 + i for page in own for i in range(16)][:n]
+    read = torch.tensor(rows)
+    plan = make_plan([0, 1, 2, 4], [0, 3, 43, 45], read, page_size=16)
+    assert [g.pages.tolist() for g in plan.groups] == [[7], [2, 0, 5]]
+    assert [int(g.real.sum()) for g in plan.groups] == [3, 40]
+    assert plan.read.tolist() == [144, 145]
     assert [(r.begin, r.end, r.length, r.mask) for r in plan.prefills] == [(2, 4, 2, None)]

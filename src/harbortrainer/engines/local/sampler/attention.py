@@ -22,19 +22,17 @@ _MIN_BUCKET = 32
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Requests with one query each, padded to a common key length.
+    """Requests with one query each, padded to a common number of pages.
 
     Attributes:
         rows: [B] positions of their queries in the flat batch.
-        start: Where their keys begin in what is read from the cache.
-        width: The common key length K; B * K rows are read.
-        bias: [B, 1, 1, K] True where a key is real.
+        pages: [B * W] pages of the cache that hold their keys, W for each.
+        real: [B, 1, 1, W * page size] True where a key is the request's own.
     """
 
     rows: torch.Tensor
-    start: int
-    width: int
-    bias: torch.Tensor
+    pages: torch.Tensor
+    real: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class RaggedPlan:
     """What one forward pass reads, the same in every layer.
 
     Attributes:
-        read: [R] physical cache rows to read, the groups' padding included; empty when nothing lies in the cache yet.
+        read: [R] physical cache rows that the prefills read; empty when none has a past.
     """
 
     read: torch.Tensor
@@ -67,13 +65,14 @@ class RaggedPlan:
     prefills: list[PrefillRow]
 
 
-def make_plan(query_ends: list[int], key_ends: list[int], read_index: torch.Tensor) -> RaggedPlan:
+def make_plan(query_ends: list[int], key_ends: list[int], read_index: torch.Tensor, page_size: int) -> RaggedPlan:
     """Plans a forward pass.
 
     Args:
         query_ends: Cumulative number of queries, a leading 0 first.
         key_ends: Cumulative number of keys, a leading 0 first.
         read_index: [sum of keys] physical cache rows, request after request; empty when no request has a past.
+        page_size: Rows in a page; a request fills its pages from the first row on.
     """
     decoding: dict[int, list[int]] = {}
     prefilling: list[int] = []
@@ -83,9 +82,9 @@ def make_plan(query_ends: list[int], key_ends: list[int], read_index: torch.Tens
         else:
             prefilling.append(i)
     reads: list[torch.Tensor] = []
-    groups = [_decode_group(members, query_ends, key_ends, read_index, reads) for members in decoding.values()]
+    groups = [_decode_group(m, query_ends, key_ends, read_index, page_size) for m in decoding.values()]
     prefills = [_prefill_row(i, query_ends, key_ends, read_index, reads) for i in prefilling]
-    return RaggedPlan(torch.cat(reads) if reads else read_index, groups, prefills)
+    return RaggedPlan(torch.cat(reads) if reads else read_index[:0], groups, prefills)
 
 
 def _bucket(length: int) -> int:
@@ -94,20 +93,19 @@ def _bucket(length: int) -> int:
 
 
 def _decode_group(
-    members: list[int], query_ends: list[int], key_ends: list[int], read_index: torch.Tensor, reads: list[torch.Tensor]
+    members: list[int], query_ends: list[int], key_ends: list[int], read_index: torch.Tensor, page_size: int
 ) -> DecodeGroup:
     device = read_index.device
-    begins = torch.tensor([key_ends[i] for i in members], device=device)
-    lengths = torch.tensor([key_ends[i + 1] - key_ends[i] for i in members], device=device)
-    width = max(key_ends[i + 1] - key_ends[i] for i in members)
+    ends = torch.tensor([(key_ends[i], key_ends[i + 1]) for i in members], device=device)
+    begins, lengths = ends[:, 0], ends[:, 1] - ends[:, 0]
+    width = -(-max(key_ends[i + 1] - key_ends[i] for i in members) // page_size) * page_size
     columns = torch.arange(width, device=device)
     real = columns < lengths[:, None]
-    # Padding reads the request's own first key: a valid row, whose score the bias removes.
-    picks = begins[:, None] + columns * real
-    start = sum(r.numel() for r in reads)
-    reads.append(read_index[picks.flatten()])
+    # Padding reads the request's own first page again, whose scores are masked away.
+    starts = columns[::page_size]
+    pages = read_index[begins[:, None] + starts * (starts < lengths[:, None])] // page_size
     rows = torch.tensor([query_ends[i] for i in members], device=device)
-    return DecodeGroup(rows, start, width, real[:, None, None, :])
+    return DecodeGroup(rows, pages.flatten(), real[:, None, None, :])
 
 
 def _prefill_row(
@@ -154,13 +152,13 @@ def ragged_attention(
     )
     heads, groups, dim = query.shape[1], key.shape[1], query.shape[3]
     flat = query[0].transpose(0, 1)  # [Q, H, D]
-    out = flat.new_empty(flat.shape[0], heads, values.shape[-1])
+    out = flat.new_empty(flat.shape[0], heads, value.shape[-1])
+    paged = allocator.get_cache_for_block_table(layer)  # keys and values, [pages, page size, G, D]
     for group in plan.groups:
         size = group.rows.shape[0]
         q = flat[group.rows].view(size, groups, heads // groups, dim)
-        k, v = (x[group.start : group.start + size * group.width] for x in (keys, values))
-        k, v = (x.view(size, group.width, groups, -1).transpose(1, 2) for x in (k, v))
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=group.bias, scale=scaling)
+        k, v = (x.index_select(0, group.pages).view(size, -1, groups, dim).transpose(1, 2) for x in paged)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=group.real, scale=scaling)
         out[group.rows] = attended.reshape(size, heads, -1)
     for row in plan.prefills:
         q = flat[row.begin : row.end].transpose(0, 1)[None]

@@ -76,6 +76,7 @@ class SeededRunner(ModelRunner):
                 batch_data["cu_seq_lens_q"].tolist(),
                 batch_data["cu_seq_lens_k"][kind].tolist(),
                 batch_data["read_index"][0],
+                self.cb_config.page_size,
             )
         super().compute_batch(model, batch_data)
 

@@ -15,7 +15,8 @@ PAGE_SIZE = 16
 MAX_REQUESTS = 256
 # Of the memory that is free when the engine starts. The learner needs the rest.
 _SHARE = {"cpu": 0.15, "cuda": 0.4}
-_MAX_BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
+# On a CPU few: the members of a group that come together share no pages before one of them has been prefilled.
+_MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 # On a CPU the cache is the run's memory too: this much, or four requests of the longest length.
 _CPU_CACHE_BYTES = 256 * 2**20
 
@@ -40,7 +41,7 @@ def batching_config(model: PreTrainedModel, max_model_len: int) -> ContinuousBat
         return_logprobs=True,
         page_size=PAGE_SIZE,
         num_blocks=-(-tokens // PAGE_SIZE) + 1,
-        max_batch_tokens=_MAX_BATCH_TOKENS.get(model.device.type, 1024),
+        max_batch_tokens=_MAX_BATCH_TOKENS.get(model.device.type, 512),
         max_requests_per_batch=MAX_REQUESTS,
         max_memory_percent=1.0,
         # Shapes change with every batch; graphs and a second set of buffers would only cost memory.
