@@ -23,8 +23,9 @@ WORDS = [
     *("ant", "bear", "crow", "deer", "elk", "frog", "goat", "hare", "ibis", "jay"),
     *("kite", "lynx", "mole", "newt", "owl", "pony", "quail", "rook", "seal", "toad"),
 ]
+LAZY = "cp {source} {target}"
 LAZINESS = 0.7
-"""Share of the mistakes that just copy the file (and, where that is the task, sort it)."""
+"""Share of the mistakes that are `LAZY`: just copy the file."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ OPERATIONS = [
     Operation("count", "count its lines", "wc -l < {source} > {target}", lambda x: [str(len(x))]),
     Operation("first", "take its first line", "head -n 1 {source} > {target}", lambda x: x[:1]),
     Operation("last", "take its last line", "tail -n 1 {source} > {target}", lambda x: x[-1:]),
-    Operation("copy", "change nothing", "cp {source} {target}", list),
+    Operation("join", "join its lines with commas", "paste -sd, {source} > {target}", lambda x: [",".join(x)]),
 ]
 
 
@@ -69,15 +70,16 @@ class Variant:
 
     @property
     def commands(self) -> list[str]:
-        return [self._command(self.operation)]
+        return [self._command(self.operation.command)]
 
     def mistake(self, rng: random.Random) -> list[str]:
-        """Commands that run but do not solve it: mostly the laziest there is, else one that solves another task."""
-        lazy, *others = [op for op in (OPERATIONS[-1], *OPERATIONS[:-1]) if op is not self.operation]
-        return [self._command(lazy if rng.random() < LAZINESS else rng.choice(others))]
+        """Commands that run but do not solve it: mostly the laziest there is, else those of another operation."""
+        if rng.random() < LAZINESS:
+            return [self._command(LAZY)]
+        return [self._command(rng.choice([op.command for op in OPERATIONS if op is not self.operation]))]
 
-    def _command(self, operation: Operation) -> str:
-        return operation.command.format(source=f"{self.source}.txt", target=f"{self.target}.txt")
+    def _command(self, template: str) -> str:
+        return template.format(source=f"{self.source}.txt", target=f"{self.target}.txt")
 
     def files(self) -> dict[str, str]:
         """The task in Harbor's format: path inside the task's folder -> content."""
@@ -110,7 +112,7 @@ def content() -> dict[str, list[str]]:
     while True:
         ends = rng.sample(WORDS, 2 * len(SOURCES))
         files = {source: _lines(rng, 5 + i, ends[i], ends[-1 - i]) for i, source in enumerate(SOURCES)}
-        results = [tuple(op.result(lines)) for op in OPERATIONS for lines in files.values()]
+        results = [tuple(do(lines)) for do in (list, *(op.result for op in OPERATIONS)) for lines in files.values()]
         if len(set(results)) == len(results):
             return files
 

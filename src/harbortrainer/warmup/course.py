@@ -18,10 +18,10 @@ KNOWN = 0.98
 CHECK_EVERY = 10
 RAMP = 20
 """Steps in which the learning rate rises to its peak."""
-UNSURE_SCALE = 0.3
-"""The second part's learning rate, of the peak: it may end at any step, so it must not swing."""
-UNSURE_STEPS = 40
+UNSURE_STEPS = 60
 """Steps of the second part at least, so that the mistakes become a habit that reinforcement can find and break."""
+UNSURE_SCALES = (0.3, 0.1)
+"""The second part's learning rate, of the peak: falling over those steps, since the course may end at any later one."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,10 @@ class Course:
         batch = next(self._batches)
         if self._known_at is None:
             return self._student.step([x.solution for x in batch], scale=min(1.0, self._step / RAMP))
+        first, last = UNSURE_SCALES
+        done = min(1.0, (self._step - self._known_at) / UNSURE_STEPS)
         chosen = [x.solution if self._rng.random() < self.target else x.mistake for x in batch]
-        return self._student.step(chosen, scale=UNSURE_SCALE)
+        return self._student.step(chosen, scale=first + (last - first) * done)
 
 
 def _batches(lessons: Sequence[Lesson], size: int, rng: random.Random) -> Iterator[list[Lesson]]:

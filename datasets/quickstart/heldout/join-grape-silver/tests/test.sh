@@ -1,4 +1,4 @@
 #!/bin/sh
 # 1 when the file holds exactly what was asked for, else 0.
-if printf 'newt\ncrow\nnewt\njay\ndeer\nrook\n' | cmp -s - /app/jade.txt; then reward=1; else reward=0; fi
+if printf 'bear,bear,newt,lynx,kite,goat,lynx\n' | cmp -s - /app/silver.txt; then reward=1; else reward=0; fi
 echo "$reward" > /logs/verifier/reward.txt

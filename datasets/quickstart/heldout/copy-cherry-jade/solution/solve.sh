@@ -1,3 +1,0 @@
-#!/bin/sh
-cd /app
-cp cherry.txt jade.txt

@@ -1,3 +1,0 @@
-#!/bin/sh
-cd /app
-cp mango.txt pearl.txt

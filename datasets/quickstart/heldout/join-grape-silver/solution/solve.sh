@@ -1,0 +1,3 @@
+#!/bin/sh
+cd /app
+paste -sd, grape.txt > silver.txt
