@@ -125,7 +125,8 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
     if body.get("return_token_ids"):
         completion["prompt_token_ids"] = prompt
         choice["token_ids"] = sampled
-        choice["logprobs"] = {"content": [{"token": f"token_id:{i}", "logprob": -0.5} for i in sampled]}
+        content = [{"token": f"token_id:{i}", "logprob": -0.5, "top_logprobs": []} for i in sampled]
+        choice["logprobs"] = {"content": content}
     return completion
 
 

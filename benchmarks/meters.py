@@ -1,0 +1,89 @@
+"""What a benchmark reads: CPU seconds of a process tree, stalls of the event loop, memory of what is in flight."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+_CPUACCT = Path("/sys/fs/cgroup/cpuacct")
+_TICK_S = 0.001
+
+
+class CpuClock:
+    """CPU seconds of this process and of everything it starts from now on, sandboxes and their ends included.
+
+    By a control group of its own where one can be made (version 1's cpuacct). Else by what the whole machine was busy,
+    which is the same on a quiet machine only, less what `others` used.
+    """
+
+    def __init__(self, *others: psutil.Process) -> None:
+        self._others = others
+        self._group = _CPUACCT / f"harbortrainer-bench-{os.getpid()}"
+        try:
+            self._group.mkdir()
+            (self._group / "cgroup.procs").write_text("0")
+        except OSError:
+            self._group = Path()
+
+    @property
+    def exact(self) -> bool:
+        """Whether other processes of the machine cannot disturb the figure."""
+        return self._group != Path()
+
+    def read(self) -> float:
+        """CPU seconds so far."""
+        if self.exact:
+            return int((self._group / "cpuacct.usage").read_text()) / 1e9
+        times = psutil.cpu_times()
+        return sum(times) - times.idle - times.iowait - sum(sum(p.cpu_times()[:2]) for p in self._others)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.exact:
+            with contextlib.suppress(OSError):
+                (_CPUACCT / "cgroup.procs").write_text("0")
+                time.sleep(0.2)
+                self._group.rmdir()
+
+
+@dataclass
+class Stall:
+    """The longest time for which the event loop did not turn."""
+
+    longest_s: float = 0.0
+
+
+@asynccontextmanager
+async def watched_loop() -> AsyncGenerator[Stall]:
+    """Watch the event loop while the block runs."""
+    stall = Stall()
+
+    async def watch() -> None:
+        while True:
+            begin = time.perf_counter()
+            await asyncio.sleep(_TICK_S)
+            stall.longest_s = max(stall.longest_s, time.perf_counter() - begin - _TICK_S)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield stall
+    finally:
+        watcher.cancel()
+
+
+def tree_memory() -> float:
+    """Megabytes of this process and all below it, shared pages counted once (PSS)."""
+    total = 0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total / 1e6

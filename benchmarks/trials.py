@@ -1,0 +1,153 @@
+"""How fast trials run: ours against stock Terminus-2, same task, same sandbox, same scripted model, in one run.
+
+    python benchmarks/trials.py                       everything (about 15 minutes on a quiet machine)
+    python benchmarks/trials.py --turns 3 --at 8 --repeats 1 --seconds 5
+
+Prints trials per minute, CPU seconds per trial (all processes, the model server's not counted) and the longest stall of
+the event loop, each the median over repeats, and the ratios; then the memory of one trial in flight.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import psutil
+from meters import CpuClock, tree_memory, watched_loop
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from scripted_model import model_server
+from trial_arms import ARMS, Arm, Setting
+
+_MODEL_DELAY_S = 0.02
+_IN_FLIGHT_DELAY_S = 6.0
+_TASK = {
+    "task.toml": "[agent]\ntimeout_sec = 600\n[environment]\nnetwork_mode = 'no-network'\n",
+    "instruction.md": "Write 42 to /app/answer.\n",
+    "environment/Dockerfile": "FROM debian:12-slim\nWORKDIR /app\n",
+    "tests/test.sh": "#!/bin/bash\ngrep -qx 42 /app/answer && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One stretch of trials."""
+
+    per_minute: float
+    cpu_s: float
+    stall_ms: float
+
+
+async def measure(arm: Arm, setting: Setting, at_once: int, seconds: float, clock: CpuClock) -> Measure:
+    """Run trials, `at_once` at a time, until the time is over; those that run then are let finish and count."""
+    end, done = time.perf_counter() + seconds, 0
+
+    async def lane() -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            await arm(setting)
+            done += 1
+
+    begin, cpu = time.perf_counter(), clock.read()
+    async with watched_loop() as stall:
+        await asyncio.gather(*(lane() for _ in range(at_once)))
+    wall = time.perf_counter() - begin
+    return Measure(60 * done / wall, (clock.read() - cpu) / done, 1000 * stall.longest_s)
+
+
+def median(measures: list[Measure]) -> Measure:
+    """The median of each figure on its own."""
+    fields = ("per_minute", "cpu_s", "stall_ms")
+    return Measure(*(statistics.median(getattr(m, field) for m in measures) for field in fields))
+
+
+async def compare(args: argparse.Namespace, turns: int, task: Path, progress: Progress) -> Table:
+    """All arms at every number of trials at once. Arms take turns, so that a busy moment hits all of them."""
+    table = Table("at once", "arm", "trials/min", "CPU s/trial", "longest stall", "x ours", title=f"{turns} turns")
+    total = len(args.at) * args.repeats * len(args.arms)
+    bar = progress.add_task(f"{turns} turns", total=total)
+    with model_server(turns, _MODEL_DELAY_S) as (url, pid), CpuClock(psutil.Process(pid)) as clock:
+        setting = Setting(task, url, args.environment)
+        for name in args.arms:  # imports, layers and connections
+            await ARMS[name](setting)
+        for at_once in args.at:
+            found: dict[str, list[Measure]] = {name: [] for name in args.arms}
+            for _ in range(args.repeats):
+                for name in args.arms:
+                    found[name].append(await measure(ARMS[name], setting, at_once, args.seconds, clock))
+                    progress.advance(bar)
+            _rows(table, at_once, {name: median(measures) for name, measures in found.items()})
+    if not clock.exact:
+        table.caption = "CPU is the whole machine's: right on a quiet machine only"
+    return table
+
+
+def _rows(table: Table, at_once: int, found: dict[str, Measure]) -> None:
+    ours = found.get("ours")
+    for name, m in found.items():
+        speed, cpu = (ours.per_minute / m.per_minute, m.cpu_s / ours.cpu_s) if ours else (0.0, 0.0)
+        ratio = "" if ours is None or name == "ours" else f"{speed:.2f} faster, {cpu:.2f} less CPU"
+        table.add_row(str(at_once), name, f"{m.per_minute:.0f}", f"{m.cpu_s:.3f}", f"{m.stall_ms:.0f} ms", ratio)
+
+
+async def memory_in_flight(name: str, task: Path, environment: str, count: int) -> float:
+    """Megabytes per trial while `count` of them wait for the model, everything that they started included."""
+    with model_server(3, _IN_FLIGHT_DELAY_S) as (url, _):
+        setting = Setting(task, url, environment)
+        await ARMS[name](setting)
+        before = await asyncio.to_thread(tree_memory)
+        running = asyncio.gather(*(ARMS[name](setting) for _ in range(count)))
+        highest = 0.0
+        for _ in range(int(2 * _IN_FLIGHT_DELAY_S)):
+            await asyncio.sleep(0.5)
+            highest = max(highest, await asyncio.to_thread(tree_memory))
+        await running
+    return (highest - before) / count
+
+
+def write_task(folder: Path) -> Path:
+    """The task that both sides run."""
+    for name, text in _TASK.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, nargs="+", default=[3, 30])
+    parser.add_argument("--at", type=int, nargs="+", default=[1, 8, 16], help="trials at once")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each stretch")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--environment", default="local")
+    parser.add_argument("--in-flight", type=int, default=32, help="trials for the memory figure; 0 leaves it out")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    args, console = parse(), Console()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="bench-task-") as folder:
+        task = write_task(Path(folder) / "write-answer")
+        with Progress(console=console, transient=True) as progress:
+            tables = [asyncio.run(compare(args, turns, task, progress)) for turns in args.turns]
+        for table in tables:
+            console.print(table)
+        for name in args.arms if args.in_flight else []:
+            used = asyncio.run(memory_in_flight(name, task, args.environment, args.in_flight))
+            console.print(f"memory per trial in flight, {args.in_flight} at once, {name}: {used:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
