@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import tomlkit
 from pydantic import ValidationError
 
 from harbortrainer.config import sources
@@ -64,8 +63,8 @@ def rehearse(raw: RawRun, facts: Facts, overrides: Sequence[str], findings: list
 def look(raw: RawRun | None, engine: str) -> Facts:
     """The run, the engine for it, and this machine."""
     place, gpus = prime_rl.find(), find_gpus()
-    warmup = raw is not None and raw.get("warmup") is not None
-    return Facts(raw, choose(engine, place, gpus, warmup=warmup), place, gpus)
+    has = {table: raw is not None and raw.get(table) is not None for table in ("warmup", "slurm")}
+    return Facts(raw, choose(engine, place, gpus, warmup=has["warmup"], cluster=has["slurm"]), place, gpus)
 
 
 def checked(
@@ -92,8 +91,7 @@ def run_here(config: RunConfig, *, resume: bool) -> int:
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():
         shutil.rmtree(config.run_dir)
-    text = tomlkit.dumps(config.model_dump(mode="json", exclude_none=True))
-    run = RunFolder.create(config.output_dir, config.run.dir, config_text=text, resume=resume)
+    run = RunFolder.create(config.output_dir, config.run.dir, config_text=config.resolved(), resume=resume)
     summary = train(config, run, resume=resume)
     return EXIT_INTERRUPTED if summary.status == "interrupted" else 0
 

@@ -194,3 +194,19 @@ def test_a_run_without_a_name_gets_one(write):
     assert first.run.name != second.run.name
     assert str(first.run.name).startswith("harbor_env--qwen3-0.6b--")
     assert first.run_dir == Path("outputs") / str(first.run.name)
+
+
+def test_the_resolved_run_reads_as_the_same_run(write, tmp_path):
+    config = load(
+        write(
+            "[trainer.optim]\nmax_norm = 'None'\n[orchestrator.eval]\n[[orchestrator.eval.source]]\nenv = { taskset = { id = 'harbor_env' } }\n"
+        )
+    )
+    path = tmp_path / "resolved.toml"
+    path.write_text(config.resolved())
+    assert load(path).model_dump() == config.model_dump()
+    assert load(path).resolved() == config.resolved()
+
+
+def test_a_clean_start_and_its_resume_are_one_run(write):
+    assert load(write(), ["--clean"]).resolved() == load(write()).resolved()

@@ -40,6 +40,10 @@ def test_auto_takes_the_embedded_engine_for_a_warm_up(place):
     assert choose("auto", place, TWO, warmup=True).engine == "local"
 
 
+def test_auto_takes_prime_rl_on_a_cluster_whose_gpus_are_elsewhere(place):
+    assert choose("auto", place, [], cluster=True).engine == "prime-rl"
+
+
 def test_what_is_asked_for_is_taken(place):
     assert choose("local", place, TWO).engine == "local"
     assert choose("prime-rl", place, []).engine == "prime-rl"

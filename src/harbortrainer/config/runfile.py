@@ -8,9 +8,11 @@ processes use it, or refused in one line that says what to do.
 
 import uuid
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Self
 
+import tomlkit
 from pydantic import Field, PrivateAttr, model_validator
 
 from harbortrainer.config.base import Table
@@ -19,6 +21,9 @@ from harbortrainer.config.reader import RawRun, read
 from harbortrainer.config.trainer import TrainerConfig
 from harbortrainer.engines.local.learner.settings import CosineScheduler, LinearScheduler, LoraSettings
 from harbortrainer.warmup.config import WarmupConfig
+
+NULLABLE = (("trainer.optim", "max_norm"), ("orchestrator.concurrency", "max_inflight"))
+"""Keys for which none means something else than leaving them out."""
 
 
 class ModelName(Table):
@@ -126,6 +131,20 @@ class RunConfig(Table):
         """The adapter; the reader made sure that there is one."""
         assert self.trainer.model.lora is not None
         return self.trainer.model.lora
+
+    def resolved(self) -> str:
+        """The run as TOML with every default filled in; reading it again gives the same run.
+
+        `clean` is left out, since it is about one start, and so is the sampler's address when it was not asked for.
+        """
+        data = self.model_dump(mode="json", exclude_none=True, exclude={"clean"})
+        for table, key in NULLABLE:
+            owner = reduce(getattr, table.split("."), self)
+            if getattr(owner, key) is None:
+                reduce(dict.__getitem__, table.split("."), data)[key] = "None"
+        if "base_url" not in self.orchestrator.model.client.model_fields_set:
+            del data["orchestrator"]["model"]
+        return tomlkit.dumps(data)
 
     @model_validator(mode="after")
     def _name_the_run(self) -> Self:

@@ -34,7 +34,7 @@ class Choice:
     why: str
 
 
-def choose(asked: str, place: Place, gpus: list[Gpu], *, warmup: bool = False) -> Choice:
+def choose(asked: str, place: Place, gpus: list[Gpu], *, warmup: bool = False, cluster: bool = False) -> Choice:
     """The engine that runs.
 
     Args:
@@ -42,6 +42,7 @@ def choose(asked: str, place: Place, gpus: list[Gpu], *, warmup: bool = False) -
         place: Where Prime-RL should be.
         gpus: The GPUs of this machine.
         warmup: The run file has `[warmup]`, which the embedded engine alone does.
+        cluster: The run file has `[slurm]`: the GPUs are elsewhere.
 
     Raises:
         UserError: No such engine.
@@ -58,6 +59,8 @@ def choose(asked: str, place: Place, gpus: list[Gpu], *, warmup: bool = False) -
         return Choice("local", f"the submodule {place.root.name}/ is empty")
     if not place.installed:
         return Choice("local", f"Prime-RL's environment is not there ({place.environment})")
+    if cluster:
+        return Choice("prime-rl", "its environment is there and the run file has [slurm]")
     if len(gpus) < GPUS_NEEDED:
         return Choice("local", f"Prime-RL needs {GPUS_NEEDED} GPUs and there {_are(len(gpus))}")
     return Choice("prime-rl", f"its environment is there and {len(gpus)} GPUs are")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from harbortrainer.config.orchestrator import Source as SourceConfig
+from harbortrainer.config.source import Source as SourceConfig
 from harbortrainer.engines.local.envserver import EnvServer
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
