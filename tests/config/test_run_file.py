@@ -197,11 +197,8 @@ def test_a_run_without_a_name_gets_one(write):
 
 
 def test_the_resolved_run_reads_as_the_same_run(write, tmp_path):
-    config = load(
-        write(
-            "[trainer.optim]\nmax_norm = 'None'\n[orchestrator.eval]\n[[orchestrator.eval.source]]\nenv = { taskset = { id = 'harbor_env' } }\n"
-        )
-    )
+    held_out = "[orchestrator.eval]\n[[orchestrator.eval.source]]\nenv = { taskset = { id = 'harbor_env' } }\n"
+    config = load(write("[trainer.optim]\nmax_norm = 'None'\n" + held_out))
     path = tmp_path / "resolved.toml"
     path.write_text(config.resolved())
     assert load(path).model_dump() == config.model_dump()
