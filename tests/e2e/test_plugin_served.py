@@ -20,7 +20,7 @@ SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer", duration=1.0), DONE
 
 async def test_two_workers_play_under_one_cap(tmp_path: Path, tokenizer_dir: Path) -> None:
     for name in ("one", "two"):
-        make_task(tmp_path / "tasks" / name)
+        make_task(tmp_path / "tasks" / name, extra=f"# {name}")
     env = config(tmp_path / "tasks", tmp_path / "trials", harness={"n_parallel_envs": 3})
     tasks = list(load_taskset(resolve_env_config(env).taskset)) * 4
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:

@@ -30,8 +30,16 @@ def test_tasks_come_sorted_with_their_instruction(tmp_path: Path) -> None:
 
 def test_patterns_choose_by_name(tmp_path: Path) -> None:
     for name in ("easy-1", "easy-2", "hard-1"):
-        make_task(tmp_path / name)
+        make_task(tmp_path / name, instruction=name)
     assert [task.name for task in load_folder(tmp_path, ["easy-*"], ["*-2"])] == ["easy-1"]
+
+
+def test_two_copies_of_one_task_are_refused_by_name(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_task(tmp_path / name)
+    with pytest.raises(UserError, match="first and second are the same task"):
+        load_folder(tmp_path)
+    assert [task.name for task in load_folder(tmp_path, exclude=["second"])] == ["first"]
 
 
 def test_a_folder_that_is_a_task_is_that_task(tmp_path: Path) -> None:

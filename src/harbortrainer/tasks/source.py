@@ -2,7 +2,7 @@
 
 A task is a folder with a `task.toml`. Its key is the hash of its content: of every file's path, bytes and
 executable bit, so the same task has the same key wherever it lies and a changed task is another task.
-Invariant: what is returned is sorted by name, names are unique, and anything wrong with the user's files is a
+Invariant: what is returned is sorted by name, names and keys are unique, and anything wrong with the user's files is a
 `UserError` that names the file and the key.
 """
 
@@ -44,7 +44,7 @@ def load_folder(tasks_dir: Path | str, include: Sequence[str] = (), exclude: Seq
         exclude: Shell patterns over names, applied after `include`.
 
     Raises:
-        UserError: No such folder, no tasks in it, none that match, or a task that cannot be read.
+        UserError: No such folder, no tasks in it, none that match, two that are the same, or one that cannot be read.
     """
     root = Path(tasks_dir)
     if not root.is_dir():
@@ -60,7 +60,9 @@ def load_folder(tasks_dir: Path | str, include: Sequence[str] = (), exclude: Seq
             where=str(root),
             do=f"the names are {names}{', ...' if len(folders) > 5 else ''}",
         )
-    return [load_task(folder) for folder in chosen]
+    tasks = [load_task(folder) for folder in chosen]
+    _refuse_copies(root, tasks)
+    return tasks
 
 
 def load_task(folder: Path) -> TaskRef:
@@ -89,6 +91,16 @@ def content_key(folder: Path) -> str:
             executable = bool(path.stat().st_mode & 0o100)
             digest.update(f"file\0{name}\0{int(executable)}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()
+
+
+def _refuse_copies(root: Path, tasks: list[TaskRef]) -> None:
+    """Two folders with one content would be one task with twice the weight; Prime-RL refuses them late."""
+    seen: dict[str, str] = {}
+    for task in tasks:
+        if task.key in seen:
+            what = f"{seen[task.key]} and {task.name} are the same task"
+            raise UserError(what, where=str(root), do="remove one of them, or exclude it by name")
+        seen[task.key] = task.name
 
 
 def _subfolders(root: Path) -> list[Path]:

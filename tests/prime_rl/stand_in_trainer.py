@@ -1,0 +1,70 @@
+"""In the place of Prime-RL's trainer, which needs CUDA: reads its batches from disk, publishes adapters to disk.
+
+The wire is Prime-RL's own: msgpack of positional `MicroBatch`es under rollouts/step_N, a peft folder and the marker
+STABLE under broadcasts/step_N.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+# Positions of the fields of `prime_rl.transports.rollouts.types.MicroBatch`.
+INPUT_IDS, LOSS_MASK, ADVANTAGES, LOGPROBS, POSITIONS = range(5)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sample as the trainer sees it; the lists have one length."""
+
+    token_ids: list[int]
+    mask: list[bool]
+    advantages: list[float]
+    logprobs: list[float]
+
+
+def decode(path: Path) -> Iterator[Sequence]:
+    """The samples of one batch file. Packed samples are told apart by their positions, which start at 0."""
+    for batch in msgpack.unpackb(path.read_bytes()):
+        starts = [i for i, position in enumerate(batch[POSITIONS]) if position == 0]
+        for start, end in zip(starts, [*starts[1:], len(batch[POSITIONS])], strict=True):
+            columns = (batch[column][start:end] for column in (INPUT_IDS, LOSS_MASK, ADVANTAGES, LOGPROBS))
+            yield Sequence(*columns)
+
+
+class StandInTrainer(threading.Thread):
+    """Publishes version 0, then for every batch it reads another adapter."""
+
+    def __init__(self, model: Path, output_dir: Path, steps: int) -> None:
+        super().__init__(daemon=True)
+        base = AutoModelForCausalLM.from_pretrained(model)
+        targets = ["q_proj", "v_proj"]
+        self.model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+        self.output_dir, self.steps = output_dir, steps
+        self.batches: list[list[Sequence]] = []
+        self.publish(0)
+
+    def publish(self, version: int) -> None:
+        """Write one policy version: the adapter's files first, the marker last."""
+        folder = self.output_dir / "broadcasts" / f"step_{version}"
+        generator = torch.Generator().manual_seed(version)
+        for name, weight in self.model.named_parameters():
+            if "lora_B" in name:
+                weight.data = torch.randn(weight.shape, generator=generator) * 0.2 * bool(version)
+        self.model.save_pretrained(folder)
+        (folder / "STABLE").touch()
+
+    def run(self) -> None:
+        """Read a batch, publish a version, as often as there are steps."""
+        for step in range(1, self.steps + 1):
+            path = self.output_dir / "rollouts" / f"step_{step}" / "rank_0.bin"
+            while not path.exists():
+                time.sleep(0.1)
+            self.batches.append(list(decode(path)))
+            self.publish(step)
