@@ -57,7 +57,7 @@ class StandInTrainer(threading.Thread):
         for name, weight in self.model.named_parameters():
             if "lora_B" in name:
                 weight.data = torch.randn(weight.shape, generator=generator) * 0.2 * bool(version)
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(str(folder))
         (folder / "STABLE").touch()
 
     def run(self) -> None:

@@ -8,15 +8,16 @@ orchestrator uses `setup_tokenizer`, and `prime_rl.transports.weights`.
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
 PROGRAMS = {"orchestrator": "prime_rl.entrypoints.orchestrator", "env-server": "prime_rl.entrypoints.env_server"}
 
 
-def setup_tokenizer(config):
+def setup_tokenizer(config: Any) -> Any:
     """What `prime_rl.trainer.model.setup_tokenizer` does."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(config.name, trust_remote_code=config.trust_remote_code)
+    tokenizer: Any = AutoTokenizer.from_pretrained(config.name, trust_remote_code=config.trust_remote_code)
     tokenizer.pad_token_id = tokenizer.eos_token_id
     return tokenizer
 
