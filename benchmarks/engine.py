@@ -1,0 +1,144 @@
+"""The embedded engine against transformers' `generate` and TRL's GRPOTrainer, on one model and batch, in one run.
+
+Contract: both sides get the same random model, the same LoRA, the same prompts, the same number of tokens and the same
+number of threads; every figure is the median of `--repeats` runs after one that warms up. Ours is measured as a run
+uses it: over HTTP, from another process. Needs `uv run --extra local --group bench benchmarks/engine.py`.
+
+    benchmarks/engine.py                                            the quickstart's model on one CPU thread
+    benchmarks/engine.py --device cuda --model-shape qwen3-0.6b     what docs/gpu.md asks for
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.engine_ours import Ours
+from benchmarks.engine_setting import SHAPES, Setting, build, ragged, setting
+from benchmarks.engine_theirs import Generate, trl_steps
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens a second, ours and theirs, one figure a repeat."""
+
+    what: str
+    ours: list[float]
+    against: str
+    theirs: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ours) / statistics.median(self.theirs)
+
+
+def taking_turns(times: int, *runs: Callable[[], float]) -> list[list[float]]:
+    """Each run's results, the first one dropped; in turns, so that all of them meet the same machine."""
+    results = [[run() for run in runs] for _ in range(times + 1)]
+    return [list(column) for column in zip(*results[1:], strict=True)]
+
+
+def compare_sampling(case: Setting, ours: Ours) -> list[Row]:
+    """Sampled tokens a second: all lengths equal, which suits a static batch best, and ragged ones."""
+    generate = Generate(case)
+    rows = []
+    for name, (prompts, lengths) in {
+        "equal": (case.prompt_ids, [case.new] * len(case.prompts)),
+        "ragged": ragged(case),
+    }.items():
+        tokens = sum(lengths)
+        mine, theirs = taking_turns(
+            case.repeats,
+            lambda p=prompts, n=lengths: ours.sample(p, n)[0],
+            lambda p=prompts, n=lengths: generate.sample(p, n),
+        )
+        rows.append(
+            Row(f"sampled, {name} lengths", [tokens / s for s in mine], "generate", [tokens / s for s in theirs])
+        )
+    return rows
+
+
+def compare_steps(case: Setting, ours: Ours) -> list[Row]:
+    """Trained tokens a second: training alone, and the whole step with sampling and hand-over."""
+    _, choices = ours.sample(case.prompt_ids, [case.new] * len(case.prompts))
+    rollouts = {
+        "prompt_ids": case.prompt_ids,
+        "completion_ids": [c["token_ids"] for c in choices],
+        "logprobs": [[e["logprob"] for e in c["logprobs"]["content"]] for c in choices],
+    }
+    rows = []
+    for name, part, given in (("trained", 1, rollouts), ("sampled and trained", 0, None)):
+        steps: list[tuple[float, float]] = []
+        theirs = trl_steps(case, given, between=lambda into=steps: into.append(ours.step()))
+        mine = [step[part] for step in steps[1:]]
+        rows.append(Row(name, [case.sampled / s for s in mine], "TRL", [case.sampled / s for s in theirs]))
+    return rows
+
+
+def show(rows: list[Row], extra: dict[str, float]) -> None:
+    print(f"{'tokens a second (median)':32}{'ours':>10}{'theirs':>10}{'ratio':>8}  against")
+    for row in rows:
+        mine, theirs = statistics.median(row.ours), statistics.median(row.theirs)
+        print(f"{row.what:32}{mine:10.0f}{theirs:10.0f}{row.ratio:8.2f}  {row.against}")
+    for name, value in extra.items():
+        print(f"{name:32}{value:10.3g}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The embedded engine against transformers' generate and TRL")
+    parser.add_argument("--model-shape", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", default=None, help="float32 on a CPU and bfloat16 on a GPU when left out")
+    parser.add_argument("--batch", type=int, default=64, help="completions a step")
+    parser.add_argument("--group", type=int, default=8, help="completions a prompt")
+    parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=40, help="tokens of a completion")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads, on a CPU")
+    parser.add_argument("--only", choices=["sampling", "steps"], default=None)
+    parser.add_argument("--json", type=Path, default=None, help="write the figures here too")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    import torch
+    from transformers.utils import logging
+
+    torch.set_num_threads(arguments.threads)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder), arguments.model_shape, arguments.prompt + arguments.new + 64)
+        case = setting(Path(folder), arguments)
+        ours = Ours(case)
+        try:
+            rows = compare_sampling(case, ours) if arguments.only != "steps" else []
+            rows += compare_steps(case, ours) if arguments.only != "sampling" else []
+        finally:
+            ours.close()
+    extra = {"hand-over, ms (median)": 1000 * statistics.median(ours.handovers)}
+    if ours.differences:
+        extra["largest logprob difference"] = max(ours.differences)
+    if arguments.device == "cuda":
+        extra["peak GPU memory, GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    show(rows, extra)
+    if arguments.json:
+        figures = {row.what: {"ours": row.ours, row.against: row.theirs, "ratio": row.ratio} for row in rows}
+        arguments.json.write_text(
+            json.dumps({"arguments": vars(arguments), "rows": figures} | extra, default=str, indent=1)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

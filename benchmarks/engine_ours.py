@@ -1,0 +1,96 @@
+"""Our side of `benchmarks/engine.py`: the sampler over HTTP, asked by another process, and the learner."""
+
+import asyncio
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import httpx
+
+from benchmarks.engine_setting import ALPHA, RANK, TARGETS, Setting
+
+
+def post_all(url: str, bodies: list[dict]) -> tuple[float, list[dict]]:
+    """Posts all at once; seconds until the last reply, and each reply's first choice. Runs in a process of its own."""
+
+    async def run() -> tuple[float, list[dict]]:
+        limits = httpx.Limits(max_connections=len(bodies))
+        async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+            start = time.perf_counter()
+            replies = await asyncio.gather(*[client.post(f"{url}/inference/v1/generate", json=b) for b in bodies])
+            seconds = time.perf_counter() - start
+        return seconds, [reply.raise_for_status().json()["choices"][0] for reply in replies]
+
+    return asyncio.run(run())
+
+
+class Ours:
+    """Sampler and learner on the setting's model, with a client process."""
+
+    def __init__(self, case: Setting) -> None:
+        from harbortrainer.engines.local.learner.learner import Learner
+        from harbortrainer.engines.local.learner.settings import LoraSettings, LossSettings, OptimSettings
+        from harbortrainer.engines.local.sampler import Sampler
+
+        self.case = case
+        lora = LoraSettings(rank=RANK, alpha=ALPHA, target_modules=TARGETS)
+        self.learner = Learner(
+            case.folder, lora, OptimSettings(lr=1e-4), LossSettings(), device=case.device, dtype=case.dtype
+        )
+        self.sampler = Sampler(case.folder, device=case.device, dtype=case.dtype).start()
+        self.client = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        self.differences: list[float] = []
+        self.handovers: list[float] = []
+        self.hand_over()
+
+    def close(self) -> None:
+        self.client.shutdown()
+        self.sampler.stop()
+
+    def hand_over(self) -> None:
+        learner = self.learner
+        seconds = self.sampler.load_adapter(
+            learner.adapter(learner.version), learner.version, config=learner.adapter_config
+        )
+        self.handovers.append(seconds)
+
+    def sample(self, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[dict]]:
+        """Seconds and choices."""
+        bodies = [
+            {"token_ids": p, "sampling_params": {"max_tokens": n, "ignore_eos": True, "logprobs": 1}}
+            for p, n in zip(prompts, lengths, strict=True)
+        ]
+        return self.client.submit(post_all, self.sampler.url, bodies).result()
+
+    def samples(self, choices: list[dict]) -> list:
+        """What the learner trains on."""
+        from harbortrainer.engines.local.learner.sample import Sample
+
+        made = []
+        for i, (prompt, choice) in enumerate(zip(self.case.prompt_ids, choices, strict=True)):
+            tokens = choice["token_ids"]
+            logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+            made.append(
+                Sample(
+                    token_ids=[*prompt, *tokens],
+                    mask=[False] * len(prompt) + [True] * len(tokens),
+                    logprobs=[0.0] * len(prompt) + logprobs,
+                    versions=[self.learner.version] * (len(prompt) + len(tokens)),
+                    temperature=1.0,
+                    advantage=1.0 if i % 2 else -1.0,
+                    group_id=str(i // self.case.group),
+                )
+            )
+        return made
+
+    def step(self) -> tuple[float, float]:
+        """One whole step; seconds of it, and seconds of training alone."""
+        start = time.perf_counter()
+        _, choices = self.sample(self.case.prompt_ids, [self.case.new] * len(self.case.prompts))
+        samples = self.samples(choices)
+        training = time.perf_counter()
+        metrics = self.learner.train(samples)
+        trained = time.perf_counter() - training
+        self.hand_over()
+        self.differences.append(metrics["proof/logprob_diff/max"])
+        return time.perf_counter() - start, trained

@@ -1,0 +1,80 @@
+"""What both sides of `benchmarks/engine.py` are given: a random model, prompts, and the numbers of a run."""
+
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 800, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16,
+    },
+    "qwen3-0.6b": {
+        "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    },
+}  # fmt: skip
+RANK, ALPHA = 8, 16.0
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LETTERS = [chr(c) for c in range(97, 123)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One comparison. `prompts` are texts whose letters are one token each."""
+
+    folder: Path
+    device: str
+    dtype: str
+    prompts: list[str]
+    prompt_ids: list[list[int]]
+    new: int
+    group: int
+    repeats: int
+
+    @property
+    def sampled(self) -> int:
+        return self.new * len(self.prompts)
+
+
+def build(folder: Path, shape: str, context: int) -> None:
+    """Writes a random Qwen3 model with a tokenizer that has one token a letter."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from tests.tiny_model import build_tiny_tokenizer
+
+    tokenizer = build_tiny_tokenizer(259)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        **SHAPES[shape],
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def setting(folder: Path, arguments: argparse.Namespace) -> Setting:
+    """Prompts of one length, each repeated for its group."""
+    from transformers import AutoTokenizer
+
+    letters = random.Random(0)
+    texts = ["".join(letters.choices(LETTERS, k=arguments.prompt)) for _ in range(arguments.batch // arguments.group)]
+    prompts = [text for text in texts for _ in range(arguments.group)]
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = [tokenizer(text)["input_ids"] for text in prompts]
+    dtype = arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
+    return Setting(folder, arguments.device, dtype, prompts, ids, arguments.new, arguments.group, arguments.repeats)
+
+
+def ragged(case: Setting) -> tuple[list[list[int]], list[int]]:
+    """The same number of tokens in prompts and answers of different lengths, as agents' turns have."""
+    lengths = random.Random(1)
+    prompts = [ids[: lengths.randint(len(ids) // 6, len(ids))] for ids in case.prompt_ids]
+    return prompts, [lengths.randint(max(1, case.new // 6), case.new) for _ in prompts]
