@@ -58,6 +58,8 @@ async def test_agent_timeout_keeps_the_verifiers_reward(folder, first, reward):
     record = await run(folder, [first, Reply(content=IDLE, delay_s=30)], agent_timeout_s=1.5)
     assert (record.outcome, record.reward) == (Outcome.agent_timeout, reward)
     assert record.error is not None and record.error.type == "AgentTimeoutError"
+    assert record.timings.model is not None and record.timings.agent_execution is not None
+    assert 0.5 < record.timings.model <= record.timings.agent_execution
 
 
 async def test_turn_limit_keeps_the_verifiers_reward(folder):
@@ -141,6 +143,7 @@ async def test_a_verifier_without_a_finite_reward_is_a_verifier_error(folder, te
     record = await run(folder, [SOLVE, DONE, DONE], task={"test": test})
     assert (record.outcome, record.reward) == (Outcome.verifier_error, None)
     assert error is None or (record.error is not None and record.error.type == error)
+    assert TrialRecord.model_validate_json(json.dumps(record.to_json(), allow_nan=False)).outcome is record.outcome
 
 
 async def test_a_verifier_that_hangs_is_a_verifier_error(folder):
@@ -173,6 +176,14 @@ async def test_a_forged_reward_does_not_count(folder):
     assert record.trial_dir is not None
     assert (Path(record.trial_dir) / "verifier" / "seen").read_text().split() == ["test.sh"]
     assert not (Path(record.trial_dir) / "verifier" / "reward.json").exists()
+
+
+async def test_a_reward_forged_in_one_step_does_not_count_in_that_step_nor_in_the_next(folder):
+    forge = "echo 1 > /logs/verifier/reward.txt; mkdir -p /tests; echo forged > /tests/helper"
+    honest = "test ! -e /tests/helper && echo 0.25 > /logs/verifier/reward.txt"
+    steps = {"first": honest, "second": honest}
+    record = await run(folder, [keys(forge, duration=0.5), DONE, DONE], task={"steps": steps})
+    assert [step.rewards for step in record.steps] == [{"reward": 0.25}, {"reward": 0.25}]
 
 
 async def test_a_link_in_place_of_the_tests_is_removed_and_not_followed(folder):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from harbortrainer.trials.guard import end_cleanly
+from harbortrainer.trials.guard import AgentStalledError, end_cleanly
 
 
 class Agent:
@@ -34,6 +34,11 @@ def guarded(agent: Agent, stop: str | None) -> Agent:
 async def test_an_error_without_a_stop_is_raised():
     with pytest.raises(RuntimeError, match="mine"):
         await guarded(Agent(RuntimeError("mine")), None).run()
+
+
+async def test_a_timeout_inside_the_agent_is_not_its_time_being_up():
+    with pytest.raises(AgentStalledError, match="socket"):
+        await guarded(Agent(TimeoutError("socket")), None).run()
 
 
 async def test_an_error_of_the_rollouts_own_is_raised():

@@ -114,6 +114,8 @@ class TrainableTerminus2(Terminus2):
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         self._ending, self._parse_errors, self._confirmed = None, 0, False
+        if isinstance(self._llm, ChatClient):
+            self._llm.waited_s = 0.0
         try:
             with environment.scoped_exec_env(SOCKET_ENV):
                 await super().run(instruction, environment, context)
@@ -147,6 +149,8 @@ class TrainableTerminus2(Terminus2):
             "ending": self._ending.value if self._ending else None,
             "parse_errors": self._parse_errors,
         }
+        if isinstance(self._llm, ChatClient):
+            context.metadata["model_s"] = self._llm.waited_s
         trajectory.note_usage(context, self._model_name)
 
     @override

@@ -11,6 +11,11 @@ from typing import Any
 
 from harbortrainer.trials.outcome import ending_of
 
+
+class AgentStalledError(RuntimeError):
+    """A timeout inside the agent. Harbor would take it for the agent's time being up, which trains."""
+
+
 type Stop = Callable[[], str | None]
 
 GRACE_S = 3.0
@@ -33,8 +38,11 @@ def _guarded(run: Callable[..., Awaitable[None]], stop: Stop, grace_s: float) ->
         finally:
             await _cancel(task)
         error = task.exception() if not task.cancelled() else None
-        if error is not None and ending_of(stop()) is None:
-            raise error
+        if error is None or ending_of(stop()) is not None:
+            return
+        if isinstance(error, TimeoutError):
+            raise AgentStalledError(str(error) or "something that the agent waited for timed out") from error
+        raise error
 
     return guarded
 

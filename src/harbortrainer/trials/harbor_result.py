@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harbortrainer.trials.outcome import Outcome, Phase, classify, worst
 from harbortrainer.trials.record import Failure, StepRecord, Timings, Tokens, TrialRecord, TurnTokens
-from harbortrainer.trials.rewards import scalar
+from harbortrainer.trials.rewards import only_finite, scalar
 from harbortrainer.trials.spec import TrialSpec
 from harbortrainer.trials.tokens import of_rollout_details
 
@@ -39,7 +39,7 @@ def record(result: "TrialResult", spec: TrialSpec, *, stop: str | None = None) -
         task_key=spec.task_key,
         trial_name=result.trial_name,
         trial_dir=str((spec.trials_dir / result.trial_name).absolute()),
-        rewards=rewards,
+        rewards=only_finite(rewards),
         reward=scalar(rewards) if outcome.trains else None,
         timings=_timings(result),
         turns=_count(contexts, "n_episodes"),
@@ -49,7 +49,7 @@ def record(result: "TrialResult", spec: TrialSpec, *, stop: str | None = None) -
             completion=sum(context.n_output_tokens or 0 for context in contexts),
         ),
         steps=[_step(step, stop if step is steps[-1] else None) for step in steps],
-        error=_failure(failure, outcome),
+        error=_failure(failure, outcome, rewards),
     )
 
 
@@ -78,7 +78,8 @@ def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | 
 
 def _step(step: "StepResult", stop: str | None) -> StepRecord:
     rewards = step.verifier_result.rewards if step.verifier_result else None
-    return StepRecord(name=step.step_name, outcome=_classify(step, rewards, stop), rewards=rewards)
+    outcome = _classify(step, rewards, stop)
+    return StepRecord(name=step.step_name, outcome=outcome, rewards=only_finite(rewards))
 
 
 def _classify(part: "TrialResult | StepResult", rewards: dict[str, Any] | None, stop: str | None) -> Outcome:
@@ -103,11 +104,11 @@ def _phase(part: "TrialResult | StepResult", info: "ExceptionInfo") -> Phase:
     return "agent_setup" if getattr(part, "agent_setup", None) else "environment_setup"
 
 
-def _failure(info: "ExceptionInfo | None", outcome: Outcome) -> Failure | None:
+def _failure(info: "ExceptionInfo | None", outcome: Outcome, rewards: dict[str, Any] | None) -> Failure | None:
     if info is not None:
         return Failure(type=info.exception_type, message=info.exception_message[:2000])
     if outcome is Outcome.verifier_error:
-        return Failure(type="RewardNotFiniteError", message="the verifier gave no finite reward")
+        return Failure(type="RewardNotFiniteError", message=f"the verifier gave {rewards}")
     return None
 
 
@@ -117,9 +118,20 @@ def _timings(result: "TrialResult") -> Timings:
         environment_setup=_seconds(result.environment_setup),
         agent_setup=_seconds(result.agent_setup),
         agent_execution=_total([part.agent_execution for part in parts]),
+        model=_model_seconds([part.agent_result for part in parts]),
         verifier=_total([part.verifier for part in parts]),
         total=_between(result.started_at, result.finished_at),
     )
+
+
+def _model_seconds(contexts: "list[AgentContext | None]") -> float | None:
+    metadata = [context.metadata for context in contexts if context is not None and context.metadata]
+    known = [
+        entry["model_s"] if "model_s" in entry else sum(entry["api_request_times_msec"]) / 1000
+        for entry in metadata
+        if "model_s" in entry or "api_request_times_msec" in entry
+    ]
+    return sum(known) if known else None
 
 
 def _total(timings: "list[TimingInfo | None]") -> float | None:

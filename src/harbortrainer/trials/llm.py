@@ -6,6 +6,7 @@ LiteLLM costs several milliseconds of CPU a call and hides why a call failed. Th
 
 import asyncio
 import ssl
+import time
 from functools import cache
 from typing import Any
 
@@ -74,6 +75,8 @@ class ChatClient(BaseLLM):
         """What was sampled, call by call, cut answers included."""
         self.cut_reasoning: str | None = None
         """The reasoning of the last answer when that was cut."""
+        self.waited_s = 0.0
+        """Seconds spent waiting for answers, also for those that never came; the agent sets it back."""
         self._sampling = sampling
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._cut_in_a_row = 0
@@ -109,7 +112,11 @@ class ChatClient(BaseLLM):
         body = {"model": self.settings.model, "messages": messages, **self._sampling, **sampling}
         if self.settings.collect_tokens:
             body |= {"logprobs": True, "return_token_ids": True}
-        reply = await self._post(body | (extra_body or {}), extra_headers or {})
+        started = time.perf_counter()
+        try:
+            reply = await self._post(body | (extra_body or {}), extra_headers or {})
+        finally:
+            self.waited_s += time.perf_counter() - started
         return self._read(reply)
 
     async def aclose(self) -> None:

@@ -17,6 +17,8 @@ class Timings(BaseModel):
     environment_setup: float | None = None
     agent_setup: float | None = None
     agent_execution: float | None = None
+    model: float | None = None
+    """Waiting for the model's answers; part of agent_execution."""
     verifier: float | None = None
     total: float | None = None
 
@@ -73,7 +75,7 @@ class TrialRecord(BaseModel):
     trial_dir: str | None = None
     """Harbor's folder of the trial; None after pruning."""
     rewards: dict[str, float] | None = None
-    """What the verifier gave, by name, also when the outcome does not train."""
+    """What the verifier gave, by name, also when the outcome does not train; without what is not finite."""
     reward: float | None = None
     """The scalar that trains; None when the outcome does not train."""
     timings: Timings = Field(default_factory=Timings)

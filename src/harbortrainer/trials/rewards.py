@@ -5,6 +5,13 @@ from collections.abc import Mapping
 from harbortrainer.trials.outcome import finite
 
 
+def only_finite(rewards: Mapping[str, float] | None) -> dict[str, float] | None:
+    """The rewards that are finite numbers, as plain floats: JSON has no others."""
+    if rewards is None:
+        return None
+    return {name: float(value) for name, value in rewards.items() if finite({name: value})}
+
+
 def scalar(rewards: Mapping[str, float] | None) -> float | None:
     """The key "reward" when it is there, else the mean of all values.
 
