@@ -21,6 +21,7 @@ from harbortrainer.config.reader import RawRun, check_known, read
 from harbortrainer.config.runfile import RunConfig, from_raw
 from harbortrainer.engines.choice import Choice, choose, find_gpus
 from harbortrainer.engines.prime_rl import place as prime_rl
+from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.engines.prime_rl.command import dotenv
 from harbortrainer.engines.prime_rl.start import check as check_for_prime_rl
 from harbortrainer.engines.prime_rl.start import start
@@ -87,12 +88,16 @@ def run_here(config: RunConfig, *, resume: bool) -> int:
     _need_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
     from harbortrainer.engines.local.loop import train
     from harbortrainer.runs.folder import RunFolder
+    from harbortrainer.runs.label import run_label
 
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():
         shutil.rmtree(config.run_dir)
     run = RunFolder.create(config.output_dir, config.run.dir, config_text=config.resolved(), resume=resume)
-    summary = train(config, run, resume=resume)
+    try:
+        summary = train(config, run, resume=resume)
+    finally:
+        end_containers(run_label(run.path))
     return EXIT_INTERRUPTED if summary.status == "interrupted" else 0
 
 

@@ -13,6 +13,7 @@ from harbortrainer.config.source import Source as SourceConfig
 from harbortrainer.engines.local.envserver import EnvServer
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.label import RUN_VARIABLE, run_label
 
 PLUGIN = "harbor_env"
 
@@ -32,7 +33,7 @@ def plan_servers(sources: Iterable[SourceConfig], run: RunFolder) -> dict[str, E
     Raises:
         UserError: A source reads its tokens where the embedded engine cannot prove them.
     """
-    variables = {"HARBORTRAINER_RUN": run.name, "HARBORTRAINER_TRIALS_DIR": str(run.trials)}
+    variables = {RUN_VARIABLE: run_label(run.path), "HARBORTRAINER_TRIALS_DIR": str(run.trials)}
     servers: dict[str, EnvServer] = {}
     for source in sources:
         refuse_rollout_details(source)

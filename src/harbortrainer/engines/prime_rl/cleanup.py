@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from harbortrainer.engines.prime_rl.command import RUN_VARIABLE
+from harbortrainer.runs.label import RUN_VARIABLE
 
 RUN_LABEL = "harbortrainer.run"
 DOCKER_TIMEOUT_S = 60
@@ -36,9 +36,13 @@ class Left:
 
 def clean_up(run: str, *, grace_s: float = PROCESS_GRACE_S) -> Left:
     """End every process and container of a run, and the networks of its containers."""
-    processes = end_processes(run, grace_s=grace_s)
+    return Left(end_processes(run, grace_s=grace_s), *end_containers(run))
+
+
+def end_containers(run: str) -> tuple[int, int]:
+    """Remove the containers of a run, those of their compose projects, and their networks; returns how many."""
     if shutil.which("docker") is None:
-        return Left(processes, 0, 0)
+        return 0, 0
     projects = _projects(run)
     containers = _ids("ps", "-aq", "--filter", f"label={RUN_LABEL}={run}")
     for project in projects:
@@ -53,7 +57,7 @@ def clean_up(run: str, *, grace_s: float = PROCESS_GRACE_S) -> Left:
     ]
     if networks:
         _docker("network", "rm", *networks)
-    return Left(processes, len(containers), len(networks))
+    return len(containers), len(networks)
 
 
 def end_processes(run: str, *, grace_s: float = PROCESS_GRACE_S) -> int:

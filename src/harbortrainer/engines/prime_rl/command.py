@@ -14,9 +14,7 @@ from pathlib import Path
 from dotenv import dotenv_values
 
 from harbortrainer.engines.prime_rl.place import SOURCE, Place
-
-RUN_VARIABLE = "HARBORTRAINER_RUN"
-"""Carries the run's identity into every process of it; sandboxes are labelled with it."""
+from harbortrainer.runs.label import RUN_VARIABLE
 
 TRIALS_VARIABLE = "HARBORTRAINER_TRIALS_DIR"
 
