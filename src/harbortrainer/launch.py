@@ -47,7 +47,7 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
     doctor.stop_on_red(findings)
     if config is None:
         return start(raw, facts.place, overrides, resume=resume)
-    return run_here(config, resume=resume)
+    return run_here(config, resume=resume, docker="docker" in facts.environment_types)
 
 
 def rehearse(raw: RawRun, facts: Facts, overrides: Sequence[str], findings: list[Finding]) -> int:
@@ -83,8 +83,8 @@ def checked(
     return config, notes
 
 
-def run_here(config: RunConfig, *, resume: bool) -> int:
-    """Train on the embedded engine."""
+def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
+    """Train on the embedded engine; with Docker, no container of the run is left."""
     _need_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
     from harbortrainer.engines.local.loop import train
     from harbortrainer.runs.folder import RunFolder
@@ -97,7 +97,8 @@ def run_here(config: RunConfig, *, resume: bool) -> int:
     try:
         summary = train(config, run, resume=resume)
     finally:
-        end_containers(run_label(run.path))
+        if docker:
+            end_containers(run_label(run.path))
     return EXIT_INTERRUPTED if summary.status == "interrupted" else 0
 
 
