@@ -1,11 +1,25 @@
 """The largest memory of a process and everything it started, sampled in the background."""
 
+import ctypes
+import platform
 import threading
 from typing import Self
 
 import psutil
 
 INTERVAL_S = 1.0
+M_ARENA_MAX = -8
+ARENAS = 2
+
+
+def steady_heap() -> None:
+    """Keep glibc from giving each thread a heap of its own.
+
+    Tensors that one thread makes and another frees leave those heaps full of holes: a run of many steps grew by
+    100 MB a step, and by nothing with two heaps. Elsewhere than on glibc this does nothing.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
 def tree_rss_mb(process: psutil.Process) -> float:

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ class EnvServer:
         self.name, self.env, self.serve, self.log = name, env, serve, log
         self.variables = variables
         self.process: subprocess.Popen[str] | None = None
+        self.serving = False
 
     def start(self) -> None:
         """Start the process; returns at once, so that its imports overlap with other work."""
@@ -69,6 +69,7 @@ class EnvServer:
         line = self.process.stdout.readline().strip()
         if not line:
             raise self.ended()
+        self.serving = True
         return line
 
     @property
@@ -92,9 +93,11 @@ class EnvServer:
         self.close()
         if self.process is None:
             return
-        deadline = time.monotonic() + within
+        if not self.serving:
+            # Still importing: there is nothing to tear down, and nobody who would notice the end-of-file.
+            self.process.kill()
         try:
-            self.process.wait(max(0.1, deadline - time.monotonic()))
+            self.process.wait(within)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

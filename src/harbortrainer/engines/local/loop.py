@@ -23,7 +23,7 @@ from harbortrainer.engines.local.steps import Steps
 from harbortrainer.engines.local.stop import RunStoppedError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.memory import PeakMemory
+from harbortrainer.runs.memory import PeakMemory, steady_heap
 from harbortrainer.runs.resume import rewind
 from harbortrainer.runs.summary import Status, Summary
 
@@ -44,6 +44,7 @@ def train(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Summary
         UserError: Something in the config cannot be.
         RunStoppedError: The run cannot go on; the message says why and what to do.
     """
+    steady_heap()
     return Session(config, run, resume=resume).run_to_the_end()
 
 
