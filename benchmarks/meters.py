@@ -20,11 +20,10 @@ class CpuClock:
     """CPU seconds of this process and of everything it starts from now on, sandboxes and their ends included.
 
     By a control group of its own where one can be made (version 1's cpuacct). Else by what the whole machine was busy,
-    which is the same on a quiet machine only, less what `others` used.
+    which is the same on a quiet machine only. Make it before anything is started.
     """
 
-    def __init__(self, *others: psutil.Process) -> None:
-        self._others = others
+    def __init__(self) -> None:
         self._group = _CPUACCT / f"harbortrainer-bench-{os.getpid()}"
         try:
             self._group.mkdir()
@@ -37,12 +36,14 @@ class CpuClock:
         """Whether other processes of the machine cannot disturb the figure."""
         return self._group != Path()
 
-    def read(self) -> float:
-        """CPU seconds so far."""
+    def read(self, other: psutil.Process) -> float:
+        """CPU seconds so far, without those of a process that does not count."""
         if self.exact:
-            return int((self._group / "cpuacct.usage").read_text()) / 1e9
-        times = psutil.cpu_times()
-        return sum(times) - times.idle - times.iowait - sum(sum(p.cpu_times()[:2]) for p in self._others)
+            used = int((self._group / "cpuacct.usage").read_text()) / 1e9
+        else:
+            times = psutil.cpu_times()
+            used = sum(times) - times.idle - times.iowait
+        return used - sum(other.cpu_times()[:2])
 
     def __enter__(self) -> Self:
         return self
@@ -50,8 +51,8 @@ class CpuClock:
     def __exit__(self, *_: object) -> None:
         if self.exact:
             with contextlib.suppress(OSError):
-                (_CPUACCT / "cgroup.procs").write_text("0")
-                time.sleep(0.2)
+                for pid in (self._group / "cgroup.procs").read_text().split():
+                    (_CPUACCT / "cgroup.procs").write_text(pid)
                 self._group.rmdir()
 
 

@@ -46,7 +46,9 @@ class Measure:
     stall_ms: float
 
 
-async def measure(arm: Arm, setting: Setting, at_once: int, seconds: float, clock: CpuClock) -> Measure:
+async def measure(
+    arm: Arm, setting: Setting, at_once: int, seconds: float, clock: CpuClock, server: psutil.Process
+) -> Measure:
     """Run trials, `at_once` at a time, until the time is over; those that run then are let finish and count."""
     end, done = time.perf_counter() + seconds, 0
 
@@ -56,11 +58,11 @@ async def measure(arm: Arm, setting: Setting, at_once: int, seconds: float, cloc
             await arm(setting)
             done += 1
 
-    begin, cpu = time.perf_counter(), clock.read()
+    begin, cpu = time.perf_counter(), clock.read(server)
     async with watched_loop() as stall:
         await asyncio.gather(*(lane() for _ in range(at_once)))
     wall = time.perf_counter() - begin
-    return Measure(60 * done / wall, (clock.read() - cpu) / done, 1000 * stall.longest_s)
+    return Measure(60 * done / wall, (clock.read(server) - cpu) / done, 1000 * stall.longest_s)
 
 
 def median(measures: list[Measure]) -> Measure:
@@ -69,20 +71,20 @@ def median(measures: list[Measure]) -> Measure:
     return Measure(*(statistics.median(getattr(m, field) for m in measures) for field in fields))
 
 
-async def compare(args: argparse.Namespace, turns: int, task: Path, progress: Progress) -> Table:
+async def compare(args: argparse.Namespace, turns: int, task: Path, clock: CpuClock, progress: Progress) -> Table:
     """All arms at every number of trials at once. Arms take turns, so that a busy moment hits all of them."""
     table = Table("at once", "arm", "trials/min", "CPU s/trial", "longest stall", "x ours", title=f"{turns} turns")
     total = len(args.at) * args.repeats * len(args.arms)
     bar = progress.add_task(f"{turns} turns", total=total)
-    with model_server(turns, _MODEL_DELAY_S) as (url, pid), CpuClock(psutil.Process(pid)) as clock:
-        setting = Setting(task, url, args.environment)
+    with model_server(turns, _MODEL_DELAY_S) as (url, pid):
+        setting, server = Setting(task, url, args.environment), psutil.Process(pid)
         for name in args.arms:  # imports, layers and connections
             await ARMS[name](setting)
         for at_once in args.at:
             found: dict[str, list[Measure]] = {name: [] for name in args.arms}
             for _ in range(args.repeats):
                 for name in args.arms:
-                    found[name].append(await measure(ARMS[name], setting, at_once, args.seconds, clock))
+                    found[name].append(await measure(ARMS[name], setting, at_once, args.seconds, clock, server))
                     progress.advance(bar)
             _rows(table, at_once, {name: median(measures) for name, measures in found.items()})
     if not clock.exact:
@@ -138,10 +140,10 @@ def main() -> None:
     """Measure and print."""
     args, console = parse(), Console()
     logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="bench-task-") as folder:
+    with CpuClock() as clock, tempfile.TemporaryDirectory(prefix="bench-task-") as folder:
         task = write_task(Path(folder) / "write-answer")
         with Progress(console=console, transient=True) as progress:
-            tables = [asyncio.run(compare(args, turns, task, progress)) for turns in args.turns]
+            tables = [asyncio.run(compare(args, turns, task, clock, progress)) for turns in args.turns]
         for table in tables:
             console.print(table)
         for name in args.arms if args.in_flight else []:
