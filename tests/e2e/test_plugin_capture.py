@@ -1,6 +1,5 @@
 """The same scripted episode through both captures: the same tokens, masks and log-probabilities, or no trace at all."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,22 +93,38 @@ async def test_kept_reasoning(tmp_path: Path, thinking_tokenizer_dir: Path) -> N
     assert_equal(*traces, branches=1)
 
 
+def summarizing(prompt: str) -> Answer:
+    """Answers of an agent whose context is summed up after its first turn."""
+    asked = prompt.rpartition("<|im_start|>user")[2]
+    if any(phrase in asked for phrase in ("about to hand off", "picking up work", "The next agent has a few")):
+        return Answer("I did a lot and know everything.")
+    if "Here are the answers" in prompt:
+        return Answer(DONE)
+    return by_turn([ANSWER, keys("echo " + "x" * 900, duration=0.3), DONE])(prompt)
+
+
+SUMS_UP = {
+    "enable_summarize": True,
+    "proactive_summarization_threshold": 8200,
+    "model_info": {
+        "max_input_tokens": 9000,
+        "max_output_tokens": 512,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+    },
+}
+
+
 async def test_summarization(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
-
-    def script(prompt: str) -> Answer:
-        asked = prompt.rpartition("<|im_start|>user")[2]
-        if any(phrase in asked for phrase in ("about to hand off", "picking up work", "The next agent has a few")):
-            return Answer("I did a lot and know everything.")
-        if "Here are the answers" in prompt:
-            return Answer(DONE)
-        return by_turn([ANSWER, keys("echo " + "x" * 900, duration=0.3), DONE])(prompt)
-
-    info = {"max_input_tokens": 9000, "max_output_tokens": 512, "input_cost_per_token": 0, "output_cost_per_token": 0}
-    kwargs = {"enable_summarize": True, "proactive_summarization_threshold": 8200, "model_info": info}
-    traces = await both(tmp_path, tokenizer_dir, script, agent_kwargs=kwargs, max_turns=6)
+    traces = await both(tmp_path, tokenizer_dir, summarizing, agent_kwargs=SUMS_UP, max_turns=6)
     assert len(traces[0].branches) > 1, "a summary was made"
     assert_equal(*traces, branches=len(traces[0].branches))
+
+
+async def test_stock_terminus_records_a_summary_otherwise_and_fails_closed(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    await _fails_closed(tmp_path, tokenizer_dir, summarizing, "terminus-2", kwargs=SUMS_UP)
 
 
 async def test_multi_step(tmp_path: Path, tokenizer_dir: Path) -> None:
@@ -154,9 +169,15 @@ STOCK = {"record_terminal_session": False}
 
 
 async def _fails_closed(
-    tmp_path: Path, tokenizer: Path, script: Callable[[str], Answer], agent: str, refuses: tuple[str, ...] = ()
+    tmp_path: Path,
+    tokenizer: Path,
+    script: Script,
+    agent: str,
+    *,
+    refuses: tuple[str, ...] = (),
+    kwargs: dict[str, Any] | None = None,
 ) -> None:
-    stock = {} if agent == "ours" else {"agent": agent, "agent_kwargs": STOCK}
+    stock = {} if agent == "ours" else {"agent": agent, "agent_kwargs": STOCK | (kwargs or {})}
     with ScriptedEngine(tokenizer, script, refuses=refuses) as engine:
         trace = await through("rollout_details", tmp_path, engine, **stock)
     assert not trace.ok

@@ -5,7 +5,7 @@ After the agent: its token lists are taken out of the result. Before the verifie
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harbortrainer.trials import grading
 from harbortrainer.trials.faults import TokensMissingError
@@ -50,7 +50,7 @@ def add(trial: "Trial", on_event: OnEvent | None) -> Seen:
     async def take(event: "TrialHookEvent") -> None:
         del event
         turns = take_turn_tokens(trial.result)
-        _refuse_lost_answers(trial.agent, turns)
+        _refuse_lost_answers(trial, turns)
         seen.turn_tokens.extend(turns)
 
     async def clear(event: "TrialHookEvent") -> None:
@@ -64,16 +64,17 @@ def add(trial: "Trial", on_event: OnEvent | None) -> Seen:
     return seen
 
 
-def _refuse_lost_answers(agent: Any, turns: list[TurnTokens]) -> None:
+def _refuse_lost_answers(trial: "Trial", turns: list[TurnTokens]) -> None:
     """Harbor's own rollout_details leave out an answer that was cut, a turn without ids, and some of a summary.
 
     Raises:
         TokensMissingError: The chat of a stock Terminus-2 holds another number of answers than there are turns.
     """
-    if hasattr(agent, "turn_tokens") or not getattr(agent, "_collect_rollout_details", False):
+    chat = getattr(trial.agent, "_chat", None)
+    collects = trial.config.agent.kwargs.get("collect_rollout_details", False)
+    if chat is None or not collects or hasattr(trial.agent, "turn_tokens"):
         return
-    chat = getattr(agent, "_chat", None)
-    answers = sum(message["role"] == "assistant" for message in chat.messages) if chat else 0
+    answers = sum(message["role"] == "assistant" for message in chat.messages)
     if answers != len(turns):
         raise TokensMissingError(f"{answers} answers in the chat, but {len(turns)} turns in rollout_details")
 
