@@ -25,6 +25,7 @@ from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.secrets import api_key
 from harbortrainer.trials.terminal import SOCKET_ENV, QuickTmux
+from harbortrainer.trials.tokens import rollout_details
 
 _DEFAULTS: dict[str, Any] = {
     "interleaved_thinking": True,
@@ -67,6 +68,7 @@ class TrainableTerminus2(Terminus2):
         self._ending: Outcome | None = None
         self._parse_errors = 0
         self._confirmed = False
+        self._turns_before = 0
         super().__init__(logs_dir, *args, **_DEFAULTS | kwargs)
 
     @property
@@ -115,7 +117,7 @@ class TrainableTerminus2(Terminus2):
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         self._ending, self._parse_errors, self._confirmed = None, 0, False
         if isinstance(self._llm, ChatClient):
-            self._llm.waited_s = 0.0
+            self._llm.waited_s, self._turns_before = 0.0, len(self._llm.turns)
         try:
             with environment.scoped_exec_env(SOCKET_ENV):
                 await super().run(instruction, environment, context)
@@ -143,14 +145,15 @@ class TrainableTerminus2(Terminus2):
             raise SandboxDiedError("the sandbox does not answer any more")
 
     def _tell(self, context: AgentContext) -> None:
-        """What Harbor keeps of the run: counts. Token lists would make result.json megabytes."""
-        context.rollout_details = None
+        """What Harbor keeps of the run: counts, and the token lists (`run_trial` takes those out before they are
+        written, as they would make result.json megabytes)."""
         context.metadata = (context.metadata or {}) | {
             "ending": self._ending.value if self._ending else None,
             "parse_errors": self._parse_errors,
         }
         if isinstance(self._llm, ChatClient):
             context.metadata["model_s"] = self._llm.waited_s
+            context.rollout_details = rollout_details(self._llm.turns[self._turns_before :])
         trajectory.note_usage(context, self._model_name)
 
     @override

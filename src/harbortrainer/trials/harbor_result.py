@@ -63,7 +63,7 @@ def take_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
     for part in [result, *(result.step_results or [])]:
         if part.agent_result is not None and part.agent_result.rollout_details:
             details, part.agent_result.rollout_details = part.agent_result.rollout_details, None
-            taken += of_rollout_details([dict(detail) for detail in details])
+            taken += of_rollout_details(details)
     return taken
 
 

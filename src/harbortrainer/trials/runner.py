@@ -67,7 +67,7 @@ async def _run(spec: TrialSpec, config: "TrialConfig", on_event: hooks.OnEvent |
     if seen.defect is not None:
         raise seen.defect
     finished = record(result, spec, stop=stop())
-    finished.turn_tokens = getattr(trial.agent, "turn_tokens", seen.turn_tokens)
+    finished.turn_tokens = getattr(trial.agent, "turn_tokens", None) or seen.turn_tokens
     return finished
 
 

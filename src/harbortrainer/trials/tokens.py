@@ -4,13 +4,17 @@ Invariant: one log-probability for each sampled id, each a finite number, and a 
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens
 
+if TYPE_CHECKING:
+    from harbor.models.agent.rollout_detail import RolloutDetail
 
-def of_rollout_details(details: list[dict[str, Any]]) -> list[TurnTokens]:
+
+def of_rollout_details(details: Sequence[Mapping[str, Any]]) -> list[TurnTokens]:
     """Read Harbor's rollout_details, which it fills list by list, each only with what is there.
 
     Args:
@@ -26,6 +30,19 @@ def of_rollout_details(details: list[dict[str, Any]]) -> list[TurnTokens]:
             raise TokensMissingError(f"lists of {[len(column) for column in columns]} turns in rollout_details")
         turns += [_checked(*turn, cut=False) for turn in zip(*columns, strict=True)]
     return turns
+
+
+def rollout_details(turns: list[TurnTokens]) -> "list[RolloutDetail] | None":
+    """The inverse of `of_rollout_details`: one chat history, None when there are no turns."""
+    if not turns:
+        return None
+    return [
+        {
+            "prompt_token_ids": [turn.prompt_ids for turn in turns],
+            "completion_token_ids": [turn.completion_ids for turn in turns],
+            "logprobs": [turn.logprobs for turn in turns],
+        }
+    ]
 
 
 def turn_tokens(reply: dict[str, Any], *, cut: bool) -> TurnTokens:

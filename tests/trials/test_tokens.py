@@ -1,0 +1,27 @@
+"""Token lists as Harbor keeps them."""
+
+import pytest
+
+from harbortrainer.trials.faults import TokensMissingError
+from harbortrainer.trials.record import TurnTokens
+from harbortrainer.trials.tokens import of_rollout_details, rollout_details
+
+TURNS = [
+    TurnTokens(prompt_ids=[1, 2], completion_ids=[3], logprobs=[-0.5]),
+    TurnTokens(prompt_ids=[1, 2, 3, 4], completion_ids=[5, 6], logprobs=[-0.1, -0.2]),
+]
+
+
+def test_turns_survive_harbors_form():
+    details = rollout_details(TURNS)
+    assert details is not None
+    assert of_rollout_details(details) == TURNS
+    assert rollout_details([]) is None
+
+
+@pytest.mark.parametrize("missing", ["prompt_token_ids", "completion_token_ids", "logprobs"])
+def test_a_list_that_is_one_turn_short_misaligns_all_of_them(missing):
+    columns = {"prompt_token_ids": [[1], [1, 2]], "completion_token_ids": [[2], [3]], "logprobs": [[-1.0], [-1.0]]}
+    columns[missing].pop(0)
+    with pytest.raises(TokensMissingError):
+        of_rollout_details([columns])
