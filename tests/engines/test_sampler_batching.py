@@ -115,6 +115,20 @@ def _choices(url: str, prompt: list[int], **sampling) -> list[dict]:
     return reply.json()["choices"]
 
 
+def test_more_requests_than_the_cache_holds_start_again_and_stay_exact(folder, reference, monkeypatch):
+    from harbortrainer.engines.local.sampler import capacity
+
+    monkeypatch.setattr(capacity, "_CPU_CACHE_BYTES", 0)
+    prompts = [random_prompt(40 + i, seed=i) for i in range(16)]
+    with Sampler(folder, seed=3, max_model_len=256) as small:
+        assert small.stats()["cache_tokens"] < 16 * 200
+        choices = together(small.url, prompts, seed=1, max_tokens=160, ignore_eos=True)
+    for prompt, choice in zip(prompts, choices, strict=True):
+        assert len(choice["token_ids"]) == 160
+        expected = reference.logprobs(prompt, choice["token_ids"])
+        assert torch.allclose(torch.tensor(logprobs_of(choice)), expected, atol=1e-5)
+
+
 def test_models_with_sliding_windows_fall_back_to_transformers_attention(tmp_path):
     from transformers import AutoConfig
 

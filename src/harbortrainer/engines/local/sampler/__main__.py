@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model-name", default=None, help="the name requests use; --model when left out")
     parser.add_argument("--adapter", default=None, help="a LoRA adapter to start with")
     try:
         return serve(**vars(parser.parse_args()))

@@ -20,6 +20,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.requests import FutureRequestState
+from transformers.generation.continuous_batching.utils import stream_context
 
 from harbortrainer.engines.local.sampler.attention import RAGGED_ATTENTION, make_plan
 from harbortrainer.engines.local.sampler.sampling import Draw, draw
@@ -72,12 +73,12 @@ class SeededRunner(ModelRunner):
     def compute_batch(self, model: torch.nn.Module, batch_data: dict) -> None:
         if self.ragged:
             (kind,) = self.cache.cache_allocators
-            batch_data["ragged_plan"] = make_plan(
-                batch_data["cu_seq_lens_q"].tolist(),
-                batch_data["cu_seq_lens_k"][kind].tolist(),
-                batch_data["read_index"][0],
-                self.cb_config.page_size,
-            )
+            # Reading the lengths waits for the inputs; what is made of them belongs to the stream that computes.
+            query_ends, key_ends = batch_data["cu_seq_lens_q"].tolist(), batch_data["cu_seq_lens_k"][kind].tolist()
+            with stream_context(self.inputs_and_outputs.compute_stream):
+                batch_data["ragged_plan"] = make_plan(
+                    query_ends, key_ends, batch_data["read_index"][0], self.cb_config.page_size
+                )
         super().compute_batch(model, batch_data)
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ _SHARE = {"cpu": 0.15, "cuda": 0.4}
 # On a CPU few: the members of a group that come together share no pages before one of them has been prefilled.
 _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 # On a CPU the cache is the run's memory too: this much, or four requests of the longest length.
-_CPU_CACHE_BYTES = 256 * 2**20
+_CPU_CACHE_BYTES = 128 * 2**20
 
 
 def batching_config(model: PreTrainedModel, max_model_len: int) -> ContinuousBatchingConfig:

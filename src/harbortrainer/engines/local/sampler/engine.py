@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
@@ -200,6 +201,8 @@ class Engine:
         with self._manager.pause():
             change()
             self._manager.drop_prefix_cache()
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize(self.model.device)  # the engine computes on another stream
 
     async def _idle(self) -> None:
         """Waits until cancelled requests have left the engine thread as well."""

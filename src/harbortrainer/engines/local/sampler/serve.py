@@ -18,6 +18,7 @@ def serve(
     max_model_len: int | None = None,
     seed: int = 0,
     adapter: str | Path | None = None,
+    model_name: str | None = None,
 ) -> int:
     """Serves until SIGINT or SIGTERM; from the main thread. Prints the address once requests are answered.
 
@@ -30,7 +31,16 @@ def serve(
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    sampler = Sampler(model, host=host, port=port, device=device, dtype=dtype, max_model_len=max_model_len, seed=seed)
+    sampler = Sampler(
+        model,
+        host=host,
+        port=port,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        seed=seed,
+        model_name=model_name,
+    )
     with sampler:
         if adapter is not None:
             _load(sampler, adapter)

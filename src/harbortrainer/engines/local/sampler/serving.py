@@ -47,7 +47,7 @@ class Serving:
         if request.stream:
             raise BadRequestError("stream is not supported; leave it out")
         self._check_model(request.model)
-        request_id = request.request_id or uuid.uuid4().hex
+        request_id = uuid.uuid4().hex
         done = await self._sample(request.token_ids, request.sampling_params, session, request_id)
         choices = [
             {

@@ -71,7 +71,6 @@ class GenerateRequest(BaseModel):
     model: str | None = None
     token_ids: list[int] = Field(min_length=1)
     sampling_params: Sampling = Field(default_factory=Sampling)
-    request_id: str | None = None
     stream: bool | None = False
 
 
