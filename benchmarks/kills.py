@@ -1,0 +1,114 @@
+"""Kill a run with SIGKILL at random moments, resume it each time, and look for what was left or lost.
+
+    python benchmarks/kills.py --config configs/quickstart.toml --kills 20
+
+After each kill: no process of the run is there any more, no mount, no tmux, no new folder under the temporary folder,
+and every step that was finished is still finished. At the end the run is resumed once more and must finish.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GONE_S = 20.0
+NAME = "kills"
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What a run could leave on the machine."""
+
+    mounts: frozenset[str]
+    folders: frozenset[str]
+    tmux: frozenset[int]
+
+    @staticmethod
+    def now() -> "Traces":
+        """What is there now."""
+        mounts = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+        folders = {path.name for path in Path(tempfile.gettempdir()).iterdir()}
+        tmux = {p.pid for p in psutil.process_iter(["name"]) if (p.info["name"] or "").startswith("tmux")}
+        return Traces(frozenset(mounts), frozenset(folders), frozenset(tmux))
+
+    def left(self, before: "Traces") -> list[str]:
+        """What is here and was not there before, in words."""
+        return [
+            *(f"mount {item}" for item in sorted(self.mounts - before.mounts)),
+            *(f"folder {item}" for item in sorted(self.folders - before.folders)),
+            *(f"tmux {item}" for item in sorted(self.tmux - before.tmux)),
+        ]
+
+
+def command(config: str, root: Path, extra: list[str], *, resume: bool) -> list[str]:
+    """The command line of one start."""
+    start = [sys.executable, "-m", "src.train", "--config", config, "--engine", "local"]
+    return [*start, "--output-dir", str(root), "--run.name", NAME, *extra, *(["--resume"] if resume else [])]
+
+
+def last_step(run: Path) -> int:
+    """The last finished step."""
+    steps = [int(path.parent.name.removeprefix("step_")) for path in run.glob("checkpoints/step_*/progress.json")]
+    return max(steps, default=0)
+
+
+def kill_once(start: list[str], run: Path, delay: float) -> dict[str, object]:
+    """Start, wait, kill, look around."""
+    before, finished = Traces.now(), last_step(run)
+    with (run.parent / "kills.log").open("a") as log:
+        process = subprocess.Popen(start, stdout=log, stderr=log)
+    try:
+        process.wait(delay)
+    except subprocess.TimeoutExpired:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(family, timeout=GONE_S)
+        left = [" ".join(member.cmdline())[:80] for member in alive] + Traces.now().left(before)
+        return {"delay": round(delay, 1), "step": [finished, last_step(run)], "family": len(family), "left": left}
+    return {"delay": round(delay, 1), "ended": process.returncode, "step": [finished, last_step(run)], "left": []}
+
+
+def steps_written(run: Path) -> list[int]:
+    """The steps in `metrics.jsonl`, in order."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows if "loss" in row]
+
+
+def main() -> int:
+    """Kill, resume, report. Exit code 1 when anything was left or lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/quickstart.toml")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--longest", type=float, default=90.0, help="seconds after which the latest kill comes")
+    parser.add_argument("--seed", type=int, default=0)
+    options, extra = parser.parse_known_args()
+    rng, bad = random.Random(options.seed), 0
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        root = Path(folder)
+        run = root / NAME
+        for number in range(options.kills):
+            start = command(options.config, root, extra, resume=(run / "config.toml").exists())
+            result = kill_once(start, run, rng.uniform(1.0, options.longest))
+            before, after = result["step"]  # ty: ignore[not-iterable]
+            bad += bool(result["left"]) or after < before or bool(result.get("ended"))
+            print(json.dumps({"kill": number + 1, **result}), flush=True)
+        started = time.monotonic()
+        code = subprocess.run(command(options.config, root, extra, resume=True), check=False).returncode
+        steps = steps_written(run)
+        whole = steps == list(range(1, len(steps) + 1)) and code == 0
+        print(json.dumps({"bad": bad, "finished": whole, "steps": len(steps), "s": round(time.monotonic() - started)}))
+        if not whole:
+            print((root / "kills.log").read_text()[-3000:])
+    return int(bool(bad) or not whole)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
