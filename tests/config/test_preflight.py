@@ -233,6 +233,15 @@ def test_a_model_that_does_not_fit_is_red(facts, memory, level):
     assert levels(gpus.check(run)) == [GREEN, level]
 
 
+def test_a_model_that_does_not_fit_the_embedded_engine_is_red(facts):
+    gpu = [Gpu("A", 24000)]
+    assert levels(gpus.check(facts(gpus=gpu, model={"name": "Qwen/Qwen3-0.6B"}))) == [GREEN]
+    (finding,) = gpus.check(facts(gpus=gpu, model={"name": "Qwen/Qwen3-8B"}))
+    assert finding.level is RED and "on the GPU" in finding.what
+    (finding,) = gpus.check(facts(model={"name": "Qwen/Qwen3-235B"}))
+    assert finding.level is RED and "on the CPU" in finding.what
+
+
 def test_a_models_size_comes_from_its_weights_or_its_name(tmp_path):
     assert gpus.parameters("Qwen/Qwen3-0.6B") == 6e8
     assert gpus.parameters("org/unknown") is None
