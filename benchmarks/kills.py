@@ -2,13 +2,15 @@
 
     python benchmarks/kills.py --config configs/quickstart.toml --kills 20
 
-After each kill: no process of the run is there any more, no mount, no tmux, no new folder under the temporary folder,
-and every step that was finished is still finished. At the end the run is resumed once more and must finish.
+After each kill: no process of the run is there any more (its sandboxes' and their tmux included), no mount, no new
+folder under the temporary folder, and every step that was finished is still finished. At the end the run is resumed
+once more and must finish. Anything else that works on the machine meanwhile shows up as left over.
 """
 
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from harbortrainer.sandbox.leftovers import orphans
 
 GONE_S = 20.0
 NAME = "kills"
@@ -28,22 +32,20 @@ class Traces:
 
     mounts: frozenset[str]
     folders: frozenset[str]
-    tmux: frozenset[int]
 
     @staticmethod
     def now() -> "Traces":
         """What is there now."""
         mounts = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
         folders = {path.name for path in Path(tempfile.gettempdir()).iterdir()}
-        tmux = {p.pid for p in psutil.process_iter(["name"]) if (p.info["name"] or "").startswith("tmux")}
-        return Traces(frozenset(mounts), frozenset(folders), frozenset(tmux))
+        return Traces(frozenset(mounts), frozenset(folders))
 
     def left(self, before: "Traces") -> list[str]:
         """What is here and was not there before, in words."""
         return [
             *(f"mount {item}" for item in sorted(self.mounts - before.mounts)),
             *(f"folder {item}" for item in sorted(self.folders - before.folders)),
-            *(f"tmux {item}" for item in sorted(self.tmux - before.tmux)),
+            *orphans(),
         ]
 
 
@@ -94,6 +96,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         root = Path(folder)
         run = root / NAME
+        # A copy: somebody may edit the file while this runs.
+        options.config = shutil.copy(options.config, root / "run.toml")
         for number in range(options.kills):
             start = command(options.config, root, extra, resume=(run / "config.toml").exists())
             result = kill_once(start, run, rng.uniform(1.0, options.longest))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from loop_fakes import rollout
 
-from harbortrainer.engines.local.evaluation import due, eval_metrics, plan_evaluation, result_of
+from harbortrainer.engines.local.evaluation import due, eval_metrics, pass_at_k, plan_evaluation, result_of
 
 
 @dataclass
@@ -45,3 +45,12 @@ def test_metrics_name_the_source_and_the_outcomes():
 
 def test_each_source_is_due_at_its_own_interval():
     assert due(6, {"a": 2, "b": 4, "c": 3}) == ["a", "c"]
+
+
+def test_pass_at_k_counts_a_task_as_solved_when_one_of_k_trials_solves_it():
+    numbers = pass_at_k([rollout(reward) for reward in (1.0, 0.0, 0.0, 0.0)])
+    assert numbers == {"pass@1": 0.25, "pass@2": 0.5, "pass@4": 1.0}
+
+
+def test_partial_rewards_have_no_pass_at_k():
+    assert pass_at_k([rollout(0.5)]) == {}

@@ -63,7 +63,8 @@ class Collector:
         """Start every group that may be started now."""
         while not self.paused and self.error is None and self._may_start():
             plan = self.schedule.next()
-            group = Group(id=uuid.uuid4().hex[:12], plan=plan, size=self.sources[plan.source].group_size)
+            source = self.sources[plan.source]
+            group = Group(uuid.uuid4().hex[:12], plan, source.group_size, source.penalty)
             group.start(self.version)
             self.in_flight[group.id] = group
             self.tasks[group.id] = asyncio.create_task(self._play(group), name=f"group {group.id}")

@@ -13,7 +13,9 @@ from typing import Any
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local.environments import plan_servers, server_key
 from harbortrainer.engines.local.envserver import STARTUP_S, EnvServer
+from harbortrainer.engines.local.learner.advantage import MIN_SURVIVORS
 from harbortrainer.engines.local.source import Source
+from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
 
@@ -38,6 +40,7 @@ class Engine:
 
     def load_tasks(self) -> None:
         """Read every source's tasks; a mistake in them is told before anything is started."""
+        refuse_lonely_trials(self.config)
         self.train_sources = {
             source.resolved_name: Source(
                 source.resolved_name,
@@ -45,6 +48,7 @@ class Engine:
                 sampling=source.sampling.to_sampling_args(),
                 group_size=source.group_size,
                 ratio=source.ratio,
+                penalty=(source.algo or self.config.orchestrator.algo).length_penalty,
             )
             for source in self.config.orchestrator.train.source
         }
@@ -173,6 +177,17 @@ class Engine:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
+
+
+def refuse_lonely_trials(config: RunConfig) -> None:
+    """A trial is compared with the others of its group; alone it has an advantage of 0 and teaches nothing."""
+    for source in config.orchestrator.train.source:
+        if source.group_size < MIN_SURVIVORS:
+            raise UserError(
+                f"source {source.resolved_name!r} plays each task once, so there is nothing to compare a trial with",
+                where="orchestrator.group_size",
+                do="set it to 2 or more; 8 is usual",
+            )
 
 
 def _known(settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Invariant: the rollouts of an evaluation and the seeds of their requests follow 
 task and the rollout's number, and from nothing else. The same policy evaluated twice is sampled the same way twice.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,9 +55,33 @@ def eval_metrics(rollouts: Sequence[Rollout], group_sizes: Mapping[str, int]) ->
         result = result_of(own)
         prefix = f"eval/{source}/all/agent"
         metrics |= {f"{prefix}/outcome/{name}": share for name, share in outcome_shares(own).items()}
+        metrics |= {f"{prefix}/{name}": value for name, value in pass_at_k(own).items()}
         metrics[f"{prefix}/n"] = float(result.n)
         if result.mean_reward is not None:
             metrics[f"{prefix}/avg@{group_size}"] = result.mean_reward
         if result.stderr is not None:
             metrics[f"{prefix}/stderr"] = result.stderr
     return metrics
+
+
+def pass_at_k(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Unbiased pass@k, mean over tasks, for k = 1, 2, 4, ... (as in Prime-RL); nothing unless rewards are 0 or 1.
+
+    For a task solved c times in n trials, pass@k = 1 - C(n - c, k) / C(n, k).
+
+    Example:
+        >>> pass_at_k([Rollout(source="s", outcome="completed", reward=r) for r in (1.0, 0.0)])
+        {'pass@1': 0.5, 'pass@2': 1.0}
+    """
+    tasks: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            tasks.setdefault(rollout.task_key, []).append(rollout.reward)
+    if not {reward for own in tasks.values() for reward in own} <= {0.0, 1.0}:
+        return {}
+    values: dict[str, list[float]] = {}
+    for own in tasks.values():
+        n, solved = len(own), own.count(1.0)
+        for k in (2**i for i in range(n.bit_length())):
+            values.setdefault(f"pass@{k}", []).append(1 - math.comb(n - solved, k) / math.comb(n, k))
+    return {name: sum(found) / len(found) for name, found in values.items()}

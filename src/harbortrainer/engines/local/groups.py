@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from harbortrainer.engines.local.learner.advantage import group_advantages
+from harbortrainer.engines.local.learner.advantage import MIN_SURVIVORS, TrialLength, group_advantages
 from harbortrainer.engines.local.learner.sample import Sample
+from harbortrainer.engines.local.learner.settings import LengthPenalty
 from harbortrainer.engines.local.rollout import Rollout
 from harbortrainer.engines.local.schedule import Plan
-
-MIN_SURVIVORS = 2
 
 
 class GroupState(StrEnum):
@@ -36,6 +35,8 @@ class Group:
     """Which task of which source."""
     size: int
     """Rollouts it owes."""
+    penalty: LengthPenalty | None = None
+    """What a reward loses for length before the mean is taken (`algo.length_penalty`)."""
     version: int = 0
     """The policy version when it was started."""
     started: bool = False
@@ -80,7 +81,9 @@ class Group:
 
     def advantages(self) -> list[float]:
         """[S] reward minus the survivors' mean, one per survivor, in order."""
-        return group_advantages([rollout.reward or 0.0 for rollout in self.survivors])
+        survivors = self.survivors
+        lengths = [TrialLength(r.output_tokens, r.total_tokens - r.output_tokens, r.turns) for r in survivors]
+        return group_advantages([r.reward or 0.0 for r in survivors], penalty=self.penalty, lengths=lengths)
 
     def samples(self) -> list[Sample]:
         """Every sample of every survivor with its advantage; those of advantage 0 carry no signal and are left out."""

@@ -45,6 +45,8 @@ def train(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Summary
         RunStoppedError: The run cannot go on; the message says why and what to do.
     """
     steady_heap()
+    # Without a network LiteLLM would try to download its price list, again and again.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     return Session(config, run, resume=resume).run_to_the_end()
 
 

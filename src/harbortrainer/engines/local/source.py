@@ -13,6 +13,7 @@ from verifiers.v1.serve import EnvClient
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
+from harbortrainer.engines.local.learner.settings import LengthPenalty
 from harbortrainer.errors import UserError
 
 
@@ -26,6 +27,7 @@ class Source:
         group_size: Rollouts a task.
         ratio: Its weight among the training sources.
         count: Tasks that are used; -1 means all.
+        penalty: What a trial's reward loses for length before the group's mean is taken.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Source:
         group_size: int,
         ratio: float = 1.0,
         count: int = -1,
+        penalty: LengthPenalty | None = None,
     ) -> None:
+        self.penalty = penalty
         self.name, self.sampling, self.group_size, self.ratio = name, sampling, group_size, ratio
         tasks = list(load_taskset(resolve_env_config(env).taskset))
         self.tasks = tasks if count < 0 else tasks[:count]
