@@ -28,7 +28,7 @@ from harbortrainer.warmup.transcripts import Pace, Transcript, transcript
 
 LATE = 0.2
 """Share of the screens that are read before the shell's prompt is there."""
-SLACK = 0.02
+SLACK = 0.015
 """How near the middle of `success` the likelihood of the solutions must be, so that a sample of trials stays inside."""
 EXAMS = 3
 """Exams before it is given up; between two the course goes on, corrected by what the last one found."""
