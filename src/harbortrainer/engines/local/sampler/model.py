@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from harbortrainer.engines.local.sampler.attention import RAGGED_ATTENTION
+from harbortrainer.engines.local.sampler.folder import check_folder
 from harbortrainer.errors import UserError
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Below this a second thread costs more than it brings (two spinning threads on two shared cores: 3 times slower).
 _ONE_THREAD_BELOW = 50_000_000
 
@@ -56,20 +56,6 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise UserError(f"no such dtype: {dtype}", do="use float32, bfloat16 or float16")
     return resolved
-
-
-def check_folder(model: str | Path) -> None:
-    """Raises `UserError` when `model` is a folder that lacks a config or weights; says nothing about hub ids."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return
-    if not (folder / "config.json").is_file():
-        hint = "this is a LoRA adapter; name its base model" if (folder / "adapter_config.json").is_file() else ""
-        raise UserError("no config.json here", where=str(folder), do=hint or "name a folder of a transformers model")
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
-        raise UserError(
-            "no weights here (model.safetensors or its shards)", where=str(folder), do="name a folder with weights"
-        )
 
 
 def load_model(model: str | Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harbortrainer.engines.local.sampler.folder import check_folder
 from harbortrainer.engines.local.sampler.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Sampler:
         host: str = "127.0.0.1",
         model_name: str | None = None,
     ) -> None:
+        check_folder(model)
         # torch and transformers take seconds to import; whoever only names this class need not wait for them.
         from harbortrainer.engines.local.sampler import model as loading
         from harbortrainer.engines.local.sampler.server import Server, bind
@@ -58,7 +60,6 @@ class Sampler:
         self._admin: Admin | None = None
         resolved = loading.resolve_device(device)
         dtype_ = loading.resolve_dtype(dtype, resolved)
-        loading.check_folder(model)
         listener = bind(host, port)
         try:
             self._model = loading.load_model(model, device=resolved, dtype=dtype_)
