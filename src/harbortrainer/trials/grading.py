@@ -45,7 +45,16 @@ async def clear(environment: "BaseEnvironment", host_dir: Path, *, inside: bool)
 async def _clear_inside(environment: "BaseEnvironment") -> None:
     from harbor.models.trial.paths import EnvironmentPaths
 
+    from harbortrainer.sandbox.local import LocalEnvironment
+
     paths = EnvironmentPaths.for_os(environment.os)
+    if isinstance(environment, LocalEnvironment):  # it does so without a process
+        done = await environment.empty_dirs([paths.tests_dir], chmod=False)
+        if done is None or done.return_code == 0:
+            done = await environment.empty_dirs([paths.verifier_dir], chmod=True)
+        if done is not None and done.return_code != 0:
+            raise LeftoversError(f"cannot empty the verifier's folders: {done.stderr}")
+        return
     empty = environment._empty_dirs_command  # both folders in one command: each costs a process in the sandbox
     command = f"{empty([paths.verifier_dir], chmod=True)} && {empty([paths.tests_dir], chmod=False)}"
     result = await environment.exec(command, user=environment._reset_dirs_user())

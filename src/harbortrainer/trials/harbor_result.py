@@ -106,10 +106,17 @@ def _phase(part: "TrialResult | StepResult", info: "ExceptionInfo") -> Phase:
 
 def _failure(info: "ExceptionInfo | None", outcome: Outcome, rewards: dict[str, Any] | None) -> Failure | None:
     if info is not None:
-        return Failure(type=info.exception_type, message=info.exception_message[:2000])
+        return Failure(type=info.exception_type, message=_message(info)[:2000])
     if outcome is Outcome.verifier_error:
         return Failure(type="RewardNotFiniteError", message=f"the verifier gave {rewards}")
     return None
+
+
+def _message(info: "ExceptionInfo") -> str:
+    """What the exception says, and what caused it: Harbor's own often say no more than what was being done."""
+    first, caused, _ = info.exception_traceback.partition("\n\nThe above exception was the direct cause")
+    root = first.rstrip().rpartition("\n")[2] if caused else ""
+    return f"{info.exception_message} (caused by {root})" if root else info.exception_message
 
 
 def _timings(result: "TrialResult") -> Timings:
