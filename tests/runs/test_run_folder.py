@@ -75,3 +75,16 @@ def test_rewind_forgets_what_came_after_the_last_finished_step(tmp_path):
     assert [row["step"] for row in read_lines(run.metrics_file)] == [0, 1]
     assert sorted(path.name for path in run.rollouts.iterdir()) == ["eval_step_0.jsonl", "step_1.jsonl"]
     assert [path.name for path in run.trials.iterdir()] == ["done"]
+
+
+def test_a_run_that_did_nothing_leaves_no_folder(tmp_path):
+    run = create(tmp_path)
+    run.discard_if_empty()
+    assert not run.path.exists()
+
+
+def test_a_run_that_did_something_stays(tmp_path):
+    run = create(tmp_path)
+    append_line(run.metrics_file, {"step": 0})
+    run.discard_if_empty()
+    assert run.path.exists()

@@ -14,6 +14,7 @@ Invariant: a folder belongs to one config. A run starts in a folder of its own o
 writes into another run's.
 """
 
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -89,6 +90,11 @@ class RunFolder:
         if not run.config_file.exists():
             write_whole(run.config_file, config_text)
         return run
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder of a run that never got to do anything, so that the next start finds none."""
+        if not self.model.exists() and not self.metrics_file.exists() and not any(self.checkpoints.iterdir()):
+            shutil.rmtree(self.path)
 
     def _check_new(self) -> None:
         if self.path.is_file():

@@ -19,8 +19,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
 
-CLOSE_S = 7.0
-"""How long a close waits; an environment server that takes longer has been killed by then."""
+WATCH_S = 1.0
 
 
 class Engine:
@@ -96,9 +95,8 @@ class Engine:
             torch.set_num_threads(1)
         if Path(self.model).is_dir():
             disable_progress_bar()
-        self.sampler = Sampler(
-            self.model, max_model_len=config.max_model_len, seed=config.seed, port=self._port()
-        ).start()
+        self.sampler = Sampler(self.model, max_model_len=config.max_model_len, seed=config.seed, port=self._port())
+        self.sampler.start()
         self.learner = Learner(
             self.model,
             config.lora,
@@ -146,11 +144,13 @@ class Engine:
             address = addresses[server_key(config.env, config.serve)]
             await source.connect(address, policy, self.model, STARTUP_S)
 
-    def check_servers(self) -> None:
-        """Raise when an environment server is gone."""
-        for server in self.servers.values():
-            if not server.alive:
-                raise server.ended()
+    async def watch_servers(self) -> None:
+        """Raise when an environment server is gone; its rollouts would never come back."""
+        while True:
+            for server in self.servers.values():
+                if not server.alive:
+                    raise server.ended()
+            await asyncio.sleep(WATCH_S)
 
     async def disconnect(self) -> None:
         """Let go of the servers; they cancel what still runs."""
@@ -159,7 +159,7 @@ class Engine:
         for source in [*self.train_sources.values(), *self.eval_sources.values()]:
             await source.close()
 
-    def close(self, within: float = CLOSE_S) -> bool:
+    def close(self, *, within: float) -> bool:
         """Close everything that was opened, side by side.
 
         Returns:

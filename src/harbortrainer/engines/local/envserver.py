@@ -85,6 +85,9 @@ class EnvServer:
 
     def close(self) -> None:
         """Let the server go down: it cancels its trials and tears their sandboxes down."""
+        if self.process is not None and not self.serving:
+            # Still importing: there is nothing to tear down, and nobody who would notice the end-of-file.
+            self.process.kill()
         if self.process is not None and self.process.stdin is not None and not self.process.stdin.closed:
             self.process.stdin.close()
 
@@ -93,9 +96,6 @@ class EnvServer:
         self.close()
         if self.process is None:
             return
-        if not self.serving:
-            # Still importing: there is nothing to tear down, and nobody who would notice the end-of-file.
-            self.process.kill()
         try:
             self.process.wait(within)
         except subprocess.TimeoutExpired:

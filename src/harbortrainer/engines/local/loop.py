@@ -21,6 +21,7 @@ from harbortrainer.engines.local.learner.proof import ProofError
 from harbortrainer.engines.local.report import report, summarize
 from harbortrainer.engines.local.steps import Steps
 from harbortrainer.engines.local.stop import RunStoppedError
+from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.memory import PeakMemory, steady_heap
@@ -81,8 +82,11 @@ class Session:
                 self.status = "stopped"
                 self._summary().write(self.run)
                 raise error if isinstance(error, RunStoppedError) else RunStoppedError(str(error)) from error
+            except UserError:
+                self.run.discard_if_empty()
+                raise
             finally:
-                closed = self.engine.close()
+                closed = self.engine.close(within=STOP_S - UPDATE_GRACE_S)
             return self._end() if closed else self._leave()
 
     def _nothing_left(self) -> bool:
@@ -112,24 +116,28 @@ class Session:
         settled = work.done() or await self._interrupt(work)
         await self.engine.disconnect()
         if not settled:
-            self.engine.close()
+            self.engine.close(within=STOP_S - UPDATE_GRACE_S)
             self._leave()
         if not work.cancelled():
             work.result()
 
     async def _work(self) -> None:
-        await self.engine.connect()
-        self.steps = Steps(self.config, self.run, self.engine, self.display, self.progress, self._clock)
-        steps = asyncio.create_task(self.steps.run_all())
-        servers = asyncio.create_task(self.steps.watch_servers())
+        tasks = [asyncio.create_task(self._steps()), asyncio.create_task(self.engine.watch_servers())]
         try:
-            done, _ = await asyncio.wait({steps, servers}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (steps, servers):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(steps, servers, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _steps(self) -> None:
+        await self.engine.connect()
+        self.steps = Steps(self.config, self.run, self.engine, self.display, self.progress, self._clock)
+        try:
+            await self.steps.run_all()
+        finally:
             await self.steps.collector.stop()
 
     async def _interrupt(self, work: asyncio.Task[None]) -> bool:
@@ -150,7 +158,7 @@ class Session:
         return summarize(
             self.config,
             self.run,
-            self.progress,
+            self.steps.progress if self.steps else self.progress,
             wall_s=wall_s,
             peak_rss_mb=peak_rss_mb,
             status=self.status,

@@ -10,6 +10,7 @@ that. Version n of the policy is what n steps made of it.
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from harbortrainer.config.runfile import RunConfig
@@ -36,7 +37,7 @@ class Steps:
 
     Args:
         engine: Models loaded, sources connected.
-        progress: Where the run stands; updated with every finished step.
+        progress: Where the run stands; replaced with every finished step.
         clock: Gives the run's seconds and peak memory up to now, over every start.
     """
 
@@ -102,9 +103,10 @@ class Steps:
             batch = await self.collector.batch(step, bar.set)
         async with self.updating:
             await self._update(batch)
-            self.progress.train_s += time.monotonic() - started
-            self.progress.wall_s, self.progress.peak_rss_mb = self.clock()
-            await asyncio.to_thread(self._write, batch)
+            schedule = self.collector.schedule.state(self.collector.plans())
+            train_s = self.progress.train_s + time.monotonic() - started
+            progress = replace(self.progress, step=step, schedule=schedule, train_s=train_s)
+            self.progress = await asyncio.to_thread(self._write, batch, progress)
 
     async def _update(self, batch: Batch) -> None:
         """Train on a batch and make the new version the one that samples."""
@@ -113,24 +115,24 @@ class Steps:
         self.watch.numbers |= learned
         with self.watch.timed("time/hand_over"):
             await asyncio.to_thread(self.engine.hand_over)
-        self.progress.step = batch.step
         await self.collector.new_version(batch.step)
-        self.progress.schedule = self.collector.schedule.state(self.collector.plans())
 
-    def _write(self, batch: Batch) -> None:
-        """Write a step down; with its checkpoint it is finished."""
+    def _write(self, batch: Batch, progress: Progress) -> Progress:
+        """Write a step down, and where the run stands then. With its checkpoint the step is finished."""
         numbers = batch_metrics(batch, self.collector.batches.bound)
-        self.progress.total_tokens += int(numbers["progress/tokens"])
-        self.progress.total_samples += int(numbers["progress/rollouts"])
+        progress.total_tokens += int(numbers["progress/tokens"])
+        progress.total_samples += int(numbers["progress/rollouts"])
+        progress.wall_s, progress.peak_rss_mb = self.clock()
         counters = {"sampled_tokens": self.engine.sampler.stats()["sampled_tokens"], "busy_s": self.player.busy_s}
         numbers |= self.watch.rates(counters) | self.watch.lap()
-        numbers["progress/total_tokens"] = float(self.progress.total_tokens)
-        numbers["progress/total_rollouts"] = float(self.progress.total_samples)
+        numbers["progress/total_tokens"] = float(progress.total_tokens)
+        numbers["progress/total_rollouts"] = float(progress.total_samples)
         write_lines(self.run.rollouts_file(batch.step), rows_of(batch))
         append_line(self.run.metrics_file, {"step": batch.step, **numbers})
-        checkpoint.save(self.run.checkpoints, self.engine.learner, self.progress)
+        checkpoint.save(self.run.checkpoints, self.engine.learner, progress)
         checkpoint.prune(self.run.checkpoints, self.config.ckpt, self.config.max_steps)
         self.display.line(headline(batch.step, self.config.max_steps, numbers))
+        return progress
 
     async def settled(self, within: float) -> bool:
         """Wait until no update is under way, at most `within` seconds; whether that is so."""
@@ -139,12 +141,6 @@ class Steps:
                 return True
         except TimeoutError:
             return False
-
-    async def watch_servers(self) -> None:
-        """Raise when an environment server is gone; its rollouts would never come back."""
-        while True:
-            await asyncio.sleep(1.0)
-            self.engine.check_servers()
 
 
 def schedule_of(sources: dict[str, Source], seed: int, progress: Progress) -> Schedule:
