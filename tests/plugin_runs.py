@@ -74,9 +74,9 @@ async def served(env: dict[str, Any], *, workers: int) -> AsyncGenerator[EnvClie
     }
     process = spawn.Process(target=serve_env, kwargs=kwargs)
     process.start()
-    connection = EnvClient(await asyncio.to_thread(addresses.get, timeout=60))
+    connection = EnvClient(await asyncio.to_thread(addresses.get, timeout=300))
     try:
-        await connection.wait_for_server_startup(timeout=90)
+        await connection.wait_for_server_startup(timeout=300)
         yield connection
     finally:
         await connection.close()

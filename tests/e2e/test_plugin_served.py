@@ -53,7 +53,7 @@ def test_verifiers_own_eval_command_runs_the_tasks(tmp_path: Path, tokenizer_dir
             *["--client.renderer.name", "default", "--client.renderer-model-name", str(tokenizer_dir)],
             *["--num-rollouts", "2", "--no-rich", "--no-push", "--output-dir", str(tmp_path / "outputs")],
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=tmp_path, env=_environment())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, env=_environment())
     assert done.returncode == 0, done.stderr[-3000:]
     (results,) = (tmp_path / "outputs").glob("*/traces.jsonl")
     traces = [json.loads(line) for line in results.read_text().splitlines()]

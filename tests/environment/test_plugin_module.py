@@ -32,7 +32,7 @@ def harness_of(config: HarborEnvConfig) -> HarborHarnessConfig:
 
 def test_importing_the_plugin_imports_no_heavy_package() -> None:
     code = "import sys, harbor_env; print([m for m in ('harbor', 'litellm', 'torch') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -42,7 +42,7 @@ def test_validating_a_config_imports_no_heavy_package() -> None:
         "r({'taskset': {'id': 'harbor_env'}, 'agent': {'harness': {'environment_type': 'local'}}});"
         "print([m for m in ('harbor', 'litellm', 'torch') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -79,3 +79,18 @@ def test_a_config_survives_the_way_to_a_worker() -> None:
     again = resolve(env_config_data(config))
     assert harness_of(again).n_parallel_envs == 2
     assert again == config
+
+
+def test_a_worker_pays_for_the_imports_before_its_first_task(sample_tasks: str) -> None:
+    code = f"""
+import asyncio, sys
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+environment = load_environment(resolve_env_config({{"taskset": {{"id": "harbor_env", "tasks_dir": {sample_tasks!r}}}}}))
+async def main():
+    before = "litellm" in sys.modules
+    async with environment.serving():
+        print(before, "litellm" in sys.modules, "harbor.trial.trial" in sys.modules)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "False True True", done.stderr
