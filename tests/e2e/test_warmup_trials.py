@@ -25,8 +25,8 @@ async def test_transcripts_equal_what_a_real_trial_shows(tmp_path: Path):
     assert second in {transcripts.confirmation_prompt(SORTED, pace) for pace in ("ready", "late")}
 
 
-async def test_a_solution_replays_to_a_transcript():
-    (found,) = await replay(load_folder(TASK), environment_type="local")
+async def test_a_solution_replays_to_a_transcript(tmp_path: Path):
+    (found,) = await replay(load_folder(TASK), environment_type="local", work_dir=tmp_path)
     assert len(found.turns) == 3
     assert "sort grape.txt > bronze.txt" in found.turns[0][1]
 

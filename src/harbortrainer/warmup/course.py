@@ -22,6 +22,8 @@ UNSURE_STEPS = 60
 """Steps of the second part at least, so that the mistakes become a habit that reinforcement can find and break."""
 UNSURE_SCALES = (0.3, 0.1)
 """The second part's learning rate, of the peak: falling over those steps, since the course may end at any later one."""
+LIFT = 0.03
+"""Added to the share of solutions in the second part, which nears that share from below and would take long to end."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Course:
             return self._student.step([x.solution for x in batch], scale=min(1.0, self._step / RAMP))
         first, last = UNSURE_SCALES
         done = min(1.0, (self._step - self._known_at) / UNSURE_STEPS)
-        chosen = [x.solution if self._rng.random() < self.target else x.mistake for x in batch]
+        chosen = [x.solution if self._rng.random() < self.target + LIFT else x.mistake for x in batch]
         return self._student.step(chosen, scale=first + (last - first) * done)
 
 

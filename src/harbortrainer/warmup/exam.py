@@ -21,8 +21,12 @@ MAX_LENGTH = 512
 
 
 def examine(policy: Path, variants: Sequence[Variant], *, seed: int, environment_type: str) -> list[float]:
-    """Rewards of one trial on each of `variants`; trials whose outcome does not train are left out."""
-    with tempfile.TemporaryDirectory(prefix="harbortrainer-exam-") as folder, ThreadPoolExecutor(1) as thread:
+    """Rewards of one trial on each of `variants`; trials whose outcome does not train are left out.
+
+    Tasks and trials are written below `policy` while the exam lasts: who cleans that folder up after a kill cleans up
+    all.
+    """
+    with tempfile.TemporaryDirectory(prefix="exam-", dir=policy) as folder, ThreadPoolExecutor(1) as thread:
         # A thread of its own, since the caller may be inside an event loop.
         records = thread.submit(_run, policy, variants, Path(folder), seed, environment_type).result()
     return [record.reward for record in records if record.outcome.trains and record.reward is not None]

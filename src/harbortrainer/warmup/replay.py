@@ -87,10 +87,14 @@ async def replay(
     tasks: Sequence[TaskRef],
     *,
     environment_type: str,
+    work_dir: Path,
     concurrency: int = 2,
     report: Callable[[str, bool], None] = lambda task, kept: None,
 ) -> list[Transcript]:
-    """Transcripts of the tasks whose solution, typed into a terminal, reaches the top reward."""
+    """Transcripts of the tasks whose solution, typed into a terminal, reaches the top reward.
+
+    The trials' folders are made below `work_dir` and removed at the end.
+    """
     gate = asyncio.Semaphore(concurrency)
 
     async def one(task: TaskRef, folder: Path) -> Transcript | None:
@@ -101,7 +105,7 @@ async def replay(
         report(task.name, turns is not None)
         return Transcript(task.key, turns) if turns is not None else None
 
-    with tempfile.TemporaryDirectory(prefix="harbortrainer-replay-") as name:
+    with tempfile.TemporaryDirectory(prefix="replay-", dir=work_dir) as name:
         found = await asyncio.gather(*(one(task, Path(name)) for task in tasks))
     return [transcript for transcript in found if transcript is not None]
 

@@ -28,7 +28,7 @@ from harbortrainer.warmup.transcripts import Pace, Transcript, transcript
 
 LATE = 0.2
 """Share of the screens that are read before the shell's prompt is there."""
-SLACK = 0.015
+SLACK = 0.01
 """How near the middle of `success` the likelihood of the solutions must be, so that a sample of trials stays inside."""
 EXAMS = 3
 """Exams before it is given up; between two the course goes on, corrected by what the last one found."""
@@ -114,7 +114,12 @@ def _learn_tasks(config: WarmupConfig, folder: Path, seed: int, display: Display
     tasks = load_folder(config.tasks)
     with display.bar("warm-up: replaying solutions", len(tasks)) as bar:
         found = asyncio.run(
-            replay(tasks, environment_type=config.environment_type, report=lambda task, kept: bar.advance())
+            replay(
+                tasks,
+                environment_type=config.environment_type,
+                work_dir=folder,
+                report=lambda task, kept: bar.advance(),
+            )
         )
     start = pupil.load(config.model) if config.model else pupil.fresh(found, seed=seed)
     sequences = [sequence for episode in found for sequence in start.encode(episode)]
