@@ -18,8 +18,8 @@ PLAIN_EVERY_S = 10.0
 class Bar:
     """One thing that takes a while."""
 
-    def __init__(self, display: "Display", text: str, total: int | None) -> None:
-        self.display, self.text, self.total, self.done = display, text, total, 0
+    def __init__(self, display: "Display", text: str, total: int | None, *, plain: bool) -> None:
+        self.display, self.text, self.total, self.done, self.plain = display, text, total, 0, plain
         self._last = time.monotonic()
         self._task = display.progress.add_task(text, total=total) if display.progress else None
 
@@ -32,7 +32,7 @@ class Bar:
         self.done, self.text = done, text or self.text
         if self.display.progress is not None and self._task is not None:
             self.display.progress.update(self._task, completed=done, description=self.text)
-        elif time.monotonic() - self._last >= PLAIN_EVERY_S:
+        elif self.plain and time.monotonic() - self._last >= PLAIN_EVERY_S:
             self._last = time.monotonic()
             self.display.line(f"{self.text}: {done}" + (f"/{self.total}" if self.total else ""))
 
@@ -67,12 +67,12 @@ class Display:
 
     def line(self, text: str) -> None:
         """One line that stays."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, highlight=False)
 
     @contextmanager
-    def bar(self, text: str, total: int | None = None) -> Generator[Bar]:
-        """A bar for the length of a block."""
-        bar = Bar(self, text, total)
+    def bar(self, text: str, total: int | None = None, *, plain: bool = True) -> Generator[Bar]:
+        """A bar for the length of a block. `plain`: without a terminal, say now and then how far it is."""
+        bar = Bar(self, text, total, plain=plain)
         try:
             yield bar
         finally:

@@ -71,7 +71,7 @@ class Steps:
     async def run_all(self) -> None:
         """Every step that is left, and the evaluations between them."""
         await self._evaluate()
-        with self.display.bar("steps", self.config.max_steps) as bar:
+        with self.display.bar("steps", self.config.max_steps, plain=False) as bar:
             bar.set(self.progress.step)
             while not self._finished():
                 await self._step()

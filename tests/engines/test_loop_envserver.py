@@ -1,0 +1,68 @@
+"""The environment server's process: it serves, and it ends when whoever started it ends."""
+
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from harbortrainer.config.orchestrator import OrchestratorConfig
+from harbortrainer.engines.local.environments import plan_servers, server_key
+from harbortrainer.engines.local.envserver import EnvServer
+from harbortrainer.engines.local.stop import RunStoppedError
+from harbortrainer.errors import UserError
+from harbortrainer.runs.folder import RunFolder
+
+STATIC = {"pool": {"type": "static", "num_workers": 1}}
+
+
+def env(tasks: str, **harness) -> dict:
+    return {"taskset": {"id": "harbor_env", "tasks_dir": tasks}, "agent": {"harness": {"id": "harbor_env", **harness}}}
+
+
+def config(*sources: dict) -> OrchestratorConfig:
+    train = [{"env": source, "serve": STATIC, "name": str(i)} for i, source in enumerate(sources)]
+    return OrchestratorConfig.model_validate({"train": {"source": train}})
+
+
+def test_sources_that_differ_in_their_tasks_alone_share_a_server(tmp_path):
+    run = RunFolder(tmp_path)
+    sources = config(env("a"), env("b"), env("a", keep_trials="all")).train.source
+    assert len(plan_servers(sources, run)) == 2
+
+
+def test_other_peoples_environments_share_nothing():
+    one, other = ({"taskset": {"id": "gsm8k", "split": split}} for split in ("train", "test"))
+    assert server_key(one, STATIC) != server_key(other, STATIC)
+
+
+def test_tokens_that_cannot_be_told_apart_are_refused(tmp_path):
+    sources = config(env("a", capture="rollout_details", vllm_base_url="http://localhost:1/v1")).train.source
+    with pytest.raises(UserError, match="capture"):
+        plan_servers(sources, RunFolder(tmp_path))
+
+
+def test_a_server_that_cannot_load_its_environment_says_why(tmp_path):
+    server = EnvServer("s", {"taskset": {"id": "no_such_module"}}, STATIC, log=tmp_path / "log", variables={})
+    server.start()
+    with pytest.raises(RunStoppedError, match=r"ended: .*no_such_module"):
+        server.address()
+    server.stop()
+
+
+def test_a_server_ends_with_the_process_that_started_it(tmp_path):
+    parent = textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from harbortrainer.engines.local.envserver import EnvServer
+        server = EnvServer("s", {env(str(tmp_path))!r}, {STATIC!r}, log=Path({str(tmp_path / "log")!r}), variables={{}})
+        server.start()
+        print(server.address(), server.process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=False)
+    address, pid = done.stdout.split()
+    assert address.startswith("tcp://127.0.0.1:")
+    gone, _ = psutil.wait_procs([psutil.Process(int(pid))] if psutil.pid_exists(int(pid)) else [], timeout=20)
+    assert not psutil.pid_exists(int(pid)) or gone

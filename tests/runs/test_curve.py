@@ -1,0 +1,41 @@
+"""The reward curve and what it is drawn from."""
+
+from harbortrainer.runs.curve import TRAIN_KEY, as_png, as_text, curve_of
+from harbortrainer.runs.memory import PeakMemory
+
+ROWS = [
+    {"step": 0, "eval/mean_reward": 0.2, "eval/n": 4},
+    {"step": 1, TRAIN_KEY: 0.25, "loss": 0.1},
+    {"step": 2, TRAIN_KEY: None, "loss": 0.1},
+    {"step": 2, "eval/mean_reward": 0.8},
+]
+
+
+def test_the_curve_has_both_lines_and_leaves_holes_out():
+    curve = curve_of(ROWS)
+    assert curve.train == [(1, 0.25)]
+    assert curve.held_out == [(0, 0.2), (2, 0.8)]
+
+
+def test_the_curve_is_drawn_in_plain_characters():
+    text = as_text(curve_of(ROWS))
+    assert "held-out tasks" in text
+    assert "\x1b" not in text
+
+
+def test_the_curve_is_drawn_as_a_picture(tmp_path):
+    path = tmp_path / "reward.png"
+    as_png(curve_of(ROWS), path, "run")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path):
+    assert as_text(curve_of([])) == ""
+    as_png(curve_of([]), tmp_path / "none.png", "run")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_peak_memory_is_at_least_that_of_this_process():
+    with PeakMemory() as memory:
+        memory.look()
+    assert memory.peak_mb > 10
