@@ -46,7 +46,7 @@ def load(name: str) -> Pupil:
         tokenizer: Any = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(
             reason, where="warmup.model", do="name a hub id or a folder with weights and tokenizer"
         ) from error

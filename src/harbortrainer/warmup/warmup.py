@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from harbortrainer.engines.local.learner.folder import atomic_folder
 from harbortrainer.errors import UserError
@@ -46,6 +47,7 @@ def warm_up(config: WarmupConfig, out_dir: Path, *, seed: int = 0, display: Disp
     if not torch.cuda.is_available():
         # The other cores import the environment's workers meanwhile; spinning threads would take them away.
         torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()  # it would draw over the run's own bars
     display = display or Display()
     with atomic_folder(out_dir) as folder:
         if config.family is not None:
@@ -112,6 +114,7 @@ def _examine(config: WarmupConfig, folder: Path, variants: Sequence[Variant], se
 def _learn_tasks(config: WarmupConfig, folder: Path, seed: int, display: Display) -> None:
     assert config.tasks is not None
     tasks = load_folder(config.tasks)
+    given = pupil.load(config.model) if config.model else None
     with display.bar("warm-up: replaying solutions", len(tasks)) as bar:
         found = asyncio.run(
             replay(
@@ -121,10 +124,14 @@ def _learn_tasks(config: WarmupConfig, folder: Path, seed: int, display: Display
                 report=lambda task, kept: bar.advance(),
             )
         )
-    start = pupil.load(config.model) if config.model else pupil.fresh(found, seed=seed)
+    if not found:
+        raise UserError(
+            "no solution reaches the top reward when it is typed into a terminal",
+            where=str(config.tasks),
+            do="run `harbortrainer tasks check` on it",
+        )
+    start = given or pupil.fresh(found, seed=seed)
     sequences = [sequence for episode in found for sequence in start.encode(episode)]
-    if not sequences:
-        raise UserError("no solution reaches the top reward when it is typed into a terminal", where=str(config.tasks))
     student = Student(start.model, lr=config.lr, pad=start.tokenizer.pad_token_id, lora_rank=config.lora_rank)
     rng = random.Random(seed)
     with display.bar("warm-up: supervised steps", config.steps) as bar:
