@@ -6,7 +6,9 @@ Invariant: two runs on one machine never share it, also when they share their na
 import hashlib
 from pathlib import Path
 
-RUN_VARIABLE = "HARBORTRAINER_RUN"
+from harbortrainer.sandbox.names import RUN_VARIABLE
+
+__all__ = ["RUN_VARIABLE", "run_label"]
 
 
 def run_label(folder: Path) -> str:

@@ -13,9 +13,9 @@ from typing import override
 
 from harbor.environments.docker.docker import DockerEnvironment
 
+from harbortrainer.sandbox.names import RUN_VARIABLE
+
 RUN_LABEL = "harbortrainer.run"
-RUN_VARIABLE = "HARBORTRAINER_RUN"
-"""The environment variable that carries the run's name into the processes that start trials."""
 
 
 def overlay(run: str) -> dict:
