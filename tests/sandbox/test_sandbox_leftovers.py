@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -75,9 +76,10 @@ async def test_a_stopped_sandbox_leaves_nothing_but_the_helper(make_sandbox):
     await sandbox.exec("tmux new -d 'sleep 1000'; setsid sleep 1003 & disown")
     before = leftovers.footprint(os.getpid())
     await sandbox.stop(delete=True)
-    left = before.remains()
-    assert [line for line in left if not line.startswith(f"process {nursery.shared().pid} ")] == left[1:]
-    assert len([line for line in left if "namespace" not in line]) == 1
+    helper = psutil.Process(nursery.shared().pid)
+    before.processes.remove(helper)
+    before.namespaces.discard(os.readlink(f"/proc/{helper.pid}/ns/mnt"))  # noqa: PTH115
+    assert await asyncio.to_thread(before.wait_gone) == []
 
 
 async def test_a_killed_first_process_is_a_death_and_leaves_nothing(make_sandbox):
@@ -102,15 +104,31 @@ async def test_the_next_sandbox_starts_after_the_helper_was_killed(make_sandbox)
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing(make_sandbox):
-    sandbox = await make_sandbox(start=False)
-    starting = asyncio.create_task(sandbox.start(force_build=False))
-    await asyncio.sleep(0.01)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
+    sandboxes = [await make_sandbox(start=False) for _ in range(6)]
+    ends = []
+    for steps, sandbox in enumerate(sandboxes):
+        starting = asyncio.create_task(sandbox.start(force_build=False))
+        await asyncio.sleep(0.001 * steps)
+        starting.cancel()
+        ends += await asyncio.gather(starting, return_exceptions=True)
+        await sandbox.stop(delete=True)
+    assert any(isinstance(end, asyncio.CancelledError) for end in ends)
+    assert await asyncio.to_thread(no_children_left)
+
+
+def no_children_left() -> bool:
     helper = psutil.Process(nursery.shared().pid)
     for _ in range(100):
-        if not [child for child in helper.children() if child.status() != psutil.STATUS_ZOMBIE]:
-            break
-        await asyncio.sleep(0.05)
-    assert [child for child in helper.children() if child.status() != psutil.STATUS_ZOMBIE] == []
+        if all(child.status() == psutil.STATUS_ZOMBIE for child in helper.children()):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+async def test_a_first_process_that_hangs_is_ended_all_the_same(make_sandbox):
+    sandbox = await make_sandbox()
+    monitor = psutil.Process(nursery.shared().pid).children()[-1]
+    first = monitor.children()[0]
+    first.suspend()
+    await asyncio.wait_for(sandbox.stop(delete=True), 5)
+    assert not psutil.pid_exists(first.pid)

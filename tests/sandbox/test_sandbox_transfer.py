@@ -83,3 +83,52 @@ async def test_no_descriptor_of_a_file_of_the_hosts_gets_in(sandbox, tmp_path):
     seen = (await sandbox.exec("cat /w/seen")).stdout
     assert str(tmp_path) not in seen
     assert str(Path.cwd()) not in seen
+
+
+async def test_folders_are_emptied_and_made_without_following_links(sandbox):
+    plant = "mkdir -p /keep /e/a/b; echo x > /keep/f; ln -s /keep /e/link; ln -s /keep /linked; echo x > /file"
+    await sandbox.exec(f"{plant}; mkdir -m 700 /e/locked; touch /e/locked/f; mkfifo /e/pipe")
+    await sandbox.empty_dirs(["/e", "/linked", "/file", "/new/deep"])
+    shown = await sandbox.exec("ls -A /e /linked /file /new/deep; stat -c %a /e /new/deep; cat /keep/f")
+    assert shown.stdout == "/e:\n\n/file:\n\n/linked:\n\n/new/deep:\n777\n777\nx\n"
+
+
+async def test_a_folder_as_deep_as_an_agent_can_make_it_is_emptied_and_packed(sandbox, tmp_path):
+    chain = "d/" * 500
+    dig = f"mkdir /deep && cd /deep && for i in 1 2 3 4 5 6; do mkdir -p {chain} && cd -P {chain} || exit 1; done"
+    assert (await sandbox.exec(dig, timeout_sec=60)).return_code == 0
+    await sandbox.exec("echo y > /deep/fine")
+    await sandbox.download_dir("/deep", tmp_path / "out")
+    assert (tmp_path / "out" / "fine").read_text() == "y\n"
+    emptied = await sandbox.empty_dirs(["/deep"])
+    assert emptied.return_code == 0, emptied.stderr
+    assert (await sandbox.exec("ls -A /deep")).stdout == ""
+
+
+async def test_what_kind_a_path_is(sandbox):
+    assert await sandbox.is_dir("/etc")
+    assert await sandbox.is_file("/etc/passwd")
+    assert not await sandbox.is_dir("/etc/passwd")
+    assert not await sandbox.is_file("/nothing")
+    assert await sandbox.is_dir("/root")
+    assert await sandbox.is_dir("/root", user="nobody")
+
+
+async def test_a_named_pipe_in_the_way_holds_nothing_up(sandbox, tmp_path):
+    (tmp_path / "a").write_text("one")
+    await sandbox.exec("mkdir /p; mkfifo /p/a /p/b")
+    await sandbox.upload_file(tmp_path / "a", "/p/a")
+    await sandbox.download_dir("/p", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
+    with pytest.raises(SandboxError, match="not a regular file"):
+        await sandbox.download_file("/p/b", tmp_path / "b")
+
+
+async def test_many_bytes_go_in_and_out(sandbox, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / "in" / str(number)).write_bytes(os.urandom(9 << 20))
+    await sandbox.upload_dir(tmp_path / "in", "/big")
+    await sandbox.download_dir("/big", tmp_path / "out")
+    for number in range(3):
+        assert (tmp_path / "out" / str(number)).read_bytes() == (tmp_path / "in" / str(number)).read_bytes()

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from harbortrainer.sandbox import nursery
 from harbortrainer.sandbox.errors import SandboxDiedError, SandboxError, SandboxStartError
@@ -33,10 +33,10 @@ class Finished:
 class _Pipe:
     """Reads one pipe as it fills; keeps the first `limit` bytes, throws the rest away so that nothing blocks."""
 
-    def __init__(self, limit: int, sink: BinaryIO | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         self._read, self.write_end = os.pipe()
         os.set_blocking(self._read, False)
-        self._left, self._sink = limit, sink
+        self._left = limit
         self._chunks: list[bytes] = []
         self.truncated = False
         self._loop = asyncio.get_running_loop()
@@ -54,10 +54,7 @@ class _Pipe:
         kept = chunk[: self._left]
         self._left -= len(kept)
         self.truncated = self.truncated or len(kept) < len(chunk)
-        if self._sink is None:
-            self._chunks.append(kept)
-        else:
-            self._sink.write(kept)
+        self._chunks.append(kept)
         return True
 
     def started(self) -> None:
@@ -98,7 +95,17 @@ class Guest:
     @classmethod
     async def start(cls, spec: dict[str, Any], mask: dict[str, Any] | None = None) -> "Guest":
         """Start the sandbox that `spec` describes (see `LocalEnvironment`); SandboxStartError if it cannot."""
-        guest = cls(nursery.start(spec, mask))
+        helper = nursery.shared()
+        try:
+            return await cls._start(helper, spec, mask)
+        except SandboxStartError:
+            if helper.alive:
+                raise
+            return await cls._start(nursery.shared(), spec, mask)  # somebody had just killed it
+
+    @classmethod
+    async def _start(cls, helper: nursery.Nursery, spec: dict[str, Any], mask: dict[str, Any] | None) -> "Guest":
+        guest = cls(helper.start(spec, mask))
         try:
             guest.limited = await asyncio.wait_for(guest._ready, START_TIMEOUT_S)
         except TimeoutError as error:
@@ -123,8 +130,8 @@ class Guest:
         user: str | int | None = None,
         stdin: int | None = None,
         seconds: float | None = None,
+        stdout: int | None = None,
         limit: int = 1 << 26,
-        sink: BinaryIO | None = None,
         call: bool = False,
     ) -> Finished:
         """Run a command to its end.
@@ -133,19 +140,19 @@ class Guest:
             argv: The command and its arguments; with `call`, a function of `inside.files` and its arguments.
             stdin: A descriptor that the command reads: a pipe or a memfd, never a file of the host's.
             seconds: How long it may take; then its process group is killed and TimeoutError raised.
+            stdout: A descriptor that the command writes, instead of into the result: a memfd.
             limit: Bytes kept of each of stdout and stderr.
-            sink: Where stdout goes, instead of into the result.
 
         Raises:
             SandboxDiedError: The sandbox ended before the command did.
         """
         self._check_alive()
-        out, err = _Pipe(limit, sink), _Pipe(limit)
+        out, err = _Pipe(limit), _Pipe(limit)
         number = next(self._ids)
         done = self._waiting[number] = self._loop.create_future()
         request = {"op": "exec", "id": number, "argv": argv, "call": call, "cwd": cwd, "env": env or {}, "user": user}
         try:
-            await self._send_exec(request, out, err, stdin)
+            await self._send_exec(request, out, err, stdin, stdout)
             code = await asyncio.wait_for(done, seconds)
             return Finished(code, out.finish(), err.finish())
         except BaseException:
@@ -166,10 +173,12 @@ class Guest:
                 raise SandboxError(f"the sandbox did not end within {STOP_TIMEOUT_S:.0f} s") from error
         self._control.close()
 
-    async def _send_exec(self, request: dict[str, Any], out: _Pipe, err: _Pipe, stdin: int | None) -> None:
+    async def _send_exec(
+        self, request: dict[str, Any], out: _Pipe, err: _Pipe, stdin: int | None, stdout: int | None
+    ) -> None:
         null = os.open(os.devnull, os.O_RDONLY) if stdin is None else -1
         try:
-            fds = [null if stdin is None else stdin, out.write_end, err.write_end]
+            fds = [null if stdin is None else stdin, out.write_end if stdout is None else stdout, err.write_end]
             await self._send(request, fds)
         finally:
             if null >= 0:

@@ -7,11 +7,11 @@ limit holds for logs too. `docs/sandbox.md` says what the isolation is and is no
 
 import asyncio
 import os
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, override
 
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import BaseEnvironment, EnvironmentPath, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import effective_exec_cwd
 
@@ -114,8 +114,7 @@ class LocalEnvironment(BaseEnvironment):
             )
         except TimeoutError as error:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
-        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        return ExecResult(stdout=out, stderr=err, return_code=done.code)
+        return _result(done)
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
@@ -128,30 +127,50 @@ class LocalEnvironment(BaseEnvironment):
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        with tempfile.TemporaryFile() as file:
-            await self._fetch("send", source_path, file)
-            await asyncio.to_thread(transfer.copy_out, file, Path(target_path))
+        with await self._fetch("send", source_path) as content:
+            await asyncio.to_thread(transfer.copy_out, content, Path(target_path))
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        with tempfile.TemporaryFile() as file:
-            await self._fetch("pack", source_dir, file)
-            await asyncio.to_thread(transfer.unpack, file, Path(target_dir))
+        with await self._fetch("pack", source_dir) as archive:
+            await asyncio.to_thread(transfer.unpack, archive, Path(target_dir))
+
+    @override
+    async def is_dir(self, path: str, user: str | int | None = None) -> bool:
+        return (await self._run(["is", "d", path], call=True, user=user)).code == 0
+
+    @override
+    async def is_file(self, path: str, user: str | int | None = None) -> bool:
+        return (await self._run(["is", "f", path], call=True, user=user)).code == 0
+
+    @override
+    async def empty_dirs(self, dirs: Sequence[EnvironmentPath], *, chmod: bool = True) -> ExecResult | None:
+        if not dirs:
+            return None
+        done = await self._run(["empty", "777" if chmod else "", *map(str, dirs)], call=True)
+        return _result(done)
 
     async def _upload(self, folder: str, source: Path, name: str | None = None) -> None:
         archive = await asyncio.to_thread(transfer.archive, source, name)
         try:
-            done = await self._run(["unpack", folder], call=True, cwd="/", stdin=archive)
+            done = await self._run(["unpack", folder], call=True, stdin=archive)
         finally:
             os.close(archive)
         _expect_success(done, f"upload to {folder}")
 
-    async def _fetch(self, call: str, path: str, sink: BinaryIO) -> None:
+    async def _fetch(self, call: str, path: str) -> BinaryIO:
+        """What a call writes, in memory. The caller closes it."""
         limit = 2 * self._limit("disk_mb", self._effective_storage_mb) << 20
-        done = await self._run([call, path, str(limit)], call=True, cwd="/", sink=sink, limit=2 * limit)
-        _expect_success(done, f"download of {path}")
+        content = os.fdopen(os.memfd_create("download", os.MFD_CLOEXEC), "r+b")
+        try:
+            done = await self._run([call, path, str(limit)], call=True, stdout=content.fileno())
+            _expect_success(done, f"download of {path}")
+        except BaseException:
+            content.close()
+            raise
         if done.stderr:
             self.logger.warning("download of %s: %s", path, done.stderr.decode(errors="replace").strip())
+        return content
 
     async def _run(
         self, argv: list[str], *, cwd: str | None = None, env: dict[str, str] | None = None, **more: Any
@@ -192,6 +211,11 @@ def _resolvers() -> str:
         return Path("/etc/resolv.conf").read_text()
     except OSError:
         return ""
+
+
+def _result(done: Finished) -> ExecResult:
+    out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    return ExecResult(stdout=out, stderr=err, return_code=done.code)
 
 
 def _expect_success(done: Finished, doing: str) -> None:

@@ -98,13 +98,3 @@ def shared() -> Nursery:
             _shared.clear()
             nursery = _shared[os.getpid()] = Nursery()
         return nursery
-
-
-def start(spec: dict[str, Any], mask: dict[str, Any] | None = None) -> socket.socket:
-    """`Nursery.start` of this process's nursery; when somebody has just killed that, of the next."""
-    nursery = shared()
-    try:
-        return nursery.start(spec, mask)
-    except SandboxStartError:
-        nursery.close()
-        return shared().start(spec, mask)

@@ -7,6 +7,8 @@ nothing of the sandbox is left.
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
 from typing import Any
 
@@ -47,6 +49,21 @@ def _run(
                 with open(f"/proc/{child}/{name}", "w") as file:
                     file.write(_EVERYBODY if privileged else _ONLY_ROOT)
             here.send(b"m")
+    _wait(child, control)
+
+
+def _wait(child: int, control: socket.socket) -> None:
+    """Wait for the first process's end, which comes at the latest when the other end of the control socket closes.
+
+    From here it can be killed whatever state it is in.
+    """
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(control, select.POLLRDHUP | select.POLLHUP)
+    if ended not in dict(poll.poll()):
+        os.kill(child, signal.SIGKILL)
+    os.close(ended)
     os.waitpid(child, 0)
 
 
