@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from harbortrainer.config import sources
 from harbortrainer.config.explain import explain
 from harbortrainer.config.overrides import apply, parse
-from harbortrainer.config.preflight import doctor, tasks
+from harbortrainer.config.preflight import doctor
 from harbortrainer.config.preflight.facts import Facts
 from harbortrainer.config.preflight.finding import Finding, Level
 from harbortrainer.config.reader import RawRun, check_known, read
@@ -157,6 +157,7 @@ def check_tasks(folder: Path, *, environment: str, parallel: int) -> int:
     """Run each task with the oracle and with an agent that does nothing; 1 when a task is not fit to train on."""
     from harbortrainer.tasks.check import Verdict
     from harbortrainer.tasks.check import check_tasks as check
+    from harbortrainer.tasks.checked import remember
     from harbortrainer.tasks.source import load_folder
 
     found = load_folder(folder)
@@ -166,7 +167,7 @@ def check_tasks(folder: Path, *, environment: str, parallel: int) -> int:
 
     verdicts = asyncio.run(check(found, environment_type=environment, concurrency=parallel, on_verdict=tell))
     good = {verdict.task for verdict in verdicts if not verdict.problem}
-    tasks.remember([task for task in found if task.name in good])
+    remember([task for task in found if task.name in good])
     print(f"{len(good)} of {len(verdicts)} tasks are fit to train on")
     return 0 if len(good) == len(verdicts) else 1
 

@@ -13,6 +13,7 @@ from harbortrainer.config.reader import RawRun
 from harbortrainer.engines.choice import Choice, Engine, Gpu
 from harbortrainer.engines.prime_rl.place import Place
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.checked import remember
 
 GREEN, YELLOW, RED = Level.GREEN, Level.YELLOW, Level.RED
 
@@ -192,7 +193,7 @@ def test_tasks_that_do_not_load_are_red_and_unchecked_ones_yellow(facts, tmp_pat
     (tmp_path / "t" / "one" / "task.toml").write_text('version = "1.0"\n')
     (tmp_path / "t" / "one" / "instruction.md").write_text("do it")
     assert levels(tasks.check(run)) == [GREEN, YELLOW]
-    tasks.remember(tasks.load_folder("t"))
+    remember(tasks.load_folder("t"))
     assert levels(tasks.check(run)) == [GREEN]
     (tmp_path / "t" / "one" / "instruction.md").write_text("do it otherwise")
     assert levels(tasks.check(run)) == [GREEN, YELLOW], "a changed task is another task"

@@ -1,5 +1,6 @@
 """Harbor tasks as verifiers tasks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from harbortrainer.environment.scoring import metrics, put_record
 from harbortrainer.environment.state import HarborState
 from harbortrainer.environment.taskset import HarborTaskData, HarborTaskset
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.checked import remember
 from harbortrainer.tasks.source import load_folder
 from harbortrainer.trials.outcome import Outcome
 
@@ -42,6 +44,17 @@ def test_the_two_sides_of_the_split_are_disjoint_and_complete(sample_tasks: str)
     assert names["train"] | names["eval"] == names["all"]
     assert not names["train"] & names["eval"]
     assert names["train"] and names["eval"]
+
+
+def test_checked_only_plays_what_passed_the_check_as_it_is_now(
+    sample_tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="none of these tasks passed the check"):
+        list(taskset(sample_tasks, checked_only=True))
+    first, second, *_ = load_folder(sample_tasks)
+    remember([first, replace(second, key="of an earlier content")])
+    assert [task.key for task in taskset(sample_tasks, checked_only=True)] == [first.key]
 
 
 def test_a_missing_folder_is_said_when_tasks_are_asked_for(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Names, defaults and meaning are Prime-RL's (`prime_rl/configs/orchestrator.py`).
 """
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -29,8 +29,8 @@ class TrainConfig(Table):
     sampling: TrainSampling = TrainSampling()
     """Sampling of every source that does not say otherwise."""
 
-    filter_zero_advantages: bool = True
-    """Leave out samples whose advantage is zero; they carry no signal."""
+    filter_zero_advantages: Literal[True] = True
+    """Leave out samples whose advantage is zero; they carry no signal. The embedded engine always does."""
 
     @model_validator(mode="after")
     def _inherit(self) -> Self:

@@ -37,6 +37,8 @@ class HarborTasksetConfig(TasksetConfig):
     """Play every task, or one side of a stable split, so that one folder is trained and evaluated on."""
     eval_share: float = Field(0.2, gt=0, lt=1)
     """Share of the tasks on the `eval` side of the split, drawn by a hash of the task's name."""
+    checked_only: bool = False
+    """Play only tasks that passed `harbortrainer tasks check` as they are now."""
 
 
 class HarborHarnessConfig(HarnessConfig):

@@ -21,6 +21,8 @@ from harbortrainer.environment.phases import forget_late_answers
 from harbortrainer.environment.retries import Attempts
 from harbortrainer.environment.scoring import record_of
 from harbortrainer.environment.state import HarborState, live
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.checked import passed
 from harbortrainer.tasks.source import TaskRef, load_folder
 
 
@@ -82,6 +84,8 @@ class HarborTaskset(Taskset[HarborTask, HarborTasksetConfig]):  # ty: ignore[inv
         """The chosen tasks. Raises `UserError` naming the file and the key when a task cannot be read."""
         config = self.config
         refs = load_folder(config.tasks_dir, config.include, config.exclude)
+        if config.checked_only:
+            refs = _checked(refs, config)
         for index, ref in enumerate(ref for ref in refs if _in_split(ref, config)):
             yield HarborTask(_data(ref, index), config.task)
 
@@ -95,6 +99,15 @@ def _data(ref: TaskRef, index: int) -> HarborTaskData:
         task_key=ref.key,
         n_steps=ref.n_steps,
     )
+
+
+def _checked(refs: list[TaskRef], config: HarborTasksetConfig) -> list[TaskRef]:
+    good = passed()
+    chosen = [ref for ref in refs if ref.key in good]
+    if not chosen:
+        do = f"run `harbortrainer tasks check {config.tasks_dir}`, or leave out checked_only"
+        raise UserError("none of these tasks passed the check as it is now", where=str(config.tasks_dir), do=do)
+    return chosen
 
 
 def _in_split(ref: TaskRef, config: HarborTasksetConfig) -> bool:

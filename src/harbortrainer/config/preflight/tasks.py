@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from harbortrainer.config.preflight.facts import DEFAULT_TASKS, Facts
 from harbortrainer.config.preflight.finding import Finding, green, red, yellow
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.checked import passed
 from harbortrainer.tasks.source import TaskRef, load_folder
 
 PLUGIN = "harbor_env"
-CHECKED = Path("outputs") / "checked_tasks.json"
-"""Where `harbortrainer tasks check` keeps which tasks, by the hash of their content, passed."""
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -37,19 +35,7 @@ def unchecked(tasks: dict[str, list[TaskRef]]) -> Iterator[Finding]:
     good = passed()
     folders = [path for path, found in tasks.items() if any(task.key not in good for task in found)]
     if folders:
-        what = f"not all of {', '.join(folders)} passed `harbortrainer tasks check` on this machine"
-        yield yellow("tasks", what, "run it on them: a broken task teaches nothing")
-
-
-def passed() -> set[str]:
-    """Keys of the tasks that passed the check on this machine."""
-    try:
-        return set(json.loads(CHECKED.read_text()))
-    except (OSError, json.JSONDecodeError):
-        return set()
-
-
-def remember(tasks: list[TaskRef]) -> None:
-    """Add tasks that passed."""
-    CHECKED.parent.mkdir(parents=True, exist_ok=True)
-    CHECKED.write_text(json.dumps(sorted(passed() | {task.key for task in tasks}), indent=1))
+        what = f"not all tasks of {', '.join(folders)} were checked on this machine"
+        yield yellow(
+            "tasks", what, "`harbortrainer tasks check DIR` runs oracle and nop on each"
+        )
