@@ -179,3 +179,28 @@ async def test_two_sandboxes_do_not_see_each_other(make_sandbox):
     await out(one, "touch /tmp/mine /dev/shm/mine; echo x > /usr/mine")
     assert await out(two, "ls /tmp /dev/shm") == "/dev/shm:\n\n/tmp:\n"
     assert "No such file" in await out(two, "cat /usr/mine")
+
+
+async def test_a_folder_that_the_user_mounts_is_there_and_read_only_when_asked(make_sandbox, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "f").write_text("data")
+    mounts = [
+        {"type": "bind", "source": str(tmp_path / "data"), "target": "/data", "read_only": True},
+        {"type": "bind", "source": str(tmp_path / "data"), "target": "/mnt/rw"},
+    ]
+    sandbox = await make_sandbox(mounts=mounts)
+    assert await out(sandbox, "cat /data/f; echo more > /mnt/rw/g") == "data"
+    assert "Read-only" in await out(sandbox, "touch /data/h")
+    assert (tmp_path / "data" / "g").read_text() == "more\n"
+
+
+async def test_log_folders_of_the_trial_are_not_mounted(make_sandbox, tmp_path):
+    (tmp_path / "trial0" / "agent").mkdir(parents=True)
+    mounts = [{"type": "bind", "source": str(tmp_path / "trial0" / "agent"), "target": "/logs/agent"}]
+    sandbox = await make_sandbox(mounts=mounts)
+    assert await out(sandbox, "touch /logs/agent/x && stat -c %a /logs/agent") == "777\n"
+    assert not names_in(tmp_path / "trial0" / "agent")
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]

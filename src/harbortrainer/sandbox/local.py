@@ -89,6 +89,8 @@ class LocalEnvironment(BaseEnvironment):
             return
         _warned.add(self.environment_dir)
         found = layers.notices(self.environment_dir, self._rootfs, self.task_env_config.docker_image)
+        if self._network_is_public:
+            found.append("network_mode 'public' is the network of this machine, its localhost included")
         if found:
             self.logger.warning("%s in a local sandbox: %s", self.environment_name, "; ".join(found))
 
@@ -180,6 +182,15 @@ class LocalEnvironment(BaseEnvironment):
         folder = effective_exec_cwd(cwd, self.task_env_config.workdir, self._image.workdir) or "/"
         return await self._guest.run(argv, cwd=folder, env={**self._image.env, **(env or {})}, **more)
 
+    def _binds(self) -> list[dict[str, Any]]:
+        """The mounts that the user asked for; the log folders of the trial are not mounted."""
+        own = self.trial_paths.trial_dir.resolve()
+        return [
+            {"source": mount["source"], "target": mount["target"], "read_only": bool(mount.get("read_only"))}
+            for mount in self._mounts
+            if mount["type"] == "bind" and not Path(mount["source"]).resolve().is_relative_to(own)
+        ]
+
     def _limit(self, name: str, wanted: int | None) -> int:
         return wanted or self._defaults[name]
 
@@ -191,7 +202,7 @@ class LocalEnvironment(BaseEnvironment):
             "rootfs": str(self._rootfs),
             "layer": self._image.layer,
             "small": self._image.small,
-            "binds": [],
+            "binds": self._binds(),
             "upper": None,
             "disk_mb": disk,
             "inodes": 1000 * disk,

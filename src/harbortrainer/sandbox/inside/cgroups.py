@@ -29,6 +29,8 @@ def create(spec: dict[str, Any]) -> list[str]:
         if not wanted:
             continue
         path = f"{parent}/{name}"
+        with contextlib.suppress(OSError):  # version 2: hand the controllers down, where they are not yet
+            _write(f"{parent}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in wanted))
         try:
             os.mkdir(path)
         except OSError:
@@ -118,5 +120,9 @@ def _is_set(path: str) -> bool:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
+    """Write to a file that the kernel has put there; in version 1 some are missing."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
