@@ -1,7 +1,10 @@
 """The two sides that `benchmarks/trials.py` compares, on the same task, the same model server and the same sandbox."""
 
+import asyncio
+import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +25,26 @@ class Setting:
     environment: str
 
 
+@asynccontextmanager
+async def _folder() -> AsyncGenerator[Path]:
+    """A folder for one trial, removed in a thread: what a disk takes to forget is not the trial's."""
+    folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="bench-")
+    try:
+        yield Path(folder)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder)
+
+
 type Arm = Callable[[Setting], Awaitable[None]]
 
 
 async def ours(setting: Setting) -> None:
     """`TrainableTerminus2` through `run_trial`, as an episode runs it: the endpoint keeps the tokens."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+    async with _folder() as folder:
         record = await run_trial(
             TrialSpec(
                 task_dir=setting.task,
-                trials_dir=Path(folder),
+                trials_dir=folder,
                 model=ModelEndpoint(name=MODEL, base_url=setting.url, context_limit=_LIMIT),
                 agent_kwargs={"collect_rollout_details": False},
                 environment_type=setting.environment,
@@ -66,10 +79,10 @@ async def _stock(setting: Setting, *, details: bool) -> None:
             "output_cost_per_token": 0.0,
         },
     }
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+    async with _folder() as folder:
         config = TrialConfig(
             task=TaskConfig(path=setting.task),
-            trials_dir=Path(folder),
+            trials_dir=folder,
             agent=AgentConfig(name="terminus-2", model_name=f"hosted_vllm/{MODEL}", kwargs=kwargs),
             environment=EnvironmentConfig(**environment_config(setting.environment)),
         )

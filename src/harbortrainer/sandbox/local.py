@@ -183,12 +183,11 @@ class LocalEnvironment(BaseEnvironment):
         return await self._guest.run(argv, cwd=folder, env={**self._image.env, **(env or {})}, **more)
 
     def _binds(self) -> list[dict[str, Any]]:
-        """The mounts that the user asked for; the log folders of the trial are not mounted."""
-        own = self.trial_paths.trial_dir.resolve()
+        """The mounts that the user asked for; Harbor's own, of the trial's log folders, are not made."""
         return [
             {"source": mount["source"], "target": mount["target"], "read_only": bool(mount.get("read_only"))}
             for mount in self._mounts
-            if mount["type"] == "bind" and not Path(mount["source"]).resolve().is_relative_to(own)
+            if mount["type"] == "bind" and not mount["target"].startswith("/logs/")
         ]
 
     def _limit(self, name: str, wanted: int | None) -> int:
