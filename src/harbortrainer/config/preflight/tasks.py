@@ -36,6 +36,4 @@ def unchecked(tasks: dict[str, list[TaskRef]]) -> Iterator[Finding]:
     folders = [path for path, found in tasks.items() if any(task.key not in good for task in found)]
     if folders:
         what = f"not all tasks of {', '.join(folders)} were checked on this machine"
-        yield yellow(
-            "tasks", what, "`harbortrainer tasks check DIR` runs oracle and nop on each"
-        )
+        yield yellow("tasks", what, "`harbortrainer tasks check DIR` runs oracle and nop on each")
