@@ -28,7 +28,7 @@ class Setting:
 @asynccontextmanager
 async def _folder() -> AsyncGenerator[Path]:
     """A folder for one trial, removed in a thread: what a disk takes to forget is not the trial's."""
-    folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="bench-")
+    folder = await asyncio.to_thread(lambda: tempfile.mkdtemp(prefix="bench-"))
     try:
         yield Path(folder)
     finally:

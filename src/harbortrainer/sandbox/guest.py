@@ -14,9 +14,9 @@ from typing import Any
 
 from harbortrainer.sandbox import nursery
 from harbortrainer.sandbox.errors import SandboxDiedError, SandboxError, SandboxStartError
+from harbortrainer.sandbox.pipe import Pipe
 
 _MAX_PACKET = 1 << 20
-_CHUNK = 1 << 18
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -28,54 +28,6 @@ class Finished:
     code: int
     stdout: bytes
     stderr: bytes
-
-
-class _Pipe:
-    """Reads one pipe as it fills; keeps the first `limit` bytes, throws the rest away so that nothing blocks."""
-
-    def __init__(self, limit: int) -> None:
-        self._read, self.write_end = os.pipe()
-        os.set_blocking(self._read, False)
-        self._left = limit
-        self._chunks: list[bytes] = []
-        self.truncated = False
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._read, self._readable)
-
-    def _readable(self) -> bool:
-        """Read once. True as long as there may be more."""
-        try:
-            chunk = os.read(self._read, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            self._loop.remove_reader(self._read)
-            return False
-        kept = chunk[: self._left]
-        self._left -= len(kept)
-        self.truncated = self.truncated or len(kept) < len(chunk)
-        self._chunks.append(kept)
-        return True
-
-    def started(self) -> None:
-        os.close(self.write_end)
-        self.write_end = -1
-
-    def finish(self) -> bytes:
-        """What is in the pipe now belongs to the command; what its background processes write later does not."""
-        budget = 64
-        while budget and self._readable():
-            budget -= 1
-        self.close()
-        return b"".join(self._chunks)
-
-    def close(self) -> None:
-        if self._read >= 0:
-            self._loop.remove_reader(self._read)
-            os.close(self._read)
-            self._read = -1
-        if self.write_end >= 0:
-            self.started()
 
 
 class Guest:
@@ -147,7 +99,7 @@ class Guest:
             SandboxDiedError: The sandbox ended before the command did.
         """
         self._check_alive()
-        out, err = _Pipe(limit), _Pipe(limit)
+        out, err = Pipe(limit), Pipe(limit)
         number = next(self._ids)
         done = self._waiting[number] = self._loop.create_future()
         request = {"op": "exec", "id": number, "argv": argv, "call": call, "cwd": cwd, "env": env or {}, "user": user}
@@ -174,7 +126,7 @@ class Guest:
         self._control.close()
 
     async def _send_exec(
-        self, request: dict[str, Any], out: _Pipe, err: _Pipe, stdin: int | None, stdout: int | None
+        self, request: dict[str, Any], out: Pipe, err: Pipe, stdin: int | None, stdout: int | None
     ) -> None:
         null = os.open(os.devnull, os.O_RDONLY) if stdin is None else -1
         try:
