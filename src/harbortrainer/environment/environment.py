@@ -5,8 +5,11 @@ Harbor and LiteLLM (about 16 s of CPU) once per process and before the first tas
 """
 
 import asyncio
+import contextlib
 import importlib
 import os
+import threading
+from collections.abc import Callable
 
 from verifiers.v1.agent import Agents
 from verifiers.v1.env import Env
@@ -23,11 +26,37 @@ class HarborEnvironment(Env[HarborEnvConfig]):
         """Import what a trial needs before the first one is asked for."""
         harness = self.config.agent.harness
         agent = harness.agent if isinstance(harness, HarborHarnessConfig) else ""
-        await asyncio.to_thread(warm, agent)
+        await _beside(lambda: warm(agent))
 
     async def run(self, task: Task, agents: Agents) -> None:
         """One episode: the policy plays the task."""
         await agents.agent.run(task.for_episode() if isinstance(task, HarborTask) else task)
+
+
+async def _beside(work: Callable[[], None]) -> None:
+    """Run `work` in a thread that a process does not wait for at its end, unlike those of `asyncio.to_thread`.
+
+    A server that is stopped while it imports would wait for the import, and can wait for ever: when the import
+    collects the server's ZMQ context as garbage, the context waits for a socket that nobody closes any more.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_exception(error) if error else done.set_result(None)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:  # noqa: BLE001 - it goes to whoever awaits
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, error)
+
+    threading.Thread(target=run, name="harbor-imports", daemon=True).start()
+    await done
 
 
 def warm(agent: str = "") -> None:

@@ -8,11 +8,14 @@ import json
 import logging
 import os
 import sys
+import threading
 from functools import partial
 from typing import Any
 
 PLUGIN = "harbor_env"
 """Our own plugin, which is known to need no torch."""
+GRACE = 15.0
+"""Seconds for an orderly end once the parent is gone; what hangs longer is ended, and its sandboxes with it."""
 
 
 class AddressLine:
@@ -33,8 +36,11 @@ class ParentAlive:
     """A death pipe: `recv` returns when the parent closes our stdin, or dies."""
 
     def recv(self) -> None:
-        """Block until end-of-file."""
+        """Block until end-of-file; from then on the process has `GRACE` seconds to end in order."""
         os.read(0, 1)
+        last_word = threading.Timer(GRACE, os._exit, (1,))
+        last_word.daemon = True
+        last_word.start()
 
 
 def hide_torch() -> None:
