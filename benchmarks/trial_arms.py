@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harbortrainer.sandbox.names import environment_config
 from harbortrainer.trials.runner import run_trial
@@ -64,6 +65,11 @@ async def stock_with_tokens(setting: Setting) -> None:
     await _stock(setting, details=True)
 
 
+def _stock_environment(environment: str) -> dict[str, Any]:
+    """Docker as Harbor has it; there is no stock counterpart of the local sandbox, so both sides share ours."""
+    return {"type": "docker"} if environment == "docker" else environment_config(environment)
+
+
 async def _stock(setting: Setting, *, details: bool) -> None:
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
@@ -84,7 +90,7 @@ async def _stock(setting: Setting, *, details: bool) -> None:
             task=TaskConfig(path=setting.task),
             trials_dir=folder,
             agent=AgentConfig(name="terminus-2", model_name=f"hosted_vllm/{MODEL}", kwargs=kwargs),
-            environment=EnvironmentConfig(**environment_config(setting.environment)),
+            environment=EnvironmentConfig(**_stock_environment(setting.environment)),
         )
         trial = await Trial.create(config)
         result = await trial.run()

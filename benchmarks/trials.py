@@ -2,6 +2,7 @@
 
     python benchmarks/trials.py                       everything (about 15 minutes on a quiet machine)
     python benchmarks/trials.py --turns 3 --at 8 --repeats 1 --seconds 5
+    python benchmarks/trials.py --environment docker --turns 3 --at 4 --in-flight 0
 
 Prints trials per minute, CPU seconds per trial (all processes, the model server's not counted) and the longest stall of
 the event loop, each the median over repeats, and the ratios; then the memory of one trial in flight.
@@ -33,7 +34,7 @@ from harbortrainer.environment.environment import leave_imports_alone
 _MODEL_DELAY_S = 0.02
 _IN_FLIGHT_DELAY_S = 6.0
 _TASK = {
-    "task.toml": "[agent]\ntimeout_sec = 600\n[environment]\nnetwork_mode = 'no-network'\n",
+    "task.toml": "[agent]\ntimeout_sec = 600\n",
     "instruction.md": "Write 42 to /app/answer.\n",
     "environment/Dockerfile": "FROM debian:12-slim\nWORKDIR /app\n",
     "tests/test.sh": "#!/bin/bash\ngrep -qx 42 /app/answer && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",

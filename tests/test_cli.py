@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.cli import main
+from harbortrainer.config.preflight import machine
+from harbortrainer.sandbox.check import MissingTool
 
 ROOT = Path(__file__).parents[1]
 RUN_FILE = """
@@ -116,8 +118,8 @@ def test_a_folder_without_tasks_is_told(workplace, capfd):
 
 
 def test_a_missing_system_tool_is_told_with_its_package(workplace, capfd, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert "bubblewrap" in told(capfd, *TRAIN)
+    monkeypatch.setattr(machine, "missing_tools", lambda: [MissingTool("tmux", "tmux")])
+    assert "apt-get install tmux" in told(capfd, *TRAIN)
 
 
 def test_a_port_in_use_is_told(workplace, capfd):

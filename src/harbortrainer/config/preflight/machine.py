@@ -1,5 +1,6 @@
 """The machine: disk, system tools, ports."""
 
+import asyncio
 import os
 import shutil
 import socket
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from harbortrainer.config.preflight.facts import Facts
 from harbortrainer.config.preflight.finding import Finding, green, red, yellow
+from harbortrainer.sandbox.check import missing_tools, problem
 
 GIB = 1024**3
 LITTLE_GIB = {"docker": 20, "local": 2}
@@ -15,7 +17,6 @@ LITTLE_GIB = {"docker": 20, "local": 2}
 
 RED_SHARE = 0.1
 DOCKER_ROOT = Path("/var/lib/docker")
-LOCAL_TOOLS = {"bwrap": "bubblewrap", "unshare": "util-linux", "tmux": "tmux"}
 
 
 def check_disk(facts: Facts) -> Iterator[Finding]:
@@ -47,15 +48,18 @@ def existing(folder: Path) -> Path:
 
 
 def check_tools(facts: Facts) -> Iterator[Finding]:
-    """What the local sandbox is made of."""
+    """What a local sandbox needs, found out by starting one."""
     if "local" not in facts.environment_types:
         return
-    missing = {tool: package for tool, package in LOCAL_TOOLS.items() if shutil.which(tool) is None}
-    if missing:
-        packages = " ".join(dict.fromkeys(missing.values()))
-        yield red("local sandbox", f"{', '.join(missing)} not found", f"run `sudo apt-get install {packages}`")
+    if missing := missing_tools():
+        names, packages = ", ".join(tool.name for tool in missing), " ".join(tool.package for tool in missing)
+        yield red("local sandbox", f"{names} not found", f"run `sudo apt-get install {packages}`")
+    elif why := asyncio.run(problem()):
+        yield red(
+            "local sandbox", f"none can start here: {why}", 'see docs/sandbox.md, or set environment_type = "docker"'
+        )
     else:
-        yield green("local sandbox", f"{', '.join(LOCAL_TOOLS)} are there")
+        yield green("local sandbox", "one started and ended")
 
 
 def check_ports(facts: Facts) -> Iterator[Finding]:
