@@ -1,7 +1,7 @@
 """The verifiers environment: one seat, the policy, playing one Harbor task per episode.
 
 Contract: an episode is one trial, retried as a whole when its outcome says so. `start` pays for the import of
-Harbor and LiteLLM (about 16 s of CPU) once per process and before the first task, off the event loop.
+Harbor and LiteLLM (seconds of CPU) once per process and before the first task, off the event loop.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Which environment servers a run needs.
 
 One a source, as in Prime-RL, except that sources of our own plugin which differ only in the tasks they choose share
-one: their requests carry the task, and each server costs an import of litellm (about 16 s of CPU, 250 MB).
+one: their requests carry the task, and each server costs an import of litellm (seconds of CPU, 250 MB).
 """
 
 import copy
