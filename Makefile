@@ -2,16 +2,27 @@
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 TODAY := .venv-today/bin/python
+NEWER := .venv-3.13/bin/python
+PRIME_RL := .venv-prime-rl/bin/python
+# Most tests wait for sandboxes and servers: three files at a time take less than half as long on two cores.
+AT_ONCE := -n 3 --dist loadfile
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 # What of the tests touches verifiers and harbor: it runs on both pairs of versions.
 BOTH_PAIRS := tests/sandbox tests/trials tests/tasks tests/environment tests/e2e/test_outcomes*.py tests/e2e/test_plugin*.py
+# What runs on Python 3.13: every unit test, and trials through the plugin.
+ON_NEWER := $(filter-out tests/__pycache__ tests/e2e tests/parity tests/security tests/prime_rl,$(patsubst %/,%,$(wildcard tests/*/))) \
+	tests/test_house.py tests/test_cli.py tests/e2e/test_sample_tasks.py tests/e2e/test_plugin.py
 
-.PHONY: help setup setup-today quickstart test lint unit today bench clean
+.PHONY: help setup setup-today quickstart test test-long test-prime-rl python-3.13 kills mutations parity lint unit today bench clean
 
 help:
 	@echo "make quickstart   train a tiny policy on real Harbor trials, in minutes, on a CPU"
 	@echo "make test         lint, types, unit tests and end-to-end tests, on both pairs of verifiers and harbor"
-	@echo "make lint         ruff and ty"
+	@echo "make test-long    what takes longer: Python 3.13, Prime-RL's real orchestrator, every broken file"
+	@echo "make parity       each feature of Harbor's, in Docker too and by Harbor's own trial (half an hour)"
+	@echo "make kills        kill a run at random moments and look for what was left or lost (wants a quiet machine)"
+	@echo "make test-prime-rl  the tests against Prime-RL at its pin, in an environment that it makes"
+	@echo "make lint         ruff, ty, and the floors (import-linter)"
 	@echo "make bench        the benchmarks (some minutes each)"
 
 setup:
@@ -27,18 +38,51 @@ lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/ty check
+	.venv/bin/lint-imports --no-logo
 
 unit: setup
-	$(PYTHON) -m pytest tests
+	$(PYTHON) -m pytest $(AT_ONCE) tests
 
 today: setup-today
-	$(TODAY) -m pytest $(BOTH_PAIRS)
+	$(TODAY) -m pytest $(AT_ONCE) $(BOTH_PAIRS)
 
 test: lint unit today
 
+# Where there is no such interpreter the target says so; it is no reason to fail. (pyenv hides what is not pinned.)
+python-3.13: export PYENV_VERSION := 3.13
+python-3.13:
+	@if found=$$(.tools/uv python find --no-project 3.13 2>/dev/null); then \
+	  UV_PROJECT_ENVIRONMENT=.venv-3.13 .tools/uv sync --quiet --frozen --extra local --python "$$found" && \
+	  $(NEWER) -m pytest $(AT_ONCE) $(ON_NEWER); \
+	else echo "python-3.13: no such interpreter on this machine, so its tests are skipped"; fi
+
+# The submodule is fetched where it is empty; HARBORTRAINER_PRIME_RL names another checkout.
+test-prime-rl: setup
+	@tools/prime-rl .venv-prime-rl
+	HARBORTRAINER_PRIME_PYTHON=$(PRIME_RL) $(PYTHON) -m pytest tests/prime_rl
+
+kills: setup
+	$(PYTHON) benchmarks/kills.py --kills 6 --longest 60
+
+# Every broken run file, override, task, server's reply and reward; `make unit` runs a sample of them.
+mutations: setup
+	$(PYTHON) -m pytest --all-mutations tests/config/test_mutations.py tests/tasks/test_task_mutations.py \
+		tests/e2e/test_reply_mutations.py tests/e2e/test_reward_sabotage.py
+
+# The features of Harbor against Harbor itself; docs/harbor.md holds the table.
+# test-long compares our containers with what Harbor's own trial did when the table was written; `make parity` plays both.
+# In one process, which plays eight at once: trials are named by their features, and two of one name make way for each other.
+test-long: PLAYED := -k "in_containers and docker]"
+parity: setup
+	$(PYTHON) -m pytest --in-containers $(PLAYED) tests/parity
+
+test-long: setup python-3.13 mutations parity
+	@if tools/prime-rl --can; then $(MAKE) --no-print-directory test-prime-rl; fi
+
 bench: setup
 	$(PYTHON) benchmarks/trials.py
+	$(PYTHON) benchmarks/episodes.py --arms local
 	.tools/uv run --frozen --extra local --group bench benchmarks/engine.py
 
 clean:
-	rm -rf .venv .venv-today .tools outputs
+	rm -rf .venv .venv-today .venv-3.13 .venv-prime-rl .tools outputs

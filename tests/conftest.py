@@ -1,8 +1,72 @@
-"""Its place puts this folder on the path, so that every test can import the shared fakes by name."""
+"""Its place puts this folder on the path, so that every test can import the shared fakes by name; and where trials are
+played: `local` needs nothing, `container` a Docker daemon."""
 
 import os
+import shutil
+import subprocess
+
+import pytest
 
 # Without a network LiteLLM would retry the download of its price list for most of a minute.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 # Two threads that wait for each other by spinning made tiny models ten times slower on shared cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# It says where Prime-RL's environment lies too, and here it names the tests' own where a shell set it.
+os.environ.pop("UV_PROJECT_ENVIRONMENT", None)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-mutations",
+        action="store_true",
+        help="every broken run file, task, reply and reward, not a sample of them",
+    )
+    parser.addoption(
+        "--in-containers",
+        action="store_true",
+        help="the features of Harbor also in Docker and by Harbor's own trial: half a minute each",
+    )
+
+
+def _why_no_container() -> str:
+    """Why no container can run here, empty when one can."""
+    if shutil.which("docker") is None:
+        return "there is no docker command"
+    for arguments, missing in (
+        (["info"], "no Docker daemon answers"),
+        (["compose", "version"], "Compose v2 is not installed"),
+        (["image", "inspect", "debian:12-slim"], "the image debian:12-slim is not here (and tests pull nothing)"),
+    ):
+        if subprocess.run(["docker", *arguments], capture_output=True, timeout=60, check=False).returncode:
+            return missing
+    return ""
+
+
+@pytest.fixture(scope="session")
+def container() -> str:
+    """The environment type `docker`, where containers can run."""
+    if reason := _why_no_container():
+        pytest.skip(reason)
+    return "docker"
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def environment_type(request: pytest.FixtureRequest) -> str:
+    """Both environment types that are examined after a failure, one after the other."""
+    return request.getfixturevalue("container") if request.param == "docker" else request.param
+
+
+@pytest.fixture(scope="module")
+def adapters(folder):
+    """Two versions of an adapter for the model in `folder`."""
+    from sampler_setup import random_adapter
+
+    return {version: random_adapter(folder, seed=version) for version in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def references(folder, adapters):
+    """What plain transformers compute under each version; 0 is the model without an adapter."""
+    from sampler_setup import Reference
+
+    return {0: Reference(folder)} | {version: Reference(folder, state) for version, state in adapters.items()}

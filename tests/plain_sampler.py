@@ -5,7 +5,7 @@ Independent of the learner's and the sampler's code, so that both can be checked
 
 from pathlib import Path
 
-from harbortrainer.engines.local.learner.sample import Sample
+from harbortrainer.engines.local.learner.training_sample import Sample
 
 
 class PlainSampler:

@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from renderers import DefaultRendererConfig
 from scripted_engine import ScriptedEngine
-from verifiers.v1.clients import ModelContext, TrainClientConfig
+from verifiers.v1.clients import EvalClientConfig, ModelContext, TrainClientConfig
 from verifiers.v1.episode import Episode
 from verifiers.v1.serve import EnvClient, env_config_data, serve_env
 from verifiers.v1.trace import Trace
@@ -20,11 +19,18 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 SAMPLING = SamplingConfig(temperature=1.0, max_tokens=512)
 
 
+def salted_sampling(salt: str) -> SamplingConfig:
+    """As Prime-RL's orchestrator puts it together."""
+    return SamplingConfig.model_validate(
+        {"temperature": 1.0, "max_tokens": 512, "extra_body": {"top_k": 7, "cache_salt": salt}}
+    )
+
+
 def client(engine: ScriptedEngine) -> TrainClientConfig:
     """What a trainer hands to the env server: a renderer and a /inference/v1/generate engine."""
     return TrainClientConfig(
         base_url=f"{engine.url}/v1",
-        renderer=DefaultRendererConfig(),
+        renderer=engine.format,
         renderer_model_name=str(engine.tokenizer_dir),
     )
 
@@ -35,10 +41,18 @@ def config(tasks: Path, trials: Path, *, harness: dict[str, Any] | None = None, 
     return {"taskset": {"id": "harbor_env", "tasks_dir": str(tasks)}, "agent": {"harness": own, **agent}}
 
 
-async def play(env: dict[str, Any], engine: ScriptedEngine, *, times: int = 1) -> list[Episode]:
-    """Every task of the config, `times` each, in this process."""
+async def play(
+    env: dict[str, Any],
+    engine: ScriptedEngine,
+    *,
+    times: int = 1,
+    sampling: SamplingConfig = SAMPLING,
+    evaluates: bool = False,
+) -> list[Episode]:
+    """Every task of the config, `times` each, in this process; Prime-RL's evaluations ask for chat completions."""
     environment = load_environment(resolve_env_config(env))
-    context = ModelContext(client=client(engine), model=engine.model, sampling=SAMPLING)
+    asks = EvalClientConfig(base_url=f"{engine.url}/v1") if evaluates else client(engine)
+    context = ModelContext(client=asks, model=engine.model, sampling=sampling)
     slots = [slot for task in environment.taskset for slot in environment.slots(task, times)]
     async with environment.serving():
         return list(await asyncio.gather(*(environment.run_slot(slot, context) for slot in slots)))

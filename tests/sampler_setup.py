@@ -47,6 +47,15 @@ class Reference:
         return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+PROMPT = random_prompt(40, seed=6)
+
+
+def agrees(choice: dict, reference: Reference, prompt: Sequence[int] = PROMPT) -> bool:
+    """Whether a choice's log-probabilities are the reference's."""
+    expected = reference.logprobs(prompt, choice["token_ids"])
+    return torch.allclose(torch.tensor(logprobs_of(choice)), expected, atol=1e-5)
+
+
 def random_adapter(folder: Path, seed: int, scale: float = 0.2) -> dict[str, torch.Tensor]:
     """An adapter that changes the model visibly, under peft's keys."""
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), LORA)

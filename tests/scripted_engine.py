@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 from tiny_model import build_tiny_tokenizer
+
+if TYPE_CHECKING:
+    from renderers import RendererConfig
 
 THINKING_TEMPLATE = (
     "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
@@ -90,6 +94,10 @@ class ScriptedEngine:
     max_model_len: int = 100_000
     refuses: tuple[str, ...] = ()
     """Keys of a chat completion's body that are answered with 400, as a provider that does not know them does."""
+    splits: bool = True
+    """Whether chat completions tell reasoning from content, as a server with a reasoning parser does."""
+    format: "RendererConfig | None" = None
+    """The chat format; by default the tokenizer's own template."""
     samples: list[Sampled] = field(default_factory=list)
     url: str = ""
 
@@ -98,12 +106,13 @@ class ScriptedEngine:
         from renderers.base import load_tokenizer
 
         self.tokenizer = load_tokenizer(str(self.tokenizer_dir))
-        self.renderer = create_renderer(self.tokenizer, DefaultRendererConfig())
+        self.format = self.format or DefaultRendererConfig()
+        self.renderer = create_renderer(self.tokenizer, self.format)
         self.calls = 0
         self.called = threading.Event()
         self.requests: list[dict] = []
 
-    def __enter__(self) -> "ScriptedEngine":
+    def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -119,16 +128,22 @@ class ScriptedEngine:
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=1 << 26)
-        app.router.add_post("/inference/v1/generate", self._generate)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/health", self._health)
+        app.router.add_routes(self.routes())
         self._runner = web.AppRunner(app, shutdown_timeout=0.2)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [
+            web.post("/inference/v1/generate", self._generate),
+            web.post("/v1/chat/completions", self._chat),
+            web.get("/v1/models", self._models),
+            web.get("/health", self._health),
+        ]
 
     async def _stop(self) -> None:
         await self._runner.cleanup()
@@ -163,11 +178,15 @@ class ScriptedEngine:
         sampled = self._sample(None, prompt_ids, answer)
         parsed = self.renderer.parse_response(sampled.token_ids)
         message = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning_content:
+        if not self.splits:
+            message["content"] = answer.text
+        elif parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
         choice = _choice(sampled, answer) | {"message": message}
+        head = {"id": f"chatcmpl-{self.calls}", "object": "chat.completion", "created": 0}
         usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(sampled.token_ids)}
-        reply = {"choices": [choice], "usage": usage, "model": body["model"]}
+        usage["total_tokens"] = sum(usage.values())
+        reply = head | {"choices": [choice], "usage": usage, "model": body["model"]}
         if body.get("return_token_ids"):
             reply["prompt_token_ids"], choice["token_ids"] = prompt_ids, sampled.token_ids
         return web.json_response(_with_gap(reply, answer.forget))
@@ -193,7 +212,7 @@ class ScriptedEngine:
 
 def _choice(sampled: Sampled, answer: Answer) -> dict:
     content = [
-        {"token": f"token_id:{token}", "logprob": logprob}
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in zip(sampled.token_ids, sampled.logprobs, strict=True)
     ]
     finish = "length" if answer.cut else "stop"

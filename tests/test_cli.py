@@ -1,62 +1,43 @@
 """The command line: one clear line, exit code 2 and nothing written for every mistake of the user's."""
 
 import os
+import resource
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from workplace import lay_out
 
+from harbortrainer import __version__
 from harbortrainer.cli import main
-from harbortrainer.config.preflight import machine
-from harbortrainer.sandbox.check import MissingTool
+from harbortrainer.doctor import machine
+from harbortrainer.view.index_file import NAME
 
 ROOT = Path(__file__).parents[1]
-RUN_FILE = """
-max_steps = 1
-seq_len = 512
-[run]
-name = "r"
-[model]
-name = "model"
-[trainer.model.lora]
-[orchestrator]
-batch_size = 4
-group_size = 2
-[orchestrator.concurrency]
-max_inflight = 2
-[orchestrator.renderer]
-name = "qwen3"
-[[orchestrator.train.source]]
-env = { taskset = { id = "harbor_env", tasks_dir = "tasks" }, agent = { harness = { environment_type = "local" } } }
-"""
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     """A folder with a run file, a model and a task that are all fine."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.toml").write_text(RUN_FILE)
-    (tmp_path / "tasks" / "one").mkdir(parents=True)
-    (tmp_path / "tasks" / "one" / "task.toml").write_text('version = "1.0"\n')
-    (tmp_path / "tasks" / "one" / "instruction.md").write_text("do it")
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / "model" / name).write_text("{}")
-    return tmp_path
+    return lay_out(tmp_path)
 
 
 def told(capfd, *words: str) -> str:
     """Run a command that must fail as a user's mistake; what it said on stderr."""
-    before = {path: path.stat().st_mtime_ns for path in Path.cwd().rglob("*") if path.is_file()}
+    before = written()
     assert main(words) == 2
     line = capfd.readouterr().err.strip()
     assert line.startswith("error: ") and "\n" not in line, line
-    after = {path: path.stat().st_mtime_ns for path in Path.cwd().rglob("*") if path.is_file()}
-    assert before == after, "nothing is written half"
+    assert before == written(), "nothing is written half"
     return line
+
+
+def written() -> dict[Path, int]:
+    """Every file below the current folder; the index of the pages is made from the others at any time."""
+    return {path: path.stat().st_mtime_ns for path in Path.cwd().rglob("*") if path.is_file() and path.name != NAME}
 
 
 def edit(old: str, new: str) -> None:
@@ -117,8 +98,16 @@ def test_a_folder_without_tasks_is_told(workplace, capfd):
     assert "no tasks here" in told(capfd, "tasks", "check", "empty")
 
 
+def test_a_run_that_cannot_have_its_tasks_names_file_and_key(workplace, capfd, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    edit('tasks_dir = "tasks"', f'dataset = "file:///nowhere/r.git@{"a" * 40}"')
+    line = told(capfd, *TRAIN)
+    assert line.startswith("error: run.toml: orchestrator.train.source[0].env.taskset.dataset: file:///nowhere/r.git@")
+    assert "does not appear to be a git repository" in line
+
+
 def test_a_missing_system_tool_is_told_with_its_package(workplace, capfd, monkeypatch):
-    monkeypatch.setattr(machine, "missing_tools", lambda: [MissingTool("tmux", "tmux")])
+    monkeypatch.setattr(machine, "missing_tools", lambda: ["tmux"])
     assert "apt-get install tmux" in told(capfd, *TRAIN)
 
 
@@ -206,10 +195,35 @@ def test_help_is_quick_and_imports_neither_torch_nor_harbor():
         "print(sorted(m for m in ('torch', 'harbor', 'litellm', 'verifiers', 'transformers') if m in sys.modules))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    start = time.process_time()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert time.process_time() - start < 1
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1, "half a second on an idle machine"
+
+
+def test_the_release_is_told(capfd):
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == f"harbortrainer {__version__}\n"
+
+
+def test_the_shell_can_complete_words():
+    # The shell is named, not looked for among the processes above: a test may run under none.
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")} | named
+    code = "import sys; from harbortrainer.cli import main; sys.exit(main())"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "--show-completion", "bash"], capture_output=True, text=True, env=environment
+    )
+    assert "_harbortrainer_completion" in shown.stdout
+    asked = {
+        "_HARBORTRAINER_COMPLETE": "complete_bash",
+        "COMP_WORDS": "harbortrainer tr",
+        "COMP_CWORD": "1",
+    }
+    words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment | asked)
+    assert words.stdout.split() == ["train"]
+    helped = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, env=environment)
+    assert "--install-completion" in helped.stdout
 
 
 def test_it_runs_from_a_checkout_as_a_module(workplace):
@@ -217,3 +231,26 @@ def test_it_runs_from_a_checkout_as_a_module(workplace):
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "none.toml: no such file" in done.stderr
+
+
+def test_what_is_no_run_and_a_port_in_use_are_told_before_a_page_is_served(workplace, capfd):
+    for words, said in ((("nowhere",), "nowhere: is not there"), (("run.toml",), "is a file, not the folder of a run")):
+        assert said in told(capfd, "view", *words)
+    assert "holds no run and no evaluation; name the folder of a run" in told(capfd, "view", "tasks")
+    for folder in ("outputs/first", "outputs/first/rollouts"):
+        Path(folder).mkdir(parents=True)
+    Path("outputs/first/config.toml").touch()
+    assert "name one of its runs: first" in told(capfd, "view", "outputs")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = str(server.getsockname()[1])
+        assert f"port {port}: cannot be listened on" in told(capfd, "view", "outputs/first", "--port", port)
+
+
+def test_a_damaged_run_and_a_file_that_cannot_be_written_are_told_by_the_pages(workplace, capfd):
+    Path("outputs/first/rollouts").mkdir(parents=True)
+    Path("outputs/first/config.toml").touch()
+    assert "cannot be written" in told(capfd, "view", "outputs/first", "--export", "missing/page.html")
+    Path("outputs/first/rollouts/step_1.jsonl").write_text("{half\n")
+    assert "step_1.jsonl: the line at byte 0: cannot be read" in told(capfd, "view", "outputs/first", "--port", "0")

@@ -1,4 +1,5 @@
-"""Prints every dotted key of Prime-RL's run file, one a line, for `src/harbortrainer/config/prime_rl_keys.txt`.
+"""Prints every dotted key of Prime-RL's run file with the kinds of value that it takes, one a line, for
+`src/harbortrainer/config/prime_rl_keys.txt`.
 
     PYTHONPATH=prime-rl/packages/prime-rl-configs/src python tools/schema_snapshot.py
 
@@ -12,7 +13,8 @@ import typing
 from prime_rl.configs.rl import RLConfig  # ty: ignore[import-not-found]
 from pydantic import BaseModel
 
-FOREIGN = {"env", "serve", "renderer"}
+from harbortrainer.config.fates import FOREIGN
+from harbortrainer.config.kinds import kinds
 
 
 def tables(annotation: object) -> list[type[BaseModel]]:
@@ -26,22 +28,22 @@ def tables(annotation: object) -> list[type[BaseModel]]:
     return []
 
 
-def walk(table: type[BaseModel], prefix: str, found: set[str]) -> None:
+def walk(table: type[BaseModel], prefix: str, found: dict[str, set[str]]) -> None:
     """Collect the keys of a table."""
     if table.model_config.get("extra") == "allow":
-        found.add(f"{prefix}*")
+        found.setdefault(f"{prefix}*", set()).add("any")
     for name, field in table.model_fields.items():
         key, inner = f"{prefix}{name}", tables(field.annotation)
-        found.add(key)
+        found.setdefault(key, set()).update(kinds(field.annotation))
         is_dict = typing.get_origin(field.annotation) is dict or (not inner and "dict" in str(field.annotation))
         if is_dict or (name in FOREIGN and inner):
-            found.add(f"{key}.*")
+            found.setdefault(f"{key}.*", set()).add("any")
         else:
             for each in inner:
                 walk(each, f"{key}.", found)
 
 
 if __name__ == "__main__":
-    keys: set[str] = set()
+    keys: dict[str, set[str]] = {}
     walk(RLConfig, "", keys)
-    print("\n".join(sorted(keys)))
+    print("\n".join(f"{key} {','.join(sorted(keys[key]))}" for key in sorted(keys)))

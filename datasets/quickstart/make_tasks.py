@@ -4,7 +4,7 @@
 
 writes `train/` (8 tasks, one for each thing to do) and `heldout/` (32 tasks: each thing to do, on files that it
 is not trained on) next to this script. The result depends on nothing but this file. `variants()` gives every
-member of the family; the warm-up learns from those that are not held out.
+member of the family, `make_policy()` a policy that was warmed up on those that are not held out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harbortrainer.config.warmup_table import WarmupConfig
+    from harbortrainer.runs.display import Display
 
 SOURCES = ["apple", "cherry", "grape", "lemon", "mango", "olive", "peach", "plum"]
 TARGETS = ["amber", "bronze", "coral", "ivory", "jade", "pearl", "ruby", "silver"]
@@ -176,6 +181,13 @@ def splits() -> dict[str, list[Variant]]:
         train.append(chosen[0])
         heldout.extend(chosen[1:])
     return {"train": train, "heldout": heldout}
+
+
+def make_policy(config: WarmupConfig, folder: Path, *, seed: int, display: Display) -> None:
+    """Write a policy that solves `config.success` of the family to `folder`: what a run file's `[warmup]` asks for."""
+    from tiny_policy.teaching import teach_family
+
+    teach_family(variants(), config, folder, seed=seed, display=display)
 
 
 def main(folder: Path) -> None:

@@ -4,9 +4,8 @@ import tomllib
 
 import pytest
 
-from harbortrainer.config.legacy import upgrade, upgrade_file
-from harbortrainer.config.reader import read
-from harbortrainer.config.runfile import load
+from harbortrainer.config.legacy import upgrade
+from harbortrainer.config.reader import load, read, upgrade_file
 from harbortrainer.errors import UserError
 
 ONE_LINE = """
@@ -27,6 +26,33 @@ args = {
     n_parallel_envs = 8,
     max_turns = 20,
 }
+"""
+DOTTED = """
+[[orchestrator.env]]
+id = "harbor_env"
+args.tasks_dir = "datasets/harbor_tasks"  # ours
+args.environment_type = "docker"
+args.vllm_base_url = "http://localhost:8000/v1"
+args.model_name = "Qwen/Qwen3-8B-Instruct"
+args.n_parallel_envs = 8
+args.max_turns = 20
+name = "harbor"
+"""
+TABLE = """
+[[orchestrator.env]]
+id = "harbor_env"
+name = "harbor"
+
+[orchestrator.env.args]
+tasks_dir = "datasets/harbor_tasks"
+environment_type = "docker"
+# where it is served
+vllm_base_url = "http://localhost:8000/v1"
+model_name = "Qwen/Qwen3-8B-Instruct"
+n_parallel_envs = 8  # at once
+max_turns = 20
+
+# the end
 """
 WHOLE = """# My run
 trainer_gpu_ids = [6, 7]  # the last two
@@ -65,7 +91,7 @@ def upgraded(text: str) -> dict:
     return tomllib.loads(upgrade(text, "run.toml")[0])
 
 
-@pytest.mark.parametrize("text", [ONE_LINE, SEVERAL_LINES])
+@pytest.mark.parametrize("text", [ONE_LINE, SEVERAL_LINES, DOTTED, TABLE])
 def test_each_of_the_six_settings_keeps_its_meaning(text):
     data = upgraded(text)
     (source,) = data["orchestrator"]["train"]["source"]
@@ -84,6 +110,15 @@ def test_the_chat_format_of_a_qwen3_is_named_since_its_name_alone_is_not_known()
     assert upgraded(ONE_LINE)["orchestrator"]["renderer"] == {"name": "qwen3", "thinking_retention": "all"}
 
 
+def test_the_server_of_a_qwen3_tells_thinking_from_answers():
+    hybrid = ONE_LINE.replace("Qwen3-8B-Instruct", "Qwen3-8B")
+    assert upgraded(hybrid + "[inference.parallel]\ndp = 2\n")["inference"]["vllm"]["reasoning_parser"] == "qwen3"
+    own = upgraded(hybrid + "[inference.vllm]\nreasoning_parser = 'None'\n")
+    assert own["inference"]["vllm"]["reasoning_parser"] == "None"
+    assert "inference" not in upgraded(hybrid), "no table, no server of Prime-RL's own"
+    assert "reasoning_parser" not in str(upgraded(ONE_LINE + "[inference]\n")), "Instruct models do not think"
+
+
 def test_one_line_says_what_was_translated():
     _, notes = upgrade(ONE_LINE, "run.toml")
     assert len(notes) == 1
@@ -98,6 +133,22 @@ def test_every_comment_is_kept():
     assert text.index("# where trials run") < text.index("[[orchestrator.train.source]]")
     assert text.index("# how it samples") < text.index("[orchestrator.train.sampling]")
     assert '# or "modal", "e2b", etc.' in upgrade(SEVERAL_LINES, "run.toml")[0]
+
+
+def test_the_comments_of_settings_move_with_them():
+    assert 'tasks_dir = "datasets/harbor_tasks"  # ours\n' in upgrade(DOTTED, "run.toml")[0]
+    text = upgrade(TABLE, "run.toml")[0]
+    assert "n_parallel_envs = 8  # at once\n" in text
+    assert text.index('name = "harbor"') < text.index("# where it is served") < text.index("# the end")
+
+
+def test_empty_lines_and_the_order_of_tables_stay():
+    text, _ = upgrade(WHOLE, "run.toml")
+    tables = [line for line in text.splitlines() if line.startswith("[")]
+    assert tables[:3] == ["[monitors.wandb]", "[trainer.model.lora]", "[orchestrator]"]
+    assert text.startswith("# My run\nmax_steps = 200\n\n[monitors.wandb]\n")
+    two = "[[orchestrator.env]]\nid = 'harbor_env'\nname = 'b'\n\n[[orchestrator.env]]\nid = 'harbor_env'\nname = 'a'\n"
+    assert [source["name"] for source in upgraded(two)["orchestrator"]["train"]["source"]] == ["b", "a"]
 
 
 def test_renamed_settings_get_their_new_names():
@@ -139,8 +190,13 @@ def test_the_servers_port_follows_vllm_base_url():
     [
         (('id = "harbor_env"', 'id = "wordle"'), "'wordle' is not ours"),
         (("max_turns = 20", "max_turn = 20"), "orchestrator.env[0].args.max_turn"),
+        (("max_turns = 20", "max_turns = '20'"), "orchestrator.env[0].args.max_turns: must be a whole number"),
+        (("n_parallel_envs = 8", "n_parallel_envs = [8]"), "args.n_parallel_envs: must be a whole number, not [8]"),
+        (('"http://localhost:8000/v1"', "5"), "must be a text, not 5"),
+        (("[[orchestrator.env]]", "trainer_gpu_ids = 3\n[[orchestrator.env]]"), "must be a list of devices"),
         (('name = "harbor"', 'colour = "red"'), "no translation"),
         (("[[orchestrator.env]]", '[model]\nname = "a/b"\n[[orchestrator.env]]'), "keep one of the two"),
+        (("[[orchestrator.env]]", "[inference.model]\nx = 1\n[inference.vllm]\nx = 2\n[[orchestrator.env]]"), "both"),
         (("[[orchestrator.env]]", "[orchestrator.buffer]\nx = 1\n[[orchestrator.env]]"), "this setting is gone"),
     ],
 )

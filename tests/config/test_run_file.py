@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harbortrainer.config.runfile import load
+from harbortrainer.config import overrides
+from harbortrainer.config.reader import load
 from harbortrainer.errors import UserError
 
 LEAST = """
@@ -109,9 +110,7 @@ def test_the_word_none_is_null(write):
 
 
 def test_what_only_prime_rls_processes_use_is_said_once(write):
-    config = load(
-        write("[deployment]\nnum_train_gpus = 2\n[monitors.wandb]\nproject = 'p'\n[trainer.log]\nlevel = 'x'\n")
-    )
+    config = load(write("[deployment]\nnum_train_gpus = 2\n[monitors.prime]\nname = 'p'\n[trainer.log]\nlevel = 'x'\n"))
     assert len(config.notes) == 1
     assert all(key in config.notes[0] for key in ("deployment", "monitors", "trainer.log"))
 
@@ -141,16 +140,22 @@ def test_overrides_win_over_the_file(write):
         ("[trainer.optim]\ntype = 'muon'\n", "trainer.optim.type", "adamw"),
         ("[trainer.optim]\nlr = -1\n", "trainer.optim.lr", "greater than or equal to 0"),
         ("[trainer.loss]\ntype = 'ipo'\n", "trainer.loss.type", "prime-rl"),
-        ("[orchestrator.algo]\ntype = 'opd'\n", "orchestrator.algo.type", "grpo"),
+        ("[orchestrator.algo]\ntype = 'opd'\n", "orchestrator.algo.type", "grpo, echo, max_rl, or run with --engine"),
+        ("[orchestrator.algo]\nroles = { user = {} }\n", "orchestrator.algo", "grpo has no roles"),
+        ("[orchestrator.algo]\ntype = 'echo'\nroles = {}\n", "orchestrator.algo.roles", "set one of user"),
+        ("[orchestrator.algo]\ntype = 'max_rl'\nlength_penalty = {}\n", "orchestrator.algo", "no length_penalty"),
         ("[trainer.model]\nseq_len = 'long'\n", "seq_len", "integer"),
         ("[resume]\nstep = 3\n", "resume", "--resume"),
         ("[tokenizer]\nchat_template = 'x'\n", "tokenizer", "own tokenizer"),
         ("[trainer.scheduler]\ntype = 'linear'\n", "run.toml", "needs max_steps"),
+        ("[trainer.scheduler]\ntype = 'linear'\nwarmup_steps = 0\ndecay_steps = 0\n", "run.toml", "use type constant"),
         ("[trainer.scheduler]\ntype = 'steps'\n", "trainer.scheduler", "constant"),
         ("[orchestrator.train.sampling]\ntemperature = 0\n", "temperature", "greater than 0"),
         ("[orchestrator.train.sampling]\nextra_body = { top_k = 5 }\n", "extra_body", "no further sampling"),
         ("[orchestrator.concurrency]\nmax_inflight = 2\n", "orchestrator", "at least group_size"),
         ("[orchestrator.model.client]\nbase_url = 'http://gpu1:8000/v1'\n", "model.client", "another machine"),
+        ("[orchestrator.model.client]\nbase_url = 'http://localhost/v1'\n", "model.client", "names no port"),
+        ("[orchestrator.model.client]\nbase_url = 'http://localhost:port/v1'\n", "model.client", "could not be cast"),
     ],
 )
 def test_a_mistake_is_told_with_its_key_and_what_to_do(write, text, key, told):
@@ -180,7 +185,10 @@ def test_a_word_that_belongs_to_no_option_is_told(write):
 
 
 def test_an_override_through_a_value_is_told(write):
-    assert "'seq_len' is not a table" in error_of(write("seq_len = 5\n"), "--seq-len.x", "1").what
+    assert (
+        "'orchestrator' is not a table"
+        in error_of(write(base="orchestrator = 5\n"), "--orchestrator.seq-len", "1").what
+    )
 
 
 def test_two_sources_of_one_name_are_refused(write):
@@ -207,3 +215,9 @@ def test_the_resolved_run_reads_as_the_same_run(write, tmp_path):
 
 def test_a_clean_start_and_its_resume_are_one_run(write):
     assert load(write(), ["--clean"]).resolved() == load(write()).resolved()
+
+
+def test_an_override_leaves_the_tables_it_is_given_as_they_were():
+    data = {"model": {"name": "a"}, "list": [{"x": 1}]}
+    assert overrides.apply(data, overrides.parse(["--model.name", "b", "--run.name", "r"]))["model"]["name"] == "b"
+    assert data == {"model": {"name": "a"}, "list": [{"x": 1}]}

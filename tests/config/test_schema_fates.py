@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from harbortrainer.config import keys
-from harbortrainer.config.reader import FOREIGN, known_keys
+from harbortrainer.config import fates
+from harbortrainer.config import known_keys as known_keys_module
+from harbortrainer.config.known_keys import known_keys
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.engines.prime_rl import place
+from harbortrainer.config.sampling_table import TRAIN_EXTRA
+from harbortrainer.engines.prime_rl import checkout
 
-SNAPSHOT = [key for key in known_keys() if key not in keys.OURS]
+SNAPSHOT = [key for key in known_keys() if key not in fates.OURS]
 TOOL = Path(__file__).parents[2] / "tools" / "schema_snapshot.py"
 
 
@@ -35,7 +37,7 @@ def fields(table: type[BaseModel], prefix: str = "") -> set[str]:
     found = set()
     for name, field in table.model_fields.items():
         found.add(f"{prefix}{name}")
-        if name not in FOREIGN:
+        if name not in fates.FOREIGN:
             for inner in tables(field.annotation):
                 found |= fields(inner, f"{prefix}{name}.")
     return found
@@ -46,26 +48,35 @@ HONOURED = fields(RunConfig)
 
 @pytest.mark.parametrize("key", [key for key in SNAPSHOT if not key.endswith(".*")])
 def test_a_key_of_prime_rl_is_honoured_or_unused_or_refused(key):
-    fate = keys.fate(key)
+    fate = fates.fate(key)
     if fate == "honoured":
         inside = key.rpartition(".")[0]
         assert key in HONOURED or f"{inside}.*" in SNAPSHOT, f"{key} is neither in RunConfig nor unused nor refused"
 
 
 def test_what_is_honoured_exists_in_prime_rl():
-    ours = {key for key in HONOURED if key.split(".")[0] in keys.OURS}
+    ours = {key for key in HONOURED if key.split(".")[0] in fates.OURS}
     assert HONOURED - ours <= set(SNAPSHOT)
 
 
-@pytest.mark.parametrize("table", [keys.REFUSED, keys.UNUSED, keys.SHARED, keys.ONLY, keys.HONOURED])
+@pytest.mark.parametrize("table", [fates.REFUSED, fates.UNUSED, fates.SHARED, fates.HONOURED])
 def test_what_a_table_of_fates_names_exists_in_prime_rl(table):
     assert set(table) <= set(SNAPSHOT)
 
 
-@pytest.mark.skipif(not place.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
+@pytest.mark.skipif(not checkout.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
 def test_the_snapshot_is_the_schema_of_the_pinned_prime_rl():
-    path = os.pathsep.join([str(place.find().schema), str(place.SOURCE)])
+    path = os.pathsep.join([str(checkout.find().schema), str(checkout.SOURCE)])
     done = subprocess.run(
         [sys.executable, str(TOOL)], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == SNAPSHOT
+    assert done.stdout == known_keys_module.SNAPSHOT.read_text()
+
+
+def test_what_prime_rl_adds_to_every_request_is_harmless():
+    assert TRAIN_EXTRA in fates.REFUSED["orchestrator.train.sampling.extra_body"].harmless
+
+
+def test_no_key_has_two_fates():
+    lists = [set(fates.UNUSED), set(fates.HONOURED), set(fates.SHARED), set(fates.REFUSED), set(fates.OURS)]
+    assert sum(map(len, lists)) == len(set().union(*lists))

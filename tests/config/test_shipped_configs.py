@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harbortrainer.config import sources
-from harbortrainer.config.reader import check_known, read
-from harbortrainer.config.runfile import load
-from harbortrainer.engines.prime_rl import place
+from harbortrainer.config.known_keys import check_known
+from harbortrainer.config.reader import load, read
+from harbortrainer.doctor import foreign_tables as sources
+from harbortrainer.engines.prime_rl import checkout
 from harbortrainer.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,7 +30,14 @@ def test_the_embedded_engine_reads_it(name):
     assert config.run.name
     assert config.orchestrator.eval is not None, "each has held-out tasks"
     assert config.orchestrator.renderer["thinking_retention"] == "all", "a trial is one branch"
-    sources.check(read(CONFIGS / name))
+    sources.check(config, name)
+
+
+def test_the_quickstart_needs_no_registry_whatever_the_machine_has():
+    raw = read(CONFIGS / "quickstart.toml")
+    sources_of = raw.data["orchestrator"]["train"]["source"] + raw.data["orchestrator"]["eval"]["source"]
+    harnesses = [source["env"]["agent"]["harness"] for source in sources_of]
+    assert [place["environment_kwargs"] for place in [raw.data["warmup"], *harnesses]] == [{"image": "host"}] * 3
 
 
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
@@ -53,9 +60,9 @@ def test_its_numbers_fit_each_other(name):
 
 
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
-@pytest.mark.skipif(not place.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
+@pytest.mark.skipif(not checkout.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
 def test_the_pinned_prime_rl_accepts_it(name):
-    path = os.pathsep.join([str(place.find().schema), str(place.SOURCE)])
+    path = os.pathsep.join([str(checkout.find().schema), str(checkout.SOURCE)])
     done = subprocess.run(
         [sys.executable, "-c", VALIDATE, str(CONFIGS / name)],
         env=os.environ | {"PYTHONPATH": path},
@@ -68,13 +75,54 @@ def test_the_pinned_prime_rl_accepts_it(name):
     assert done.stdout.split()[:3] == ["HarborHarnessConfig", kind, "filesystem"]
 
 
+@pytest.mark.parametrize("name", FOR_PRIME_RL)
+def test_a_step_is_sixteen_groups_of_eight_at_least(name):
+    orchestrator = load(CONFIGS / name).orchestrator
+    assert orchestrator.group_size == 8 and orchestrator.batch_size // orchestrator.group_size >= 16
+    assert read(CONFIGS / name).get("inference.vllm.reasoning_parser") == "qwen3"
+
+
+@pytest.mark.skipif(not checkout.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
+def test_the_choices_in_its_comments_are_prime_rls(tmp_path):
+    text = (CONFIGS / "harbor_8b.toml").read_text()
+    text = text.replace('type = "grpo" ', '# type = "grpo" ')
+    for choice in ('type = "echo"', "roles = {"):
+        assert f"# {choice}" in text
+        text = text.replace(f"# {choice}", choice)
+    chosen = tmp_path / "chosen.toml"
+    chosen.write_text(text)
+    code = VALIDATE.replace(
+        "print(type(harness)",
+        "algo, gates = config.orchestrator.algo, "
+        "config.orchestrator.train.source[0].curriculum.gates\nprint(algo.type, algo.roles.user.alpha, "
+        "gates['signal'].type, type(harness)",
+    )
+    path = os.pathsep.join([str(checkout.find().schema), str(checkout.SOURCE)])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(chosen)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split()[:3] == ["echo", "0.1", "advantage_range"], done.stderr[-2000:]
+    chosen_here = load(chosen).orchestrator
+    assert chosen_here.algo.role_weights == {"user": 0.1}
+    curriculum = chosen_here.train.source[0].curriculum
+    assert curriculum is not None
+    assert curriculum.gates["signal"].reject_max == 0
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
         ("environment_type", "enviroment_type", "environment_type"),
-        ('environment_type = "docker"', 'environment_type = "dokcer"', "unknown environment type"),
         ("max_turns = 20", 'max_turns = "many"', "orchestrator.train.source[0].env.agent.max_turns"),
-        ('id = "harbor_env", tasks_dir', 'id = "harbor_en", tasks_dir', "no such plugin"),
+        (
+            'id = "harbor_env", tasks_dir',
+            'id = "harbor_en", tasks_dir',
+            "no taskset plugin 'harbor_en'; did you mean 'harbor_env'?",
+        ),
         ("num_workers", "num_worker", "orchestrator.train.source[0].serve"),
         ('thinking_retention = "all"', 'thinking_retention = "some"', "orchestrator.renderer"),
     ],
@@ -85,7 +133,7 @@ def test_a_mistake_in_the_tables_of_others_is_told_with_its_key(tmp_path, old, n
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(UserError) as caught:
-        sources.check(read(path))
+        sources.check(load(path), str(path))
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -96,4 +144,4 @@ def test_a_model_whose_chat_format_is_not_known_needs_a_renderer(tmp_path):
         text.replace('name = "Qwen/Qwen3-8B"', 'name = "me/mine"').replace('name = "qwen3"', 'name = "auto"')
     )
     with pytest.raises(UserError, match="no known chat format"):
-        sources.check(read(path))
+        sources.check(load(path), str(path))

@@ -20,7 +20,10 @@ timeout_sec = 30.0
 allow_internet = false
 memory_mb = 512
 """
-COIN = "#!/bin/sh\nexpr $(od -An -N1 -tu1 /dev/urandom) % 2 > /logs/verifier/reward.txt\n"
+COIN = """#!/bin/sh
+side=$(( $(od -An -N1 -tu1 /dev/urandom) % 2 ))
+echo "{\\"reward\\": $side, \\"coin\\": $side}" > /logs/verifier/reward.json
+"""
 
 CONFIG = """
 max_steps = {steps}
@@ -33,6 +36,10 @@ name = "mini"
 
 [model]
 name = "{folder}/model"
+
+[prices]
+prompt = 1.0
+hour = 2.0
 
 [trainer.model.lora]
 rank = 4
@@ -52,8 +59,10 @@ max_completion_tokens = 8
 
 [[orchestrator.train.source]]
 env = {{ {env} }}
+curriculum = {{ sampler = {{ type = "difficulty_pool" }}, gates = {{ signal = {{ }} }} }}
 serve = {{ pool = {{ type = "static", num_workers = 1 }} }}
-
+"""
+EVALUATIONS = """
 [orchestrator.eval]
 interval = 1
 [orchestrator.eval.sampling]
@@ -64,7 +73,7 @@ env = {{ {env} }}
 serve = {{ pool = {{ type = "static", num_workers = 1 }} }}
 """
 ENV = (
-    'taskset = {{ id = "harbor_env", tasks_dir = "{folder}/tasks" }}, agent = {{ max_turns = 2, '
+    'taskset = {{ id = "harbor_env", tasks_dir = "{folder}/tasks", may_overlap = true }}, agent = {{ max_turns = 2, '
     'harness = {{ id = "harbor_env", environment_type = "{environment}", keep_trials = "{keep}" }} }}'
 )
 
@@ -82,14 +91,23 @@ def write_task(folder: Path, name: str) -> None:
     script.chmod(0o755)
 
 
-def write_run(folder: Path, *, steps: int = 2, environment: str = "local", keep: str = "none", tail: str = "") -> Path:
+def write_run(
+    folder: Path,
+    *,
+    steps: int = 2,
+    environment: str = "local",
+    keep: str = "none",
+    evaluates: bool = True,
+    tail: str = "",
+) -> Path:
     """Model, tasks and config of a mini run. Returns the config's path."""
     build_tiny_model(folder / "model", max_position_embeddings=8192)
     for name in ("heads", "tails"):
         write_task(folder / "tasks", name)
     env = ENV.format(folder=folder, environment=environment, keep=keep)
     config = folder / "mini.toml"
-    config.write_text(CONFIG.format(folder=folder, steps=steps, env=env) + tail)
+    text = CONFIG + EVALUATIONS * evaluates
+    config.write_text(text.format(folder=folder, steps=steps, env=env) + tail)
     return config
 
 

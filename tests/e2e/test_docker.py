@@ -1,14 +1,13 @@
 """Real containers: the shipped tasks under Docker, and what a run leaves of them."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from harbortrainer.sandbox.docker import RUN_LABEL, RUN_VARIABLE
-from harbortrainer.tasks.check import check_tasks
-from harbortrainer.tasks.source import load_folder
+from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.tasks.task_check import check_tasks
+from harbortrainer.tasks.task_folder import load_folder
 
 SAMPLES = Path(__file__).parents[2] / "datasets" / "harbor_tasks"
 KINDS = {
@@ -22,21 +21,7 @@ def docker(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def why_not() -> str:
-    """Why no container can run here, empty when one can."""
-    if shutil.which("docker") is None:
-        return "there is no docker command"
-    if docker("info").returncode:
-        return "no Docker daemon answers"
-    if docker("compose", "version").returncode:
-        return "Compose v2 is not installed"
-    if docker("image", "inspect", "debian:12-slim").returncode:
-        return "the image debian:12-slim is not here (and tests pull nothing)"
-    return ""
-
-
-REASON = why_not()
-pytestmark = [pytest.mark.docker, pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=REASON)]
+pytestmark = [pytest.mark.docker, pytest.mark.e2e, pytest.mark.usefixtures("container")]
 
 
 def labelled(run: str) -> list[str]:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 from fakes import SOLVED, make_task
-from test_docker import REASON, docker
+from test_docker import docker
 
-from harbortrainer.sandbox.docker import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.trials import Outcome, TrialRecord, TrialSpec, run_trial
 from harbortrainer.trials.hooks import Event
 
-LABELLED = "harbortrainer.sandbox.docker:LabelledDocker"
+LABELLED = "harbortrainer.sandbox.labelled_docker:LabelledDocker"
 
-pytestmark = [pytest.mark.docker, pytest.mark.e2e, pytest.mark.skipif(bool(REASON), reason=REASON)]
+pytestmark = [pytest.mark.docker, pytest.mark.e2e, pytest.mark.usefixtures("container")]
 
 FORGERY = """#!/bin/bash
 echo 1 > /logs/verifier/reward.txt
@@ -38,6 +38,15 @@ async def test_a_forged_reward_in_a_container_does_not_count(tmp_path):
     left = {path.name for path in (Path(record.trial_dir) / "verifier").iterdir()}
     assert left == {"reward.txt", "seen", "test-stdout.txt"}
     assert (Path(record.trial_dir) / "verifier" / "seen").read_text().split() == ["test.sh"]
+
+
+async def test_auto_plays_in_docker_what_local_cannot_and_the_record_says_so(tmp_path):
+    task = make_task(tmp_path / "task")
+    (task / "environment/docker-compose.yaml").write_text("services: {main: {environment: {SIDE: '1'}}}\n")
+    record = await run_trial(
+        TrialSpec(task_dir=task, trials_dir=tmp_path / "trials", agent="oracle", environment_type="auto")
+    )
+    assert (record.reward, record.environment_type) == (1.0, "docker"), record.error
 
 
 async def test_a_container_that_is_killed_in_the_middle_is_a_sandbox_error(tmp_path, monkeypatch):

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
-from fakes import DONE, keys, make_task
+from fakes import DONE, SOLVED, keys, make_task
 from plugin_runs import config, most_at_once, play, play_one
 from scripted_engine import Answer, ScriptedEngine, by_turn
 from verifiers.v1.trace import Trace
@@ -64,6 +65,19 @@ async def test_the_turn_limit_keeps_the_verifiers_reward(tmp_path: Path, tokeniz
     assert (trace.reward, trace.num_turns, engine.calls) == (1.0, 3, 3)
 
 
+@pytest.mark.parametrize(
+    ("seat", "turns"), [({"max_turns": 3}, [3, 0]), ({"max_turns": 20, "harness": {"max_turns": 2}}, [2, 2])]
+)
+async def test_a_step_without_a_turn_is_told(tmp_path: Path, tokenizer_dir: Path, seat: dict, turns: list[int]) -> None:
+    make_task(tmp_path / "tasks" / "answer", steps={"first": SOLVED, "second": "echo 0 > /logs/verifier/reward.txt"})
+    with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", **seat), engine)
+    record = trace.info["harbor"]
+    assert (record["outcome"], [step["turns"] for step in record["steps"]]) == ("turn_limit", turns)
+    assert trace.metrics["steps_without_turn"] == turns.count(0)
+    assert (trace.reward, engine.calls) == (0.5, sum(turns))
+
+
 async def test_a_verifier_that_fails_after_the_turn_limit_is_no_success(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer", test=NO_REWARD)
     with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
@@ -73,6 +87,25 @@ async def test_a_verifier_that_fails_after_the_turn_limit_is_no_success(tmp_path
     assert trace.reward == 0 and not any(trace.rewards.values()), "no reward was recorded"
     assert engine.calls == 4, "it was tried once more"
     assert trace.num_turns == 2, "the tokens of two attempts do not meet in one trace"
+
+
+@pytest.mark.parametrize(
+    ("on_tampering", "outcome", "reward"),
+    [("flag", "completed", 1.0), ("zero", "completed", 0.0), ("drop", "tampered", 0)],
+)
+async def test_what_changed_tools_are_worth_is_the_users_choice(
+    tmp_path: Path, tokenizer_dir: Path, on_tampering: str, outcome: str, reward: float
+) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    cheats = by_turn([keys("mkdir -p /app; touch /app/answer; cp /bin/true /usr/local/bin/cat"), DONE, DONE])
+    env = config(tmp_path / "tasks", tmp_path / "trials", harness={"on_tampering": on_tampering})
+    with ScriptedEngine(tokenizer_dir, cheats) as engine:
+        trace = await play_one(env, engine)
+    record = trace.info["harbor"]
+    assert (record["outcome"], trace.reward, engine.calls) == (outcome, reward, 3), record
+    assert trace.ok is (on_tampering != "drop")
+    assert record["rewards"] == {"reward": 1.0}, "what the verifier gave is kept"
+    assert ["/usr/local/bin/cat was added" in said for said in record["changed_tools"]] == [True]
 
 
 async def test_an_engine_that_is_down_is_a_model_error(tmp_path: Path, tokenizer_dir: Path) -> None:
@@ -114,7 +147,9 @@ async def test_a_sandbox_that_cannot_start_is_retried_and_no_zero(tmp_path: Path
     make_task(tmp_path / "tasks" / "answer")
     harness = {"environment_type": "e2e_environments:WillNotStart"}
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        started = time.monotonic()
         trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness), engine)
+    assert time.monotonic() - started >= 1 + 2 + 4, "each retry waited"
     assert not trace.ok
     messages = [error.message for error in trace.errors]
     assert all(message.startswith("sandbox_error:") for message in messages)

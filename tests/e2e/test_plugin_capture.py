@@ -1,13 +1,20 @@
 """The same scripted episode through both captures: the same tokens, masks and log-probabilities, or no trace at all."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import DONE, SOLVED, keys, make_task
-from plugin_runs import config, play_one
+from plugin_runs import config, play, play_one, salted_sampling
+from renderers import Qwen3RendererConfig, RendererConfig
+from renderers.base import load_tokenizer
 from scripted_engine import Answer, Script, ScriptedEngine, by_turn
-from verifiers.v1.trace import Trace
+from verifiers.v1.trace import Trace, WireTrace
+
+from harbortrainer.engines.local.rollouts.rollout import samples_of
+from tiny_policy.prompts import episode
+from tiny_policy.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.e2e
 
@@ -35,10 +42,12 @@ async def through(capture: str, tmp_path: Path, engine: ScriptedEngine, **harnes
     return await play_one(env, engine)
 
 
-async def both(tmp_path: Path, tokenizer: Path, script: Script, **harness: Any) -> tuple[Trace, Trace]:
+async def both(
+    tmp_path: Path, tokenizer: Path, script: Script, chat_format: RendererConfig | None = None, **harness: Any
+) -> tuple[Trace, Trace]:
     """The same episode through both captures."""
     for _ in range(5):
-        with ScriptedEngine(tokenizer, script) as engine:
+        with ScriptedEngine(tokenizer, script, format=chat_format) as engine:
             intercepted = await through("interception", tmp_path, engine, **harness)
             seen = [sample.prompt_ids for sample in engine.samples]
             direct = await through("rollout_details", tmp_path, engine, **harness)
@@ -62,6 +71,43 @@ async def test_plain(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     traces = await both(tmp_path, tokenizer_dir, by_turn([ANSWER, DONE, DONE]))
     assert_equal(*traces, branches=1)
+
+
+async def test_calls_of_the_agents_own_carry_the_salt_too(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    with ScriptedEngine(tokenizer_dir, by_turn([ANSWER, DONE, DONE])) as engine:
+        harness = {"capture": "rollout_details", "vllm_base_url": f"{engine.url}/v1"}
+        env = config(tmp_path / "tasks", tmp_path / "trials", harness=harness)
+        (episode,) = await play(env, engine, sampling=salted_sampling("3"))
+    assert episode.ok, episode.errors
+    assert [(body["cache_salt"], body["top_k"]) for body in engine.requests] == [("3", 7)] * 3
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small tokenizer with Qwen3's special tokens and chat template."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    train_tokenizer([episode("Create the file /app/answer.", ["touch /app/answer"])]).save_pretrained(folder)
+    return folder
+
+
+async def test_echo_predicts_what_the_terminal_said_and_nothing_else(tmp_path: Path, qwen3: Path) -> None:
+    """Of a real trial: the bodies of the agent's messages after the first answer, no template, no answer, no task."""
+    make_task(tmp_path / "tasks" / "answer")
+    chat_format = Qwen3RendererConfig(thinking_retention="all")
+    script = by_turn([keys("echo it is $((6 * 7)); touch /app/answer", duration=1.0), "no JSON at all", DONE, DONE])
+    traces = await both(tmp_path, qwen3, script, chat_format)
+    assert_equal(*traces, branches=1)
+    tokenizer = load_tokenizer(str(qwen3))
+    said = [str(node.message.content) for node in traces[0].nodes if node.message.role == "user"][1:]
+    assert len(said) == 3
+    assert "it is 42" in said[0]
+    for trace in traces:
+        wired = WireTrace.model_validate(trace.model_dump(mode="json"))
+        (sample,) = samples_of(wired, {}, 1.0, {"user": 0.1}, task="", trial="")
+        runs = [list(run) for chosen, run in groupby(enumerate(sample.ce_weights or ()), lambda x: x[1] > 0) if chosen]
+        assert [tokenizer.decode([sample.token_ids[i] for i, _ in run]) for run in runs] == said
+        assert {weight for run in runs for _, weight in run} == {0.1}
 
 
 async def test_a_cut_answer(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from fakes import DONE, keys, make_task
-from plugin_runs import SAMPLING, client, config, most_at_once, served
+from plugin_runs import SAMPLING, client, config, most_at_once, salted_sampling, served
 from scripted_engine import ScriptedEngine, by_turn
+from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
 pytestmark = pytest.mark.e2e
@@ -39,6 +40,26 @@ async def test_two_workers_play_under_one_cap(tmp_path: Path, tokenizer_dir: Pat
         assert [branch.token_ids[i] for i in sampled] == [t for s in given[trace.id] for t in s.token_ids]
         assert [branch.logprobs[i] for i in sampled] == [p for s in given[trace.id] for p in s.logprobs]
     assert most_at_once(tmp_path / "trials") <= 3
+
+
+async def test_the_salt_of_a_policy_version_stands_where_vllm_reads_it(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    env = config(tmp_path / "tasks", tmp_path / "trials")
+    (task,) = load_taskset(resolve_env_config(env).taskset)
+    data = task.data.model_dump(mode="json")
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        relayed = EvalClientConfig(base_url=f"{engine.url}/v1")
+        async with served(env, workers=1) as server:
+            trained = await server.run(client(engine), engine.model, salted_sampling("3"), data)
+            asked = len(engine.requests)
+            evaluated = await server.run(relayed, engine.model, salted_sampling("4"), data)
+    assert trained.ok and evaluated.ok, [episode.traces[0].errors for episode in (trained, evaluated)]
+    training, evaluation = engine.requests[:asked], engine.requests[asked:]
+    assert [body["cache_salt"] for body in training] == ["3"] * 3
+    assert all("cache_salt" not in body["sampling_params"] for body in training)
+    assert all(body["sampling_params"]["top_k"] == 7 for body in training)
+    assert [(body["cache_salt"], body["top_k"]) for body in evaluation] == [("4", 7)] * 3
+    assert all("extra_body" not in body for body in evaluation)
 
 
 def test_verifiers_own_eval_command_runs_the_tasks(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -3,18 +3,27 @@
 from pathlib import Path
 
 import pytest
+from image_setup import needs_images
 
-from harbortrainer.tasks.check import check_tasks
-from harbortrainer.tasks.source import load_folder
+from harbortrainer.tasks.task_check import check_tasks
+from harbortrainer.tasks.task_folder import load_folder
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("folder", ["harbor_tasks", "quickstart/train", "quickstart/heldout"])
-async def test_oracle_reaches_the_top_reward_and_nop_does_not(folder: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "image"),
+    [
+        ("harbor_tasks", "host"),
+        pytest.param("harbor_tasks", "build", marks=needs_images),
+        ("quickstart/train", "host"),
+        ("quickstart/heldout", "host"),
+    ],
+)
+async def test_oracle_reaches_the_top_reward_and_nop_does_not(folder: str, image: str) -> None:
     tasks = load_folder(DATASETS / folder)
-    verdicts = await check_tasks(tasks, concurrency=4)
+    verdicts = await check_tasks(tasks, concurrency=4, environment_kwargs={"image": image})
     assert [v.task for v in verdicts] == [task.name for task in tasks]
     assert [v for v in verdicts if v.problem] == []
 

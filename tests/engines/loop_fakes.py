@@ -1,14 +1,19 @@
 """Small stand-ins for what the loop is given."""
 
+import itertools
 from collections.abc import Sequence
 
-from harbortrainer.engines.local.groups import Group
-from harbortrainer.engines.local.learner.sample import Sample
-from harbortrainer.engines.local.rollout import Rollout
-from harbortrainer.engines.local.schedule import Plan
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.rollouts.group import Group
+from harbortrainer.engines.local.rollouts.reward_proof import Witness
+from harbortrainer.engines.local.rollouts.rollout import Rollout
+from harbortrainer.engines.local.rollouts.schedule import Plan
+from harbortrainer.trials.outcome import Outcome
+
+NUMBERS = itertools.count()
 
 
-def sample(version: int = 0) -> Sample:
+def sample(version: int = 0, trial: str = "") -> Sample:
     """Three tokens, two of them sampled."""
     return Sample(
         token_ids=[1, 2, 3],
@@ -17,22 +22,27 @@ def sample(version: int = 0) -> Sample:
         versions=[0, version, version],
         temperature=1.0,
         advantage=0.0,
+        task_key="t",
+        trial_name=trial,
     )
 
 
 def rollout(reward: float | None, *, version: int = 0, outcome: str = "", error: str | None = None) -> Rollout:
     """A rollout with this reward; None is a sandbox that died."""
     failed = reward is None
+    trial = f"t__{next(NUMBERS)}"
     return Rollout(
         source="s",
         task="t",
         task_key="k",
-        outcome=outcome or ("sandbox_error" if failed else "completed"),
+        trial=trial,
+        outcome=Outcome(outcome or ("sandbox_error" if failed else "completed")),
         reward=reward,
-        samples=[] if failed else [sample(version)],
+        samples=[] if failed else [sample(version, trial)],
         version=None if failed else version,
         error=error or ("sandbox_error: no such namespace" if failed else None),
         total_tokens=0 if failed else 3,
+        witness=None if failed else Witness(trial, "completed", reward, {"reward": reward}, None, (0, 3, 0)),
     )
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from harbortrainer.engines.local.learner.advantage import TrialLength, group_advantages, prune
-from harbortrainer.engines.local.learner.sample import Sample
-from harbortrainer.engines.local.learner.settings import LengthPenalty
+from harbortrainer.config.algo_table import LengthPenalty
+from harbortrainer.engines.local.learner.training_sample import Sample, prune
+from harbortrainer.engines.local.rollouts.group import TrialLength, group_advantages
 
 
 def test_the_advantage_is_the_reward_minus_the_groups_mean():

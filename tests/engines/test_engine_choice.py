@@ -2,56 +2,56 @@
 
 import pytest
 
-from harbortrainer.engines.choice import Gpu, choose, find_gpus
-from harbortrainer.engines.prime_rl.place import Place
+from harbortrainer.engines.engine_choice import Gpu, choose, find_gpus
+from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.errors import UserError
 
 TWO = [Gpu("H100", 81559)] * 2
 
 
 @pytest.fixture
-def place(tmp_path):
+def checkout(tmp_path):
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "rl").write_text("")
-    return Place(tmp_path)
+    return Checkout(tmp_path)
 
 
-def test_auto_takes_prime_rl_with_its_environment_and_two_gpus(place):
-    choice = choose("auto", place, TWO)
+def test_auto_takes_prime_rl_with_its_environment_and_two_gpus(checkout):
+    choice = choose("auto", checkout, TWO)
     assert choice.engine == "prime-rl" and "2 GPUs" in choice.why
 
 
-def test_auto_takes_the_embedded_engine_with_one_gpu(place):
-    choice = choose("auto", place, TWO[:1])
+def test_auto_takes_the_embedded_engine_with_one_gpu(checkout):
+    choice = choose("auto", checkout, TWO[:1])
     assert choice.engine == "local" and "there is 1" in choice.why
 
 
 def test_auto_takes_the_embedded_engine_without_the_submodule(tmp_path):
-    assert "is empty" in choose("auto", Place(tmp_path / "prime-rl"), TWO).why
+    assert "is empty" in choose("auto", Checkout(tmp_path / "prime-rl"), TWO).why
 
 
-def test_auto_takes_the_embedded_engine_without_prime_rls_environment(place):
-    place.rl.unlink()
-    assert "environment is not there" in choose("auto", place, TWO).why
+def test_auto_takes_the_embedded_engine_without_prime_rls_environment(checkout):
+    checkout.rl.unlink()
+    assert "environment is not there" in choose("auto", checkout, TWO).why
 
 
-def test_auto_takes_the_embedded_engine_for_a_warm_up(place):
-    assert choose("auto", place, TWO, warmup=True).engine == "local"
+def test_auto_takes_the_embedded_engine_for_a_warm_up(checkout):
+    assert choose("auto", checkout, TWO, warmup=True).engine == "local"
 
 
-def test_auto_takes_prime_rl_on_a_cluster_whose_gpus_are_elsewhere(place):
-    assert choose("auto", place, [], cluster=True).engine == "prime-rl"
+def test_auto_takes_prime_rl_on_a_cluster_whose_gpus_are_elsewhere(checkout):
+    assert choose("auto", checkout, [], cluster=True).engine == "prime-rl"
 
 
-def test_what_is_asked_for_is_taken(place):
-    assert choose("local", place, TWO).engine == "local"
-    assert choose("prime-rl", place, []).engine == "prime-rl"
+def test_what_is_asked_for_is_taken(checkout):
+    assert choose("local", checkout, TWO).engine == "local"
+    assert choose("prime-rl", checkout, []).engine == "prime-rl"
 
 
-def test_an_engine_that_does_not_exist_is_told(place):
+def test_an_engine_that_does_not_exist_is_told(checkout):
     with pytest.raises(UserError, match="auto, prime-rl, local"):
-        choose("vllm", place, TWO)
+        choose("vllm", checkout, TWO)
 
 
 @pytest.mark.parametrize(("visible", "count"), [(None, 2), ("0", 1), ("", 0), ("-1", 0), ("0,1", 2)])

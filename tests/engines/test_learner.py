@@ -8,15 +8,15 @@ import torch
 from plain_sampler import PlainSampler
 from tiny_model import build_tiny_model
 
-from harbortrainer.engines.local.learner.advantage import group_advantages
-from harbortrainer.engines.local.learner.learner import Learner
-from harbortrainer.engines.local.learner.sample import Sample, SampleError
-from harbortrainer.engines.local.learner.settings import (
+from harbortrainer.config.trainer_table import (
     LinearScheduler,
     LoraSettings,
     LossSettings,
     OptimSettings,
 )
+from harbortrainer.engines.local.learner.learner import Learner
+from harbortrainer.engines.local.learner.training_sample import Sample, SampleError
+from harbortrainer.engines.local.rollouts.group import group_advantages
 from harbortrainer.errors import UserError
 
 PROMPT = [5, 6, 7, 8]
@@ -137,6 +137,31 @@ def test_only_what_has_an_advantage_trains(model):
     other.train(samples)
     assert metrics["samples/pruned"] >= 8
     assert all(torch.equal(learner.adapter()[n], w) for n, w in other.adapter().items())
+
+
+def told(samples: list[Sample]) -> list[Sample]:
+    """The same, and the last two tokens of the prompt are to be predicted."""
+    return [replace(s, ce_weights=[0.1 * (t in (2, 3)) for t in range(len(s))]) for s in samples]
+
+
+def test_echo_learns_to_predict_what_the_model_is_told_whatever_the_reward(model):
+    learner = make(model, optim=OptimSettings(lr=3e-2))
+    samples = [replace(s, advantage=0.0) for s in told(batch(model, learner))]
+    losses = [learner.train(samples)]
+    assert losses[0]["tokens/predicted"] == 16
+    assert losses[0]["tokens/trained"] == losses[0]["samples/pruned"] == 0
+    assert losses[0]["loss"] == pytest.approx(0.1 * losses[0]["nll/mean"], rel=1e-5)
+    assert losses[0]["proof/logprob_diff/max"] < 1e-4
+    fresh = batch(model, learner)
+    assert learner.train([replace(s, advantage=0.0) for s in told(fresh)])["nll/mean"] < losses[0]["nll/mean"]
+
+
+def test_what_is_predicted_leaves_the_figures_of_what_was_sampled_as_they_are(model):
+    samples = [s for s in batch(model, make(model)) if s.advantage != 0.0]
+    plain, echo = make(model).train(samples), make(model).train(told(samples))
+    for name in ("entropy/all/mean", "tokens/trained", "is_masked/mean", "proof/logprob_diff/mean", "staleness/mean"):
+        assert echo[name] == pytest.approx(plain[name], rel=1e-5)
+    assert echo["loss"] == pytest.approx(plain["loss"] + 0.1 * echo["nll/mean"], abs=1e-5)
 
 
 def test_a_batch_with_nothing_to_learn_is_refused(model):

@@ -5,10 +5,10 @@ import torch
 from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from harbortrainer.engines.local.learner.batch import fit, pack
-from harbortrainer.engines.local.learner.policy import Policy
-from harbortrainer.engines.local.learner.sample import Sample
-from harbortrainer.engines.local.learner.settings import LoraSettings
+from harbortrainer.config.trainer_table import LoraSettings
+from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
+from harbortrainer.engines.local.learner.micro_batch import fit, pack
+from harbortrainer.engines.local.learner.training_sample import Sample
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def gemma2(tmp_path):
 def test_padding_changes_no_log_probability(tmp_path, make, layers, budget):
     model = make(tmp_path).eval()
     expected = whole_model_logprobs(model, SAMPLES)
-    policy = Policy(model, LoraSettings(rank=2, target_modules=[layers]), device=CPU, seed=0)
+    policy = LoraPolicy(model, LoraSettings(rank=2, target_modules=[layers]), device=CPU, seed=0)
     for training in (False, True):
         found = packed_logprobs(policy, SAMPLES, budget, training)
         assert found.keys() == expected.keys()
@@ -80,7 +80,7 @@ def test_padding_changes_no_log_probability(tmp_path, make, layers, budget):
 
 def gradients(model, checkpointing: bool):
     lora = LoraSettings(rank=2, target_modules=["c_attn", "q_proj", "lm_head"])
-    policy = Policy(model, lora, device=CPU, seed=0, checkpointing=checkpointing)
+    policy = LoraPolicy(model, lora, device=CPU, seed=0, checkpointing=checkpointing)
     policy.set_adapter({n: torch.full_like(w, 0.01) for n, w in policy.adapter().items()})
     (batch,) = pack(SAMPLES, 1000, CPU)
     logprobs, _ = policy.logprobs(batch, training=True)

@@ -1,16 +1,18 @@
 """The proof stops a run when tokens and log-probabilities do not belong together, and says what and where."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from plain_sampler import PlainSampler
 from tiny_model import build_tiny_model
 
+from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
-from harbortrainer.engines.local.learner.proof import TOLERANCES, ProofError, match_completions
-from harbortrainer.engines.local.learner.sample import Sample
-from harbortrainer.engines.local.learner.settings import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.engines.local.learner.proof import TOLERANCES
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.sampler.ledger import Completion, match_completions
+from harbortrainer.errors import ProofError
 
 PROMPT = [9, 10, 11]
 LENGTH = 12
@@ -105,17 +107,10 @@ def test_float32_allows_a_thousandth():
     assert TOLERANCES[torch.float32].worst == 1e-3
 
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    token_ids: list[int]
-    logprobs: list[float]
-    version: int
-
-
 LEDGER = [
-    LedgerEntry([1, 2], [-0.5, -0.25], version=0),
-    LedgerEntry([3], [-1.0], version=0),
-    LedgerEntry([1, 2], [-0.75, -0.125], version=1),
+    Completion("s", "1", 4, (1, 2), (-0.5, -0.25), version=0),
+    Completion("s", "2", 4, (3,), (-1.0,), version=0),
+    Completion("s", "3", 4, (1, 2), (-0.75, -0.125), version=1),
 ]
 
 

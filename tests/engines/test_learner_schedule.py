@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
-from harbortrainer.engines.local.learner.schedule import learning_rate
-from harbortrainer.engines.local.learner.settings import ConstantScheduler, CosineScheduler, LinearScheduler
+from harbortrainer.config.trainer_table import ConstantScheduler, CosineScheduler, LinearScheduler, require_fit
+from harbortrainer.engines.local.learner.learner import learning_rate
 
 PEAK = 0.5
 
@@ -64,9 +64,10 @@ def test_cosine_ends_at_the_run():
 )
 def test_a_schedule_that_does_not_fit_the_run_is_refused(scheduler, max_steps):
     with pytest.raises(ValueError, match="scheduler"):
-        learning_rate(0, scheduler, peak=PEAK, max_steps=max_steps)
+        require_fit(scheduler, max_steps)
 
 
 def test_warm_up_alone_needs_no_end():
     scheduler = LinearScheduler(warmup_steps=2, decay_steps=0)
+    require_fit(scheduler, None)
     assert learning_rate(99, scheduler, peak=PEAK, max_steps=None) == PEAK

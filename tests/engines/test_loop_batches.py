@@ -3,9 +3,9 @@
 import pytest
 from loop_fakes import group_of
 
-from harbortrainer.engines.local.batches import MAX_EMPTY_BATCHES, MAX_LOST_BATCHES, Batches
-from harbortrainer.engines.local.staleness import OffPolicyBound
-from harbortrainer.engines.local.stop import RunStoppedError
+from harbortrainer.engines.local.rollouts.batch import MAX_EMPTY_BATCHES, MAX_LOST_BATCHES, Batches, OffPolicyBound
+from harbortrainer.errors import RunStoppedError
+from harbortrainer.trials.outcome import Outcome
 
 
 def batches(size: int = 4, bound: int = 1) -> Batches:
@@ -29,7 +29,7 @@ def test_a_lost_group_does_not_fill_a_batch_but_is_counted_as_arrived():
     it.add(group_of([1.0, 0.0]))
     batch = it.cut(1)
     assert len(batch.samples) == 4
-    assert [r.outcome for r in batch.arrived].count("sandbox_error") == 2
+    assert [r.outcome for r in batch.rollouts].count(Outcome.sandbox_error) == 2
 
 
 def test_a_group_that_grew_too_old_is_dropped_and_counted():
@@ -49,7 +49,7 @@ def test_rollouts_of_empty_batches_are_reported_with_the_next_step():
     assert it.cut(1).samples == []
     it.add(group_of([1.0, 0.0]))
     batch = it.cut(1)
-    assert len(batch.arrived) == 4
+    assert len(batch.rollouts) == 4
     assert batch.empty_batches == 1
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 import pytest
 from loop_fakes import rollout
 
-from harbortrainer.engines.local.batches import Batches
-from harbortrainer.engines.local.collector import Collector
-from harbortrainer.engines.local.learner.proof import ProofError
-from harbortrainer.engines.local.rollout import Rollout
-from harbortrainer.engines.local.schedule import Schedule
-from harbortrainer.engines.local.staleness import OffPolicyBound
+from harbortrainer.config.algo_table import Algo
+from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound
+from harbortrainer.engines.local.rollouts.collection import Collector
+from harbortrainer.engines.local.rollouts.rollout import Rollout
+from harbortrainer.engines.local.rollouts.schedule import Schedule
+from harbortrainer.errors import ProofError
+from harbortrainer.trials.outcome import Outcome
 
 
 @dataclass
@@ -20,7 +21,10 @@ class OneSource:
 
     name: str = "s"
     group_size: int = 2
-    penalty: None = None
+    algo: Algo = field(default_factory=Algo)
+
+    def rollout(self, index: int) -> Rollout:
+        return Rollout(source=self.name, task=str(index), outcome=Outcome.agent_error)
 
 
 @dataclass
@@ -33,7 +37,7 @@ class SlowPlayer:
     ended: int = 0
     failing: bool = False
 
-    async def play(self, source: OneSource, index: int, *, seed: int | None = None) -> Rollout:
+    async def play(self, stream: OneSource, index: int, *, seed: int | None = None) -> Rollout:
         self.started += 1
         version = self.version
         await self.permits.acquire()
@@ -44,15 +48,14 @@ class SlowPlayer:
 class ForgedTokens(SlowPlayer):
     """Brings back tokens that nobody sampled."""
 
-    async def play(self, source: OneSource, index: int, *, seed: int | None = None) -> Rollout:
+    async def play(self, stream: OneSource, index: int, *, seed: int | None = None) -> Rollout:
         raise ProofError("not what the engine sampled")
 
 
 def collector(player: SlowPlayer, *, bound: int = 1, last_step: int | None = None) -> Collector:
     schedule = Schedule({"s": 4}, {"s": 1.0}, seed=0)
     batches = Batches(batch_size=4, bound=OffPolicyBound(bound))
-    sources = {"s": OneSource()}
-    return Collector(sources, schedule, batches, player, step=0, last_step=last_step)  # ty: ignore[invalid-argument-type]
+    return Collector({"s": OneSource()}, schedule, batches, player, step=0, last_step=last_step)  # ty: ignore[invalid-argument-type]
 
 
 def let(player: SlowPlayer, rollouts: int) -> None:
@@ -122,7 +125,7 @@ async def test_a_lost_group_is_replaced():
     let(player, 4)
     batch = await asyncio.wait_for(it.batch(1), 5)
     assert len(batch.groups) == 2
-    assert [r.outcome for r in batch.arrived].count("sandbox_error") == 2
+    assert [r.outcome for r in batch.rollouts].count(Outcome.sandbox_error) == 2
     await it.stop()
 
 
@@ -133,8 +136,9 @@ async def test_a_group_in_flight_that_grew_too_old_is_cancelled_and_counted():
     await settle()
     it.next_step = 2
     await it.new_version(1)
-    assert it.batches.dropped == 4
-    assert [r.outcome for r in it.batches.arrived] == ["cancelled"] * 4
+    dropped = it.batches.arrived
+    assert [group.too_old for group in dropped] == [True, True]
+    assert [r.outcome for group in dropped for r in group.rollouts] == ["cancelled"] * 4
     assert {group.version for group in it.in_flight.values()} == {1}
     await it.stop()
 
@@ -151,7 +155,7 @@ async def test_a_stop_leaves_no_task_behind():
     it.fill()
     await settle()
     await it.stop()
-    assert it.tasks == {}
+    assert it.in_flight == {}
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
@@ -162,5 +166,5 @@ async def test_outstanding_tasks_are_those_a_resume_plays_again():
     await settle()
     plans = it.plans()
     assert len(plans) == 4
-    assert it.schedule.state(plans)["again"] == [[plan.source, plan.index] for plan in plans]
+    assert it.schedule.state(plans)["again"] == plans
     await it.stop()

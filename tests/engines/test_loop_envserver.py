@@ -7,11 +7,9 @@ import textwrap
 import psutil
 import pytest
 
-from harbortrainer.config.orchestrator import OrchestratorConfig
-from harbortrainer.engines.local.environments import plan_servers, server_key
-from harbortrainer.engines.local.envserver import EnvServer
-from harbortrainer.engines.local.stop import RunStoppedError
-from harbortrainer.errors import UserError
+from harbortrainer.config.orchestrator_table import OrchestratorConfig
+from harbortrainer.engines.local.env_server import EnvServer, plan_servers, server_key
+from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.folder import RunFolder
 
 STATIC = {"pool": {"type": "static", "num_workers": 1}}
@@ -33,8 +31,8 @@ def test_sources_that_differ_in_their_tasks_alone_share_a_server(tmp_path):
 
 
 def test_other_peoples_environments_share_nothing():
-    one, other = ({"taskset": {"id": "gsm8k", "split": split}} for split in ("train", "test"))
-    assert server_key(one, STATIC) != server_key(other, STATIC)
+    one, other = config(*({"taskset": {"id": "gsm8k", "split": split}} for split in ("train", "test"))).train.source
+    assert server_key(one) != server_key(other)
 
 
 def test_tokens_that_cannot_be_told_apart_are_refused(tmp_path):
@@ -55,7 +53,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
     parent = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from harbortrainer.engines.local.envserver import EnvServer
+        from harbortrainer.engines.local.env_server import EnvServer
         server = EnvServer("s", {env(str(tmp_path))!r}, {STATIC!r}, log=Path({str(tmp_path / "log")!r}), variables={{}})
         server.start()
         print(server.address(), server.process.pid, flush=True)

@@ -1,10 +1,11 @@
 """Evaluation: the same rollouts and seeds every time, and honest means."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loop_fakes import rollout
 
-from harbortrainer.engines.local.evaluation import due, eval_metrics, pass_at_k, plan_evaluation, result_of
+from harbortrainer.engines.local.evaluation import due, eval_metrics, plan_evaluation, result_of
+from harbortrainer.estimates.interval import mean_reward
 
 
 @dataclass
@@ -29,8 +30,15 @@ def test_every_rollout_of_an_evaluation_has_its_own_seed_and_they_repeat():
 
 def test_a_failed_trial_is_left_out_of_the_mean():
     result = result_of([rollout(1.0), rollout(0.0), rollout(None)])
-    assert (result.mean_reward, result.n) == (0.5, 2)
-    assert result.stderr == 0.5
+    assert (result.mean_reward, result.n, result.tasks) == (0.5, 2, 1)
+
+
+def test_an_evaluation_of_the_engine_reports_what_the_command_reports():
+    rollouts = [replace(rollout(reward), task_key=task) for task, reward in (("a", 1.0), ("a", 0.0), ("b", 0.0))]
+    result, estimate = result_of(rollouts), mean_reward({"a": [1.0, 0.0], "b": [0.0]})
+    assert (result.mean_reward, result.stderr) == (0.25, 0.25)  # a trial-weighted mean would be 1/3
+    assert (result.low, result.high, result.n) == (estimate.low, estimate.high, 3)
+    assert str(result) == "0.250 [0.000, 1.000] (2 tasks, 3 trials)"
 
 
 def test_no_graded_trial_has_no_mean():
@@ -40,7 +48,7 @@ def test_no_graded_trial_has_no_mean():
 def test_metrics_name_the_source_and_the_outcomes():
     numbers = eval_metrics([rollout(1.0), rollout(None)], {"s": 1})
     assert numbers["eval/s/all/agent/avg@1"] == 1.0
-    assert numbers["eval/s/all/agent/outcome/sandbox_error"] == 0.5
+    assert numbers["eval/s/all/agent/metrics/outcome_sandbox_error/mean"] == 0.5
 
 
 def test_each_source_is_due_at_its_own_interval():
@@ -48,9 +56,10 @@ def test_each_source_is_due_at_its_own_interval():
 
 
 def test_pass_at_k_counts_a_task_as_solved_when_one_of_k_trials_solves_it():
-    numbers = pass_at_k([rollout(reward) for reward in (1.0, 0.0, 0.0, 0.0)])
-    assert numbers == {"pass@1": 0.25, "pass@2": 0.5, "pass@4": 1.0}
+    numbers = eval_metrics([rollout(reward) for reward in (1.0, 0.0, 0.0, 0.0)], {"s": 4})
+    passes = {name.rpartition("/")[2]: value for name, value in numbers.items() if "pass" in name}
+    assert passes == {"pass@1": 0.25, "pass@2": 0.5, "pass@4": 1.0, "pass^1": 0.25, "pass^2": 0.0, "pass^4": 0.0}
 
 
 def test_partial_rewards_have_no_pass_at_k():
-    assert pass_at_k([rollout(0.5)]) == {}
+    assert not any("pass" in name for name in eval_metrics([rollout(0.5)], {"s": 1}))

@@ -3,10 +3,11 @@
 import pytest
 from loop_fakes import group_of, rollout
 
-from harbortrainer.engines.local.groups import Group, GroupState
-from harbortrainer.engines.local.learner.settings import LengthPenalty
-from harbortrainer.engines.local.rollout import outcome_shares
-from harbortrainer.engines.local.schedule import Plan
+from harbortrainer.config.algo_table import Algo, LengthPenalty
+from harbortrainer.engines.local.rollouts.group import Group, GroupState
+from harbortrainer.engines.local.rollouts.rollout import outcome_shares
+from harbortrainer.engines.local.rollouts.schedule import Plan
+from harbortrainer.trials.outcome import Outcome
 
 
 def test_a_group_goes_from_planned_to_finished():
@@ -56,12 +57,13 @@ def test_a_group_is_as_old_as_its_oldest_token():
 
 def test_outcome_shares_add_up():
     shares = outcome_shares([rollout(1.0), rollout(None), rollout(None), rollout(0.0)])
-    assert shares == {"completed": 0.5, "sandbox_error": 0.5}
+    assert shares.keys() == set(Outcome)
+    assert {name: share for name, share in shares.items() if share} == {"completed": 0.5, "sandbox_error": 0.5}
 
 
 def test_a_length_penalty_makes_the_shorter_of_two_equal_trials_better():
     group = group_of([1.0, 1.0])
     group.rollouts[0].output_tokens, group.rollouts[1].output_tokens = 1, 2
-    group.penalty = LengthPenalty()
+    group.algo = Algo(length_penalty=LengthPenalty())
     short, long = group.advantages()
     assert short > 0 > long

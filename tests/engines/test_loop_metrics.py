@@ -5,10 +5,9 @@ import math
 import pytest
 from loop_fakes import group_of
 
-from harbortrainer.engines.local.batches import Batches
-from harbortrainer.engines.local.metrics import batch_metrics, distribution
-from harbortrainer.engines.local.staleness import OffPolicyBound
-from harbortrainer.engines.local.stopwatch import Stopwatch
+from harbortrainer.config.monitors_table import Prices
+from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound
+from harbortrainer.engines.local.step_metrics import Stopwatch, batch_metrics, cost_metrics, distribution
 
 
 def test_a_distribution_interpolates_its_percentiles():
@@ -24,11 +23,12 @@ def test_a_step_tells_outcomes_rewards_and_age_apart():
     batches.add(group_of([1.0, 0.0], version=1))
     batches.add(group_of([1.0, 1.0], version=2))
     numbers = batch_metrics(batches.cut(3), bound)
-    assert numbers["train/agg/all/outcome/sandbox_error"] == pytest.approx(1 / 3)
-    assert numbers["train/agg/effective/agent/reward/mean"] == 0.75
+    assert numbers["train/agg/all/agent/metrics/outcome_sandbox_error/mean"] == pytest.approx(1 / 3)
+    assert numbers["train/agg/all/agent/reward/mean"] == 0.75
+    assert numbers["train/agg/effective/agent/reward/mean"] == 0.5
     assert numbers["train/agg/all/agent/solved_all"] == 0.5
-    assert (numbers["off_policy/mean"], numbers["off_policy/max"]) == (0.5, 1.0)
-    assert numbers["batch/samples"] == 2.0
+    assert (numbers["off_policy/mean"], numbers["off_policy/max"]) == (1.0, 1.0)
+    assert numbers["progress/trained"] == 2.0
     assert numbers["progress/rollouts"] == 6.0
 
 
@@ -47,3 +47,13 @@ def test_rates_are_those_since_the_last_step():
     watch.rates({"sampled_tokens": 100.0, "busy_s": 1.0})
     rates = watch.rates({"sampled_tokens": 400.0, "busy_s": 2.0})
     assert rates["perf/sampled_tokens_per_s"] == 300.0
+
+
+def test_a_step_costs_what_every_trial_of_it_cost_by_the_task_that_was_solved():
+    rollouts = [*group_of([1.0, 0.5, None], version=1).rollouts, *group_of([0.0, None], version=1).rollouts]
+    for rollout in rollouts:
+        rollout.metrics = {"tokens_prompt": 1000.0, "tokens_completion": 100.0}
+    prices = Prices(prompt=2.0, sampled=10.0, hour=3.6)
+    cost = 5 * (1000 * 2 + 100 * 10) / 1e6 + 60 * 3.6 / 3600
+    assert cost_metrics(rollouts, prices, 60.0) == pytest.approx({"cost/step": cost, "cost/solved_task": cost})
+    assert cost_metrics(rollouts[-2:], prices, 0.0) == pytest.approx({"cost/step": 0.006})

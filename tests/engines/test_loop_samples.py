@@ -1,11 +1,14 @@
 """From verifiers' episode to samples: branches, shared nodes, versions, and the identity of every trained token."""
 
 import pytest
+from sabotages import drop_turn
 from verifiers.v1.episode import WireEpisode
 
-from harbortrainer.engines.local.learner.proof import ProofError
+from harbortrainer.engines.local.rollouts.rollout import Rollout, finished
 from harbortrainer.engines.local.sampler.ledger import Completion
-from harbortrainer.engines.local.samples import blame, outcome_in, rollout_of
+from harbortrainer.environment.episode_end import blame, outcome_in
+from harbortrainer.errors import ProofError
+from harbortrainer.trials.outcome import Outcome
 
 
 def node(parent, tokens, sampled=0, logprobs=()):
@@ -33,7 +36,7 @@ LEDGER = [
 ]
 
 
-def episode(nodes, *, ok=True, record=None, reward=1.0, errors=()):
+def episode(nodes, *, ok=True, record=None, reward=1.0, errors=(), calls=()):
     task = {"type": "T", "data": {"name": "fix"}, "key": "k"}
     trace = {
         "id": "t",
@@ -44,12 +47,14 @@ def episode(nodes, *, ok=True, record=None, reward=1.0, errors=()):
         "rewards": {"reward": {"score": reward}} if reward is not None else {},
         "info": {"harbor": record} if record else {},
         "errors": list(errors),
+        "calls": list(calls),
     }
     return WireEpisode.model_validate({"task": task, "ok": ok, "traces": [trace]})
 
 
-def build(episode, ledger=LEDGER, seq_len=100):
-    return rollout_of(episode, ledger, source="s", task="fix", task_key="k", temperature=1.0, seq_len=seq_len)
+def build(episode, ledger=LEDGER, seq_len=100, roles=()):
+    played = Rollout(source="s", task="fix", task_key="k", outcome=Outcome.agent_error)
+    return finished(played, episode, ledger, temperature=1.0, seq_len=seq_len, roles=dict(roles))
 
 
 def test_one_branch_is_one_sample_with_the_version_of_each_turn():
@@ -59,7 +64,38 @@ def test_one_branch_is_one_sample_with_the_version_of_each_turn():
     assert [i for i, m in enumerate(sample.mask) if m] == [3, 4, 8]
     assert [sample.versions[i] for i in (3, 4, 8)] == [4, 4, 5]
     assert [sample.logprobs[i] for i in (3, 4, 8)] == [-0.1, -0.2, -0.3]
-    assert (rollout.version, rollout.newest_version, rollout.reward) == (4, 5, 1.0)
+    assert (rollout.version, rollout.reward) == (4, 1.0)
+
+
+ECHO = {"user": 0.5}.items()
+
+
+def told(parent, tokens, body):
+    """A message of the user's whose body is known."""
+    return node(parent, tokens) | {"is_content": body}
+
+
+def test_what_the_model_is_told_after_its_first_answer_is_to_be_predicted():
+    (sample,) = build(episode(CHAIN), roles=ECHO).samples
+    assert sample.ce_weights == [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0]
+    assert build(episode(CHAIN)).samples[0].ce_weights is None
+    assert build(episode(CHAIN), roles={"tool": 0.1}.items()).samples[0].ce_weights is None
+
+
+def test_of_a_message_only_the_body_is_to_be_predicted():
+    chain = [*CHAIN[:2], told(1, [4, 5], [False, True]), CHAIN[3]]
+    (sample,) = build(episode(chain), roles=ECHO).samples
+    assert sample.ce_weights == [0, 0, 0, 0, 0, 0, 0.5, 0, 0]
+
+
+def test_what_branches_share_is_predicted_once_and_what_is_cut_is_not():
+    fork = [*CHAIN, node(2, [8, 13], 1, [-0.4])]
+    ledger = [*LEDGER, Completion("t", "r3", 8, (13,), (-0.4,), 6)]
+    one, other = build(episode(fork), ledger, roles=ECHO).samples
+    assert one.ce_weights == [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0]
+    assert other.ce_weights is None
+    (cut,) = build(episode(CHAIN), seq_len=5, roles=ECHO).samples
+    assert cut.ce_weights is None
 
 
 def test_a_node_that_branches_share_trains_once():
@@ -72,8 +108,11 @@ def test_a_node_that_branches_share_trains_once():
 
 
 def test_a_sample_is_cut_at_seq_len():
-    (sample,) = build(episode(CHAIN), seq_len=4).samples
-    assert sample.token_ids == [1, 2, 3, 10]
+    cut = build(episode(CHAIN), seq_len=4)
+    assert cut.samples[0].token_ids == [1, 2, 3, 10]
+    assert (cut.cut_samples, cut.cut_tokens) == (1, 2)
+    whole = build(episode(CHAIN), seq_len=9)
+    assert (whole.cut_samples, whole.cut_tokens) == (0, 0)
 
 
 def test_a_token_the_sampler_did_not_sample_is_refused():
@@ -94,6 +133,42 @@ def test_a_turn_behind_another_prompt_is_refused():
         build(episode(longer))
 
 
+TURNS = [*CHAIN, node(3, [7, 8]), node(4, [9, 13], 1, [-0.5])]
+CALLS = [{"node": 1}, {"node": 3}, {"node": 5}]
+ANSWERS = [*LEDGER, Completion("t", "r3", 12, (13,), (-0.5,), 5)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        (1, "a turn stands after 3 tokens in the trace, but the engine sampled it after 8"),
+        (3, "a turn stands after 8 tokens in the trace, but the engine sampled it after 12"),
+        (5, "the engine gave 1 answers in this trial that are no turn of its trace"),
+    ],
+)
+def test_a_turn_that_is_missing_is_refused(turn, message):
+    whole = episode(TURNS, calls=CALLS)
+    assert len(build(whole, ANSWERS).samples) == 1
+    drop_turn(whole.traces[0], turn)
+    with pytest.raises(ProofError, match=message):
+        build(whole, ANSWERS)
+
+
+def test_an_answer_that_came_too_late_is_no_missing_turn():
+    late = [{"node": 1}, {"node": 3}, {"node": None}]
+    assert len(build(episode(CHAIN, calls=late), ANSWERS).samples) == 1
+    with pytest.raises(ProofError, match="A turn is missing"):
+        build(episode(CHAIN, calls=late[:2]), ANSWERS)
+
+
+def test_a_phase_that_its_clock_ended_may_have_cut_off_one_answer():
+    record = {"outcome": "agent_timeout", "task": "fix", "reward": 1.0}
+    assert len(build(episode(CHAIN, record=record, calls=CALLS[:2]), ANSWERS).samples) == 1
+    twice = [*ANSWERS, Completion("t", "r4", 20, (14,), (-0.5,), 5)]
+    with pytest.raises(ProofError, match=r"gave 2 answers .* knows of 1"):
+        build(episode(CHAIN, record=record, calls=CALLS[:2]), twice)
+
+
 def test_a_failed_trial_has_no_sample_and_no_reward():
     record = {"outcome": "sandbox_error", "task": "fix", "trial_name": "fix__1"}
     error = {"type": "TrialFailedError", "message": "sandbox_error: it died"}
@@ -110,7 +185,7 @@ def test_a_trace_that_is_not_ok_never_trains_whatever_its_record_says():
 
 
 def test_a_limit_trains_with_the_verifiers_reward():
-    rollout = build(episode(CHAIN, record={"outcome": "turn_limit", "task": "fix"}, reward=0.0))
+    rollout = build(episode(CHAIN, record={"outcome": "turn_limit", "task": "fix", "reward": 0.0}, reward=0.0))
     assert (rollout.outcome, rollout.reward, len(rollout.samples)) == ("turn_limit", 0.0, 1)
 
 
@@ -118,7 +193,7 @@ def test_an_episode_without_a_trace_is_a_failure():
     empty = WireEpisode.model_validate(
         {"task": {"type": "T", "data": {}}, "errors": [{"type": "E", "message": "boom"}]}
     )
-    assert blame(empty) == {"outcome": "agent_error", "error": "E: boom"}
+    assert blame(empty, None) == ("agent_error", "E: boom")
 
 
 @pytest.mark.parametrize(

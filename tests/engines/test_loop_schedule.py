@@ -1,6 +1,6 @@
 """The schedule: every task once an epoch, repeatable, and nothing lost by a stop."""
 
-from harbortrainer.engines.local.schedule import Plan, Schedule
+from harbortrainer.engines.local.rollouts.schedule import Plan, Schedule
 
 
 def drawn(schedule: Schedule, count: int) -> list[Plan]:
@@ -37,5 +37,5 @@ def test_a_resume_draws_lost_tasks_first_and_then_goes_on():
 
 def test_a_task_that_is_gone_is_not_drawn_again():
     schedule = Schedule({"s": 2}, {"s": 1.0}, seed=1)
-    schedule.restore({"drawn": {"s": 0}, "again": [["s", 7], ["gone", 0]]})
+    schedule.restore({"drawn": {"s": 0}, "again": [("s", 7), ("gone", 0)]})
     assert schedule.again == []

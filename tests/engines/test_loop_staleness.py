@@ -2,7 +2,7 @@
 
 import pytest
 
-from harbortrainer.engines.local.staleness import OffPolicyBound
+from harbortrainer.engines.local.rollouts.batch import OffPolicyBound
 
 
 def test_staleness_counts_versions_between_sampling_and_training():

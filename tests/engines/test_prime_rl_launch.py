@@ -8,29 +8,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+from task_sets import make_task
 
 from harbortrainer.config.reader import read
 from harbortrainer.engines.prime_rl import command
+from harbortrainer.engines.prime_rl.attempt import LOG
+from harbortrainer.engines.prime_rl.checkout import SOURCE, Checkout
 from harbortrainer.engines.prime_rl.cleanup import clean_up, end_processes
-from harbortrainer.engines.prime_rl.place import SOURCE, Place
+from harbortrainer.engines.prime_rl.failure_report import report
 from harbortrainer.engines.prime_rl.remote import end_remote
-from harbortrainer.engines.prime_rl.report import report
-from harbortrainer.engines.prime_rl.start import LOG, start
+from harbortrainer.engines.prime_rl.start import LOCK, start
 from harbortrainer.errors import UserError
-from harbortrainer.sandbox.names import environment_config
+from harbortrainer.runs.ingredients import Ingredients
+from harbortrainer.runs.run_lock import RunLock
+from harbortrainer.sandbox.environment_types import environment_config
+from harbortrainer.tasks.task_folder import load_task
 
-RUN_FILE = """
-output_dir = "{outputs}"
-{more}
-[run]
-name = "r"
-[trainer.model.lora]
-[orchestrator]
-batch_size = 8
-group_size = 4
-[[orchestrator.train.source]]
-env = {{ taskset = {{ id = "harbor_env" }} }}
-"""
 TELL = "import os, sys, json; print(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}))"
 FAIL = "import sys; print('ERROR Error: Orchestrator failed with exit code 137'); sys.exit(1)"
 DRIVER = """
@@ -38,10 +31,10 @@ import sys
 from pathlib import Path
 from harbortrainer.config.reader import read
 from harbortrainer.engines.prime_rl import command
-from harbortrainer.engines.prime_rl.place import Place
+from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.engines.prime_rl.start import start
 command.find_uv = lambda: None
-sys.exit(start(read(sys.argv[1]), Place(Path(sys.argv[2])), [], grace_s=float(sys.argv[3])))
+sys.exit(start(read(sys.argv[1]), Checkout(Path(sys.argv[2])), [], grace_s=float(sys.argv[3])))
 """
 WAIT = """
 import signal, sys, time
@@ -63,36 +56,9 @@ print('left one behind', flush=True)
 """
 
 
-@pytest.fixture
-def run_file(tmp_path):
-    def write(more: str = "") -> Path:
-        path = tmp_path / "run.toml"
-        path.write_text(RUN_FILE.format(outputs=tmp_path / "outputs", more=more))
-        return path
-
-    return write
-
-
-@pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """A checkout of Prime-RL whose `rl` runs the code given; started directly, without uv."""
-    monkeypatch.setattr(command, "find_uv", lambda: None)
-
-    def make(code: str) -> Place:
-        root = tmp_path / "prime-rl"
-        (root / ".venv" / "bin").mkdir(parents=True)
-        (root / "pyproject.toml").write_text("")
-        program = root / ".venv" / "bin" / "rl"
-        program.write_text(f"#!{sys.executable}\n{code}\n")
-        program.chmod(0o755)
-        return Place(root)
-
-    return make
-
-
-def drive(path: Path, place: Place, grace_s: float = 10) -> subprocess.Popen[str]:
+def drive(path: Path, checkout: Checkout, grace_s: float = 10) -> subprocess.Popen[str]:
     """The launcher as a process of its own, to be sent signals."""
-    words = [sys.executable, "-c", DRIVER, str(path), str(place.root), str(grace_s)]
+    words = [sys.executable, "-c", DRIVER, str(path), str(checkout.root), str(grace_s)]
     env = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
@@ -129,6 +95,7 @@ def test_the_plugin_is_on_the_path_and_dotenv_is_loaded(run_file, stand_in, tmp_
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(SOURCE)
     assert env["WANDB_API_KEY"] == "secret" and env["ALREADY"] == "from-shell"
     assert env["HARBORTRAINER_RUN"].startswith("r-")
+    assert env["SPT_NOENV"] == "1", "a process that renames itself would overwrite the variable before"
     assert env["HARBORTRAINER_TRIALS_DIR"] == str(tmp_path / "outputs" / "r" / "trials")
     assert env["PATH"].split(os.pathsep)[0].endswith(".venv/bin")
 
@@ -157,12 +124,44 @@ def test_an_old_file_reaches_rl_in_todays_spelling(stand_in, tmp_path):
     assert path.read_text().startswith("output_dir")
 
 
+def test_a_run_says_what_it_trains_on_and_a_resume_is_held_to_it(run_file, stand_in, tmp_path):
+    task = make_task(tmp_path / "tasks" / "one")
+    path, checkout = run_file(tasks=tmp_path / "tasks"), stand_in(TELL)
+    start(read(path), checkout, [])
+    made_of = Ingredients.model_validate_json((tmp_path / "outputs/r/configs/made_of.json").read_text())
+    ((source, tasks),) = made_of.tasks.items()
+    assert tasks == {"one": load_task(task).key}
+    assert made_of.origins[source].source == str(tmp_path / "tasks")
+    assert start(read(path), checkout, [], resume=True) == 0
+    (task / "instruction.md").write_text("Do something else.")
+    with pytest.raises(UserError, match="have changed since this run was started: one is another"):
+        start(read(path), checkout, [], resume=True)
+
+
 def test_clean_deletes_the_earlier_run_before_the_log_lies_in_it(run_file, stand_in, tmp_path):
     old = tmp_path / "outputs" / "r" / "checkpoints"
     old.mkdir(parents=True)
     start(read(run_file("clean = true")), stand_in(TELL), [])
     assert not old.exists()
     assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"][-1] == "--no-clean"
+
+
+@pytest.mark.parametrize("more", [{}, {"resume": True}, {"clean": True}])
+def test_a_folder_that_another_run_writes_into_is_refused(run_file, stand_in, tmp_path, more):
+    run_dir, options = tmp_path / "outputs" / "r", dict(more)
+    path = run_file("clean = true" if options.pop("clean", False) else "")
+    prime_rl = stand_in(WAIT.format(polite=True))
+    first = drive(path, prime_rl)
+    try:
+        wait_for(first, "ready")
+        before = sorted(run_dir.rglob("*"))
+        with pytest.raises(UserError, match=f"process {first.pid} on") as refused:
+            start(read(path), prime_rl, [], **options)
+        assert str(run_dir) in str(refused.value) and sorted(run_dir.rglob("*")) == before, "nothing was touched"
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.wait(30)
+    RunLock(run_dir, LOCK).release()
 
 
 def test_the_exit_code_is_the_childs_and_its_last_lines_are_shown(run_file, stand_in, tmp_path, capfd):
@@ -311,7 +310,7 @@ def test_sandboxes_carry_the_runs_label(monkeypatch):
 
 def test_without_prime_rl_nothing_is_started_or_written(run_file, tmp_path):
     with pytest.raises(UserError, match="git submodule update"):
-        start(read(run_file()), Place(tmp_path / "prime-rl"), [])
+        start(read(run_file()), Checkout(tmp_path / "prime-rl"), [])
     assert not (tmp_path / "outputs").exists()
 
 
@@ -338,5 +337,5 @@ def test_the_log_of_an_env_server_is_found(tmp_path):
 
 def test_uv_is_used_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "find_uv", lambda: "/opt/uv")
-    words = command.build(Place(tmp_path), Path("a.toml"), ["--x", "1"])
+    words = command.build(Checkout(tmp_path), Path("a.toml"), ["--x", "1"])
     assert words == ["/opt/uv", "run", "--project", str(tmp_path), "--no-sync", "rl", "@", "a.toml", "--x", "1"]

@@ -8,7 +8,7 @@ from sampler_setup import Reference, generate, logprobs_of, random_prompt
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.local.sampler.attention import make_plan
+from harbortrainer.engines.local.sampler.ragged_attention import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,9 @@ def _choices(url: str, prompt: list[int], **sampling) -> list[dict]:
 
 
 def test_more_requests_than_the_cache_holds_start_again_and_stay_exact(folder, reference, monkeypatch):
-    from harbortrainer.engines.local.sampler import capacity
+    from harbortrainer.engines.local.sampler import sampled_model
 
-    monkeypatch.setattr(capacity, "_CPU_CACHE_BYTES", 0)
+    monkeypatch.setattr(sampled_model, "_CPU_CACHE_BYTES", 0)
     prompts = [random_prompt(40 + i, seed=i) for i in range(16)]
     with Sampler(folder, seed=3, max_model_len=256) as small:
         assert small.stats()["cache_tokens"] < 16 * 200
@@ -132,7 +132,7 @@ def test_more_requests_than_the_cache_holds_start_again_and_stay_exact(folder, r
 def test_models_with_sliding_windows_fall_back_to_transformers_attention(tmp_path):
     from transformers import AutoConfig
 
-    from harbortrainer.engines.local.sampler.model import attention_for
+    from harbortrainer.engines.local.sampler.sampled_model import attention_for
 
     config = AutoConfig.from_pretrained(build_tiny_model(tmp_path))
     assert attention_for(config) == "ragged"
@@ -141,7 +141,7 @@ def test_models_with_sliding_windows_fall_back_to_transformers_attention(tmp_pat
 
 
 def test_transformers_attention_gives_the_same_logprobs(folder, reference, monkeypatch):
-    from harbortrainer.engines.local.sampler import model as loading
+    from harbortrainer.engines.local.sampler import sampled_model as loading
 
     monkeypatch.setattr(loading, "attention_for", lambda config: "sdpa")
     prompts = [random_prompt(n, seed=n) for n in (4, 60, 33)]

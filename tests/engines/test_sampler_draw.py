@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from harbortrainer.engines.local.sampler.sampling import Draw, draw, request_seed, truncate
+from harbortrainer.engines.local.sampler.draw import Draw, draw, request_seed, truncate
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0])
 

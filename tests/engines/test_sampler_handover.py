@@ -6,13 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
-from sampler_setup import LORA, Reference, generate, logprobs_of, random_adapter, random_prompt
+from sampler_setup import LORA, PROMPT, agrees, generate, random_prompt
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.local.sampler.adapter import AdapterError
-
-PROMPT = random_prompt(40, seed=6)
+from harbortrainer.engines.local.sampler.sampled_model import AdapterError
 
 
 @pytest.fixture(scope="module")
@@ -20,33 +18,10 @@ def folder(tmp_path_factory):
     return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def adapters(folder):
-    return {version: random_adapter(folder, seed=version) for version in (1, 2)}
-
-
-@pytest.fixture(scope="module")
-def references(folder, adapters):
-    return {0: Reference(folder)} | {version: Reference(folder, state) for version, state in adapters.items()}
-
-
 @pytest.fixture
 def sampler(folder):
     with Sampler(folder, model_name="policy", max_model_len=512) as running:
         yield running
-
-
-def save(folder, state) -> None:
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    LORA.save_pretrained(folder)
-    save_file(state, folder / "adapter_model.safetensors")
-
-
-def agrees(choice: dict, reference: Reference, prompt=PROMPT) -> bool:
-    expected = reference.logprobs(prompt, choice["token_ids"])
-    return torch.allclose(torch.tensor(logprobs_of(choice)), expected, atol=1e-5)
 
 
 def test_each_version_samples_from_its_own_weights(sampler, adapters, references):
@@ -126,68 +101,3 @@ def test_an_adapter_of_another_model_is_refused_and_changes_nothing(sampler, ada
         sampler.load_adapter({"base_model.model.nothing.lora_A.weight": torch.zeros(1)}, 1, config=LORA)
     assert sampler.version == 0
     assert agrees(generate(sampler.url, PROMPT, ignore_eos=True), references[0])
-
-
-def test_prime_rls_orchestrator_loads_an_adapter_over_http(sampler, adapters, references, tmp_path):
-    save(tmp_path / "step_7", adapters[2])
-    url = sampler.url
-    load = {"lora_name": "r8", "lora_path": str(tmp_path / "step_7")}
-    assert httpx.post(url + "/load_lora_adapter", json=load, timeout=30).json() == {"status": "ok"}
-    assert sampler.version == 7
-    assert [card["id"] for card in httpx.get(url + "/v1/models").json()["data"]] == ["policy", "r8"]
-    body = {"model": "r8", "token_ids": PROMPT, "sampling_params": {"max_tokens": 8}}
-    reply = httpx.post(url + "/inference/v1/generate", json=body, timeout=30)
-    assert agrees(reply.json()["choices"][0], references[2])
-    assert httpx.post(url + "/unload_lora_adapter", json={"lora_name": "r8"}, timeout=30).status_code == 200
-    assert sampler.version == 0
-    assert agrees(generate(url, PROMPT), references[0])
-
-
-def test_a_missing_or_broken_adapter_gets_the_status_that_prime_rl_retries_or_does_not(sampler, tmp_path):
-    url = sampler.url + "/load_lora_adapter"
-    missing = httpx.post(url, json={"lora_name": "r8", "lora_path": str(tmp_path / "nothing")}, timeout=30)
-    assert missing.status_code == 404
-    save(tmp_path / "broken", {"x": torch.zeros(1)})
-    broken = httpx.post(url, json={"lora_name": "r8", "lora_path": str(tmp_path / "broken")}, timeout=30)
-    assert broken.status_code == 400
-    assert httpx.post(url, json={"lora_name": "r8"}, timeout=30).status_code == 400
-
-
-def test_pause_lets_running_requests_end_and_keeps_new_ones_waiting(sampler):
-    url = sampler.url
-    with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(generate, url, PROMPT, max_tokens=200, ignore_eos=True)
-        while not sampler.stats()["running"]:
-            pass
-        paused = httpx.post(url + "/pause", params={"mode": "keep", "clear_cache": "false"}, timeout=60)
-        assert paused.json() == {"status": "paused"}
-        assert running.done() or running.result(timeout=5)
-        waiting = pool.submit(generate, url, PROMPT)
-        while not sampler.stats()["waiting"]:
-            pass
-        assert httpx.post(url + "/pause", timeout=10).status_code == 200
-        assert not waiting.done()
-        assert httpx.post(url + "/resume", timeout=10).json() == {"status": "resumed"}
-        assert waiting.result(timeout=30)["token_ids"]
-
-
-def test_full_weights_are_read_from_a_folder_while_paused(sampler, adapters, references, tmp_path):
-    other = build_tiny_model(tmp_path / "step_3", seed=5)
-    for loaded in (False, True):
-        if loaded:  # with LoRA layers in place the names differ
-            sampler.load_adapter(adapters[1], 1, config=LORA)
-            httpx.post(sampler.url + "/unload_lora_adapter", json={"lora_name": "policy"})
-            sampler.load_adapter({k: torch.zeros_like(t) for k, t in adapters[1].items()}, 2)
-        httpx.post(sampler.url + "/pause", timeout=10)
-        reply = httpx.post(sampler.url + "/update_weights", json={"weight_dir": str(other)}, timeout=30)
-        assert reply.json() == {"status": "ok"}
-        httpx.post(sampler.url + "/resume", timeout=10)
-        assert sampler.version == 3
-        assert agrees(generate(sampler.url, PROMPT, ignore_eos=True), Reference(other))
-
-
-@pytest.mark.parametrize(
-    ("asked", "status"), [({"weight_dir": None}, 400), ({"weight_dir": "/nowhere"}, 404), ([], 400)]
-)
-def test_weights_that_cannot_be_had_are_refused(sampler, asked, status):
-    assert httpx.post(sampler.url + "/update_weights", json=asked, timeout=10).status_code == status

@@ -9,16 +9,15 @@ import httpx
 from sampler_setup import generate
 from tiny_model import build_tiny_model
 
-COMMAND = [sys.executable, "-m", "harbortrainer.engines.local.sampler"]
+COMMAND = [sys.executable, "-c", "import sys; from harbortrainer.cli import main; sys.exit(main())", "serve"]
 
 
 def test_it_serves_under_the_name_given_until_it_is_told_to_stop(tmp_path):
-    folder = build_tiny_model(tmp_path)
-    command = [*COMMAND, "--model", str(folder), "--port", "0", "--model-name", "policy"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    build_tiny_model(tmp_path / "policy")
+    command = [*COMMAND, "policy", "--port", "0", "--max-model-len", "256"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        url = next(word for word in line.split() if word.startswith("http"))
+        url = next(word for line in process.stdout for word in line.split() if word.startswith("http"))
         assert httpx.get(url + "/v1/models").json()["data"][0]["id"] == "policy"
         assert generate(url, [5, 6])["token_ids"]
         process.send_signal(signal.SIGTERM)
@@ -27,7 +26,7 @@ def test_it_serves_under_the_name_given_until_it_is_told_to_stop(tmp_path):
 
 def test_a_folder_without_a_model_is_one_line_and_exit_code_2(tmp_path):
     done = subprocess.run(
-        [*COMMAND, "--model", str(tmp_path)], capture_output=True, text=True, timeout=120, env=os.environ, check=False
+        [*COMMAND, str(tmp_path)], capture_output=True, text=True, timeout=120, env=os.environ, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith(f"{tmp_path}: no config.json here")
+    assert done.stderr.strip().splitlines()[-1].startswith(f"error: {tmp_path}: no config.json here")

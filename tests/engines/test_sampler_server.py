@@ -11,7 +11,7 @@ from sampler_setup import generate, logprobs_of, random_prompt
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.local.sampler.model import load_tokenizer
+from harbortrainer.engines.pretrained import load_tokenizer
 from harbortrainer.errors import UserError
 
 
@@ -60,7 +60,7 @@ def test_a_stop_token_ends_the_completion_and_is_part_of_it(sampler):
 
 
 def test_the_models_own_end_token_stops_too(sampler, folder):
-    end = load_tokenizer(folder).eos_token_id
+    end = load_tokenizer(folder, where="here").eos_token_id
     for seed in range(8):
         choice = generate(sampler.url, random_prompt(5, seed), seed=seed, max_tokens=100)
         assert end not in choice["token_ids"][:-1]
@@ -105,7 +105,7 @@ def test_bad_requests_are_refused_in_one_line_that_names_the_key(sampler, body, 
 
 
 def test_a_body_that_is_not_json_is_a_bad_request(sampler):
-    for path in ("/inference/v1/generate", "/v1/chat/completions", "/load_lora_adapter", "/update_weights"):
+    for path in ("/inference/v1/generate", "/v1/chat/completions"):
         assert httpx.post(sampler.url + path, content=b"{nonsense").status_code == 400
 
 
@@ -114,7 +114,7 @@ def test_unknown_paths_are_404_in_the_same_shape(sampler):
 
 
 def test_chat_returns_the_ids_it_was_asked_for(sampler, folder):
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, where="here")
     reply = chat(sampler, model="policy", max_tokens=10, logprobs=True, return_token_ids=True, seed=1).json()
     (choice,) = reply["choices"]
     rendered: Any = tokenizer.apply_chat_template(
@@ -163,20 +163,6 @@ def test_models_lists_the_context_length(sampler):
     (card,) = httpx.get(sampler.url + "/v1/models").json()["data"]
     assert card["id"] == "policy"
     assert card["max_model_len"] == 256
-
-
-def test_metrics_are_prometheus_text_under_vllms_names(sampler):
-    generate(sampler.url, [5, 6, 7], max_tokens=2)
-    text = httpx.get(sampler.url + "/metrics").text
-    values = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            name, value = line.rsplit(" ", 1)
-            values[name.split("{")[0]] = float(value)
-    assert values["vllm:num_requests_running"] == 0
-    assert values["vllm:generation_tokens_total"] >= 2
-    assert values["harbortrainer_policy_version"] == 0
-    assert 'kv_cache_size_tokens="' in text
 
 
 async def test_renderers_client_accepts_the_replies(sampler, folder):
@@ -240,8 +226,9 @@ def test_a_client_that_goes_away_frees_its_slot(sampler):
     before = sampler.stats()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(sampler.url + "/inference/v1/generate", json=body, timeout=httpx.Timeout(5, read=0.05))
-    ended, deadline = 0, time.monotonic() + 20
-    while ended < 20 and time.monotonic() < deadline:
+    ended, deadline, after = 0, time.monotonic() + 60, before
+    # A request counts as cancelled before the engine thread has taken it out of its cache.
+    while (ended < 20 or after["cache_used_tokens"]) and time.monotonic() < deadline:
         time.sleep(0.01)
         after = sampler.stats()
         ended = after["cancelled"] + after["requests"] - before["cancelled"] - before["requests"]

@@ -16,7 +16,7 @@ from verifiers.v1.utils.loaders import (
 )
 
 import harbor_env
-from harbortrainer.environment.config import HarborEnvConfig, HarborHarnessConfig
+from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig
 
 
 def resolve(env: dict[str, Any]) -> HarborEnvConfig:

@@ -1,20 +1,20 @@
 """Harbor tasks as verifiers tasks."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_capture import empty_trace
-from test_retries import record
+from test_attempts import record
+from test_rollout_details import empty_trace
 
-from harbortrainer.environment.config import HarborTasksetConfig
-from harbortrainer.environment.retries import failure
-from harbortrainer.environment.scoring import metrics, put_record
-from harbortrainer.environment.state import HarborState
+from harbortrainer.environment.attempts import HarborState, failure
+from harbortrainer.environment.harness import put_record
+from harbortrainer.environment.plugin_config import HarborTasksetConfig
 from harbortrainer.environment.taskset import HarborTaskData, HarborTaskset
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.checked import remember
-from harbortrainer.tasks.source import load_folder
+from harbortrainer.tasks.task_check import remember
+from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.trials.outcome import Outcome
 
 
@@ -55,6 +55,17 @@ def test_checked_only_plays_what_passed_the_check_as_it_is_now(
     first, second, *_ = load_folder(sample_tasks)
     remember([first, replace(second, key="of an earlier content")])
     assert [task.key for task in taskset(sample_tasks, checked_only=True)] == [first.key]
+
+
+def test_a_taskset_says_what_it_left_out_and_where_its_tasks_came_from(sample_tasks: str, tmp_path: Path) -> None:
+    good, bad = tmp_path / "tasks" / "good", tmp_path / "tasks" / "bad"
+    shutil.copytree(Path(sample_tasks) / "csv-clean", good)
+    bad.mkdir()
+    (bad / "task.toml").write_text("no toml")
+    loaded = taskset(str(tmp_path / "tasks"), skip_bad=True)
+    assert [task.data.name for task in loaded] == ["good"]
+    assert loaded.played is not None and loaded.played.source == str(tmp_path / "tasks")
+    assert [str(bad) in line for line in loaded.played.left_out] == [True]
 
 
 def test_a_missing_folder_is_said_when_tasks_are_asked_for(tmp_path: Path) -> None:
@@ -100,10 +111,11 @@ def test_every_number_of_a_record_is_a_metric() -> None:
         update={"rewards": {"speed": 1.0, "style": float("nan")}, "turns": 3, "parse_errors": 1}
     )
     full.timings.verifier = 2.0
-    assert metrics(full) == {
-        "outcome_completed": 1.0,
+    assert full.metrics() == {
+        **{f"outcome_{outcome}": float(outcome is Outcome.completed) for outcome in Outcome},
         "turns": 3,
         "parse_errors": 1,
+        "steps_without_turn": 0,
         "tokens_prompt": 0,
         "tokens_completion": 0,
         "time_verifier": 2.0,

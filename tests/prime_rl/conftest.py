@@ -8,7 +8,10 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = Path(os.environ.get("HARBORTRAINER_PRIME_RL", REPOSITORY / "prime-rl"))
-INSTALL = "uv pip install -r tests/prime_rl/requirements.txt --overrides tests/prime_rl/overrides.txt -e ."
+MAX_LENGTH = 2048
+"""Tokens that the policy of these tests has room for."""
+
+INSTALL = "make test-prime-rl makes one"
 
 
 class PrimeRL:
@@ -16,7 +19,8 @@ class PrimeRL:
 
     def __init__(self, python: str) -> None:
         self.python = python
-        self.path = f"{SOURCE / 'src'}:{SOURCE / 'packages/prime-rl-configs/src'}"
+        parts = REPOSITORY / "src", SOURCE / "src", SOURCE / "packages/prime-rl-configs/src"
+        self.path = ":".join(str(part) for part in parts)
 
     def start(self, program: str, config: Path, log: Path, **variables: str) -> subprocess.Popen[bytes]:
         """Start `program` (see start.py) with a config file; everything it prints goes to `log`."""
@@ -28,11 +32,25 @@ class PrimeRL:
 
 
 @pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 with Qwen3's special tokens."""
+    from tiny_policy.architecture import fresh_model
+    from tiny_policy.prompts import episode
+    from tiny_policy.tokenizer import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = train_tokenizer([episode("Create the file /app/answer.", ["touch /app/answer"])])
+    fresh_model(tokenizer, seed=0, max_length=MAX_LENGTH).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def prime_rl() -> PrimeRL:
     """Prime-RL where it is populated and has an environment; the test is skipped, with the reason, where not."""
     if not (SOURCE / "src/prime_rl").is_dir():
         pytest.skip("the submodule prime-rl is not populated: git submodule update --init prime-rl")
     python = os.environ.get("HARBORTRAINER_PRIME_PYTHON")
     if not python:
-        pytest.skip(f"HARBORTRAINER_PRIME_PYTHON names no Python of Prime-RL's; in a new environment: {INSTALL}")
+        pytest.skip(f"HARBORTRAINER_PRIME_PYTHON names no Python of Prime-RL's; {INSTALL}")
     return PrimeRL(python)

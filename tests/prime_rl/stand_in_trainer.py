@@ -1,9 +1,11 @@
 """In the place of Prime-RL's trainer, which needs CUDA: reads its batches from disk, publishes adapters to disk.
 
 The wire is Prime-RL's own: msgpack of positional `MicroBatch`es under rollouts/step_N, a peft folder and the marker
-STABLE under broadcasts/step_N.
+STABLE under broadcasts/step_N. Run as a program it takes the words of Prime-RL's `torchrun`.
 """
 
+import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -39,16 +41,16 @@ def decode(path: Path) -> Iterator[Sequence]:
 
 
 class StandInTrainer(threading.Thread):
-    """Publishes version 0, then for every batch it reads another adapter."""
+    """Publishes the version that it starts at, then for every batch it reads another adapter."""
 
-    def __init__(self, model: Path, output_dir: Path, steps: int) -> None:
+    def __init__(self, model: Path, output_dir: Path, steps: int, *, start: int = 0) -> None:
         super().__init__(daemon=True)
         base = AutoModelForCausalLM.from_pretrained(model)
         targets = ["q_proj", "v_proj"]
         self.model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
-        self.output_dir, self.steps = output_dir, steps
+        self.output_dir, self.steps, self.start_at = output_dir, steps, start
         self.batches: list[list[Sequence]] = []
-        self.publish(0)
+        self.publish(start)
 
     def publish(self, version: int) -> None:
         """Write one policy version: the adapter's files first, the marker last."""
@@ -62,9 +64,22 @@ class StandInTrainer(threading.Thread):
 
     def run(self) -> None:
         """Read a batch, publish a version, as often as there are steps."""
-        for step in range(1, self.steps + 1):
+        for step in range(self.start_at + 1, self.steps + 1):
             path = self.output_dir / "rollouts" / f"step_{step}" / "rank_0.bin"
             while not path.exists():
                 time.sleep(0.1)
             self.batches.append(list(decode(path)))
             self.publish(step)
+
+
+def main(config_file: Path) -> None:
+    """Train as the file says; a resumed run starts at the orchestrator's last checkpoint."""
+    config = json.loads(config_file.read_text())
+    output_dir = Path(config["output_dir"])
+    saved = [int(path.name.removeprefix("step_")) for path in output_dir.glob("checkpoints/step_*")]
+    start = max(saved, default=0) if config.get("resume") is not None else 0
+    StandInTrainer(Path(config["model"]["name"]), output_dir, config["max_steps"], start=start).run()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[-1]))

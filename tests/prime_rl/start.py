@@ -1,4 +1,4 @@
-"""Starts one of Prime-RL's programs (`orchestrator`, `env-server`) on a machine without a GPU.
+"""Starts one of Prime-RL's programs (`rl`, `orchestrator`, `env-server`) on a machine without a GPU.
 
 Run by the Python of Prime-RL's environment. Its code is used as it is; two imports are cut that only its trainer and
 its in-memory weight transports need and that pull in vllm and flash-attn: `prime_rl.trainer.model`, of which the
@@ -10,7 +10,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-PROGRAMS = {"orchestrator": "prime_rl.entrypoints.orchestrator", "env-server": "prime_rl.entrypoints.env_server"}
+PROGRAMS = {
+    "rl": "prime_rl.entrypoints.rl",
+    "orchestrator": "prime_rl.entrypoints.orchestrator",
+    "env-server": "prime_rl.entrypoints.env_server",
+}
 
 
 def setup_tokenizer(config: Any) -> Any:
@@ -36,7 +40,7 @@ def module(name: str, **names: object) -> None:
 
 def main(program: str, arguments: list[str]) -> None:
     """Cut the imports and hand over."""
-    module("prime_rl.trainer.model", setup_tokenizer=setup_tokenizer)
+    module("prime_rl.trainer.model", setup_tokenizer=setup_tokenizer, pre_download_model=lambda *_, **__: None)
     module("prime_rl.transports.weights")
     module("prime_rl.transports.weights.nixl")
     module("prime_rl.transports.weights.nixl.model_express", ModelExpressSession=ModelExpressSession)

@@ -6,6 +6,7 @@ for those are enough to import them.
 
 import asyncio
 import importlib.util
+import logging
 import os
 import random
 import sys
@@ -14,16 +15,24 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from tiny_model import build_tiny_model
+from transformers import AutoModelForCausalLM
+from verifiers.v1.trace import WireTrace
 
-from harbortrainer.engines.local.learner.advantage import TrialLength, group_advantages
-from harbortrainer.engines.local.learner.loss import policy_loss
-from harbortrainer.engines.local.learner.schedule import learning_rate
-from harbortrainer.engines.local.learner.settings import (
+from harbortrainer.config.algo_table import EchoRoles, LengthPenalty
+from harbortrainer.config.trainer_table import (
     CosineScheduler,
-    LengthPenalty,
     LinearScheduler,
+    LoraSettings,
     LossSettings,
 )
+from harbortrainer.engines.local.learner.learner import learning_rate
+from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
+from harbortrainer.engines.local.learner.loss import Scales, forward_backward, policy_loss, token_metrics
+from harbortrainer.engines.local.learner.micro_batch import fit, pack
+from harbortrainer.engines.local.learner.training_sample import Sample, predicted_tokens
+from harbortrainer.engines.local.rollouts.group import TrialLength, group_advantages
+from harbortrainer.engines.local.rollouts.rollout import samples_of
 
 SOURCE = Path(os.environ.get("HARBORTRAINER_PRIME_RL", Path(__file__).parents[2] / "prime-rl"))
 PACKAGE = SOURCE / "src/prime_rl"
@@ -78,7 +87,11 @@ def prime_rl(monkeypatch):
         stand_in("prime_rl.utils.utils", import_object=identity),
         stand_in("prime_rl.trainer"),
         stand_in("prime_rl.trainer.optim", OffloadOptimizer=Anything, OptimizerLike=Anything),
-        stand_in("prime_rl.configs.algorithm", GRPOAlgoConfig=Anything),
+        stand_in("prime_rl.configs.algorithm", GRPOAlgoConfig=Anything, EchoAlgoConfig=Anything),
+        stand_in("prime_rl.utils.logger", get_logger=logging.getLogger),
+        stand_in("prime_rl.transports"),
+        stand_in("prime_rl.transports.rollouts", TrainingSample=SimpleNamespace),
+        stand_in("prime_rl.transports.rollouts.types", EncodedTensor=Anything, RoutedExperts=Anything),
         stand_in("prime_rl.orchestrator"),
         stand_in("prime_rl.orchestrator.algo"),
         stand_in("prime_rl.orchestrator.algo.base", Algorithm=Anything, iter_trainable_traces=pairs),
@@ -166,3 +179,105 @@ def test_advantages_are_prime_rls(prime_rl, penalty):
     asyncio.run(theirs.score_group(traces))
     ours = group_advantages(rewards, penalty=penalty, lengths=lengths)
     assert ours == pytest.approx([trace.advantage for trace in traces], abs=1e-6)
+
+
+def test_advantages_of_max_rl_are_prime_rls(prime_rl):
+    theirs = prime_rl("orchestrator/algo/max_rl.py").MaxRLAlgorithm(None, None)
+    generator = random.Random(0)
+    for _ in range(50):
+        traces = [SimpleNamespace(reward=generator.choice([0.0, 0.0, 0.5, 1.0])) for _ in range(4)]
+        asyncio.run(theirs.score_group(traces))
+        ours = group_advantages([trace.reward for trace in traces], normalized=True)
+        assert ours == pytest.approx([trace.advantage for trace in traces], abs=1e-5)
+
+
+def random_trace(dice: random.Random) -> WireTrace:
+    """A graph of messages of all roles with branches, bodies that are known or not, and answers that were rewritten."""
+    nodes: list[dict] = []
+    for index in range(dice.randint(2, 14)):
+        parent = dice.randrange(max(0, index - 2), index) if index else None
+        role = dice.choice(["system", "user", "assistant", "assistant", "tool"])
+        sampled, length = role == "assistant" and dice.random() < 0.8, dice.randint(0, 4)
+        message = {"role": role, "content": str(index)} | ({"tool_call_id": "c"} if role == "tool" else {})
+        mask = [sampled and place > 0 for place in range(length)]
+        body = [dice.random() < 0.6 for _ in range(length)] if dice.random() < 0.7 else []
+        tokens = [dice.randint(1, 99) for _ in range(length)]
+        node = {"parent": parent, "message": message, "sampled": sampled, "token_ids": tokens, "mask": mask}
+        nodes.append(node | {"is_content": body, "logprobs": [-0.5] * sum(mask)})
+    agent = {"config": {}, "trainable": True}
+    return WireTrace.model_validate({"id": "t", "task": {"type": "T", "data": {}}, "agent": agent, "nodes": nodes})
+
+
+@pytest.mark.parametrize(
+    "weights", [{"user": 0.1}, {"user": 0.1, "tool": 0.3, "assistant": 0.7, "system": 1.0}], ids=str
+)
+def test_the_tokens_that_echo_predicts_are_prime_rls(prime_rl, monkeypatch, weights):
+    trajectories = prime_rl("orchestrator/trajectories.py")
+    monkeypatch.setitem(sys.modules, "prime_rl.orchestrator.trajectories", trajectories)
+    monkeypatch.setitem(sys.modules, "prime_rl.orchestrator.algo.grpo", prime_rl("orchestrator/algo/grpo.py"))
+    roles = EchoRoles.model_validate({role: {"alpha": alpha} for role, alpha in weights.items()})
+    config = SimpleNamespace(roles=roles, filter=None, length_penalty=None)
+    theirs = prime_rl("orchestrator/algo/echo.py").EchoAlgorithm(config, None)
+    dice, predicted = random.Random(0), 0
+    for _ in range(300):
+        trace = random_trace(dice)
+        ours = samples_of(trace, {}, 1.0, roles.weights, task="", trial="")
+        theirs._weight_observations(trace)
+        expected = trajectories.trace_to_samples(trace) if trace.num_branches else []
+        assert [s.token_ids for s in ours] == [s.token_ids for s in expected]
+        assert [list(s.mask) for s in ours] == [s.mask for s in expected]
+        assert [s.ce_weights for s in ours] == [s.ce_weights for s in expected]
+        predicted += predicted_tokens(ours)
+    assert predicted > 200
+
+
+def test_the_loss_of_echo_and_its_gradient_are_prime_rls(prime_rl, tmp_path):
+    """Two samples of one step: one with an advantage and tokens to predict, one with tokens to predict alone."""
+    torch.manual_seed(0)
+    settings = LossSettings(kl_tau=0.05, dppo_mask_low=0.01, dppo_mask_high=0.01)
+    length, given = 12, [0.0, 0.0, 0.0, 0.3, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0, 0.3, 0.0]
+    mask = [t in (2, 5, 6, 9, 11) for t in range(length)]
+    samples = [
+        Sample(torch.randint(3, 300, (length,)).tolist(), mask, [-5.0 * m for m in mask], [0] * length, 0.8, a, given)
+        for a in (0.6, 0.0)
+    ]
+    base = AutoModelForCausalLM.from_pretrained(build_tiny_model(tmp_path, hidden=32, layers=1))
+    policy = LoraPolicy(base, LoraSettings(rank=2, target_modules=["q_proj"]), device=torch.device("cpu"), seed=0)
+    policy.set_adapter({name: torch.full_like(weight, 0.05) for name, weight in policy.adapter().items()})
+    batch = fit(samples, 100)
+    scales = Scales(batch.trained, batch.predicted)
+    micro_batches = pack(batch.samples, 12, torch.device("cpu"))
+    done = [forward_backward(policy, m, settings, scales=scales) for m in micro_batches]
+    ours = [weight.grad.clone() for weight in policy.parameters if weight.grad is not None]
+    for weight in policy.parameters:
+        weight.grad = None
+    theirs = prime_rl("trainer/rl/loss.py")
+    logprobs = []
+    for sample in samples:
+        logits = policy.model(input_ids=torch.tensor([sample.token_ids])).logits[0, :-1] / sample.temperature
+        ids = torch.tensor(sample.token_ids[1:])
+        logprobs.append(torch.cat([torch.zeros(1), logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]]))
+    trains = [torch.tensor(s.mask) for s in samples]
+    pruned = [m.float() * (s.advantage != 0) for m, s in zip(trains, samples, strict=True)]
+    loss, metrics = theirs.compute_loss(
+        logprobs,
+        [torch.tensor(s.logprobs) for s in samples],
+        None,
+        [torch.full((length,), s.advantage) for s in samples],
+        trains,
+        pruned,
+        [torch.tensor(given)] * 2,
+        None,
+        lambda inputs: theirs.default_loss_fn(inputs, settings),
+        int(sum(p.sum() for p in pruned)),
+        2 * sum(map(bool, given)),
+        1,
+    )
+    loss.backward()
+    torch.testing.assert_close(sum(d.result.loss for d in done), loss.detach())
+    for mine, weight in zip(ours, policy.parameters, strict=True):
+        torch.testing.assert_close(mine, weight.grad)
+    numbers = token_metrics(done, len(batch.samples), 0)
+    assert numbers["nll/mean"] == pytest.approx(metrics["nll"].mean().item(), rel=1e-5)
+    for name in ("is_masked", "unmasked_mismatch_kl", "masked_mismatch_kl"):
+        assert numbers[f"{name}/mean"] == pytest.approx(metrics[name].mean().item(), rel=1e-4)

@@ -1,6 +1,10 @@
 """The reward curve and what it is drawn from."""
 
-from harbortrainer.runs.curve import TRAIN_KEY, as_png, as_text, curve_of
+import re
+
+import pytest
+
+from harbortrainer.runs.curve import TRAIN_KEY, as_png, as_text, curve_of, span
 from harbortrainer.runs.memory import PeakMemory
 
 ROWS = [
@@ -27,6 +31,14 @@ def test_the_curve_is_drawn_as_a_picture(tmp_path):
     path = tmp_path / "reward.png"
     as_png(curve_of(ROWS), path, "run")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("rewards", "shown"), [([-3.5, 0.2], (-3.5, 1.0)), ([7.0], (0.0, 7.0)), ([0.5], (0.0, 1.0))])
+def test_any_finite_reward_lies_within_the_picture(rewards, shown):
+    curve = curve_of([{"step": step, TRAIN_KEY: reward} for step, reward in enumerate(rewards)])
+    assert span(curve) == shown
+    ticks = [float(number) for number in re.findall(r"^ *(-?\d+\.\d+)┤", as_text(curve), flags=re.MULTILINE)]
+    assert (min(ticks), max(ticks)) == shown
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):

@@ -4,9 +4,8 @@ import pytest
 
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import append_line, read_lines, write_lines
-from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.identity import first_difference
-from harbortrainer.runs.resume import rewind
+from harbortrainer.runs.folder import RunFolder, first_difference
+from harbortrainer.runs.progress import rewind
 
 CONFIG = 'max_steps = 3\n[model]\nname = "a"\n[[orchestrator.train.source]]\nratio = 1.0\n'
 

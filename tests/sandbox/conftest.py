@@ -30,6 +30,8 @@ async def make_sandbox(tmp_path: Path, layer_cache: Path) -> AsyncIterator[MakeS
         network: NetworkMode = NetworkMode.NO_NETWORK,
         task: dict[str, Any] | None = None,
         start: bool = True,
+        image: str = "host",
+        cache_dir: str | None = None,
         **kwargs: Any,
     ) -> LocalEnvironment:
         folder = tmp_path / f"task{len(started)}" / "environment"
@@ -45,7 +47,8 @@ async def make_sandbox(tmp_path: Path, layer_cache: Path) -> AsyncIterator[MakeS
             trial_paths=TrialPaths(trial_dir=tmp_path / f"trial{len(started)}"),
             task_env_config=EnvironmentConfig(**(task or {})),
             network_policy=NetworkPolicy(network_mode=network),
-            cache_dir=str(layer_cache),
+            cache_dir=cache_dir or str(layer_cache),
+            image=image,
             **kwargs,
         )
         started.append(environment)

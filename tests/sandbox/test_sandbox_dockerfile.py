@@ -4,11 +4,13 @@ import asyncio
 import logging
 import os
 import tarfile
+from pathlib import Path
 
+import leftovers
 import pytest
 
-from harbortrainer.sandbox import build, leftovers
-from harbortrainer.sandbox.errors import SandboxBuildError
+from harbortrainer.sandbox import dockerfile_build, image_layers
+from harbortrainer.sandbox.sandbox_errors import SandboxBuildError
 
 EVERYTHING = """\
 # a comment
@@ -80,13 +82,13 @@ async def test_every_instruction_that_can_be_is_honoured(make_sandbox, tmp_path,
 
 
 async def test_a_layer_is_built_once(make_sandbox, monkeypatch):
-    builds, real = [], build.build
+    builds, real = [], dockerfile_build.build
 
     async def counted(*args):
         builds.append(args)
         await real(*args)
 
-    monkeypatch.setattr(build, "build", counted)
+    monkeypatch.setattr(dockerfile_build, "build", counted)
     dockerfile = f"FROM x\nRUN date +%N > /stamp; sleep 0.3\n# {os.urandom(4).hex()}\n"
     first, *others = await asyncio.gather(*(make_sandbox(dockerfile=dockerfile) for _ in range(4)))
     stamp = (await first.exec("cat /stamp")).stdout
@@ -123,8 +125,10 @@ async def test_a_large_layer_is_mounted_and_behaves_the_same(make_sandbox):
         ("FROM x\nRUN echo to the log; exit 7\n", "line 2: RUN.*code 7: to the log"),
         ("FROM x\nCOPY missing /\n", "'missing' is not in the task's environment folder"),
         ("FROM x\nCOPY ../../secret /\n", "is not in the task's environment folder"),
-        ("FROM x\nCOPY --from=other /a /b\n", "another image or stage"),
-        ("FROM x\nADD https://example.com/a /a\n", "URL"),
+        ("FROM x\nCOPY --from=other /a /b\n", "COPY --from=other.*cannot stand in for that.*buildah.*docker"),
+        ("FROM x\nADD https://example.com/a /a\n", "ADD https.*cannot stand in for that"),
+        ('FROM x\nENTRYPOINT ["/serve"]\n', "ENTRYPOINT.*cannot stand in"),
+        ("FROM x\nHEALTHCHECK CMD true\n", "HEALTHCHECK.*cannot stand in"),
         ("FROM x\nFETCH a\n", "no such instruction"),
         ("RUN true\n", "no FROM"),
     ],
@@ -152,11 +156,17 @@ async def test_compose_files_are_refused_in_words(make_sandbox):
         await make_sandbox(dockerfile="FROM x\n", files={"docker-compose.yaml": "services: {}\n"})
 
 
-async def test_a_prebuilt_image_is_said_and_its_folder_uploaded(make_sandbox, caplog):
-    with caplog.at_level(logging.WARNING):
-        sandbox = await make_sandbox(files={"f": "1"}, task={"docker_image": "some/image:1", "workdir": "/work"})
-    assert "docker_image 'some/image:1' is not pulled" in caplog.text
-    assert (await sandbox.exec("cat /work/f")).stdout == "1"
+async def test_a_prebuilt_image_is_refused_on_the_hosts_root_and_said_on_another(make_sandbox, tmp_path):
+    with pytest.raises(SandboxBuildError, match=r"docker_image 'some/image:1'.*cannot stand in for that"):
+        await make_sandbox(task={"docker_image": "some/image:1"})
+    (said,) = image_layers.notices(tmp_path, Path("/srv"), "some/image:1")
+    assert "docker_image 'some/image:1' is not pulled" in said
+
+
+async def test_another_root_filesystem_brings_its_variables(make_sandbox):
+    dockerfile = "FROM x\nENV BOTH=$BASE-and-more\nRUN echo $BASE > /seen\n"
+    sandbox = await make_sandbox(dockerfile=dockerfile, env={"BASE": "given"})
+    assert (await sandbox.exec("cat /seen; echo $BOTH; command -v ls")).stdout == "given\ngiven-and-more\n/usr/bin/ls\n"
 
 
 async def test_a_build_step_sees_no_secret_of_the_host(make_sandbox, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from harbortrainer.sandbox.errors import SandboxDiedError
+from harbortrainer.sandbox.sandbox_errors import SandboxDiedError
 
 
 async def test_output_streams_and_code_come_back_apart(sandbox):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harbortrainer.sandbox.errors import SandboxError
+from harbortrainer.sandbox.sandbox_errors import SandboxError
 
 
 async def test_a_folder_goes_in_with_modes_and_links(sandbox, tmp_path):

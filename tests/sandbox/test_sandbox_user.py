@@ -63,7 +63,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None or shutil.which("unshare") is None:
             pytest.skip("util-linux is not here to become an ordinary user with")
-        command, more = _as_nobody(command)
+        command, more = as_nobody(command)
         environment |= more
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd="/")
     if "Operation not permitted" in done.stderr and "SandboxStartError" in done.stderr:
@@ -83,7 +83,7 @@ HEADINGS = (
 )
 
 
-def _as_nobody(command: list[str]) -> tuple[list[str], dict[str, str]]:
+def as_nobody(command: list[str]) -> tuple[list[str], dict[str, str]]:
     """The command as `nobody`, with the interpreter where it may be read (it may live in root's home)."""
     base = Path(sys.base_prefix)
     paths = [str(Path(__file__).parents[2] / "src"), *(path for path in sys.path if "site-packages" in path)]

@@ -1,6 +1,9 @@
 """Token lists as Harbor keeps them."""
 
+from typing import cast
+
 import pytest
+from harbor.models.agent.rollout_detail import RolloutDetail
 
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens
@@ -24,4 +27,4 @@ def test_a_list_that_is_one_turn_short_misaligns_all_of_them(missing):
     columns = {"prompt_token_ids": [[1], [1, 2]], "completion_token_ids": [[2], [3]], "logprobs": [[-1.0], [-1.0]]}
     columns[missing].pop(0)
     with pytest.raises(TokensMissingError):
-        of_rollout_details([columns])
+        of_rollout_details([cast(RolloutDetail, columns)])

@@ -1,6 +1,5 @@
 """The quickstart's family: what is in the repository is what its script makes, and nothing held out is learned."""
 
-import importlib.util
 import random
 import subprocess
 import sys
@@ -8,20 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from harbortrainer.config.warmup_table import WarmupConfig
 from harbortrainer.errors import UserError
-from harbortrainer.warmup.family import heldout_keys, learnable, task_key
+from harbortrainer.runs.display import Display
+from harbortrainer.warmup.family import load_family
+from make_tasks import OPERATIONS, content, variants
+from tiny_policy.variants import heldout_keys, instruction_key, learnable
 
 QUICKSTART = Path(__file__).parents[2] / "datasets/quickstart"
 SCRIPT = QUICKSTART / "make_tasks.py"
-
-
-def _module():
-    spec = importlib.util.spec_from_file_location("quickstart_family", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -44,36 +38,48 @@ def test_all_tasks_share_one_dockerfile():
 
 
 def test_no_operation_on_a_file_gives_what_another_or_none_gives():
-    family = _module()
-    operations = [list, *(operation.result for operation in family.OPERATIONS)]
-    results = [tuple(do(lines)) for do in operations for lines in family.content().values()]
+    operations = [list, *(operation.result for operation in OPERATIONS)]
+    results = [tuple(do(lines)) for do in operations for lines in content().values()]
     assert len(results) == len(set(results))
 
 
 def test_a_mistake_never_is_the_solution():
     rng = random.Random(0)
-    assert all(variant.mistake(rng) != variant.commands for variant in _module().variants())
+    assert all(variant.mistake(rng) != variant.commands for variant in variants())
 
 
 def test_nothing_held_out_is_learned():
     heldout = {path.parent.name for path in (QUICKSTART / "heldout").glob("*/instruction.md")}
-    learned = learnable(SCRIPT, QUICKSTART / "heldout")
+    learned = learnable(variants(), QUICKSTART / "heldout")
     assert heldout.isdisjoint(variant.name for variant in learned)
-    assert {task_key(v.instruction) for v in learned}.isdisjoint(heldout_keys(QUICKSTART / "heldout"))
+    assert {instruction_key(v.instruction) for v in learned}.isdisjoint(heldout_keys(QUICKSTART / "heldout"))
     assert len(learned) == 8 * 8 * 8 - 32
 
 
 def test_a_heldout_folder_without_tasks_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="no tasks here"):
-        learnable(SCRIPT, tmp_path)
+        learnable(variants(), tmp_path)
 
 
 def test_a_family_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="no such file"):
-        learnable(tmp_path / "family.py", None)
+        load_family(tmp_path / "family.py")
 
 
-def test_a_file_without_variants_is_refused(tmp_path: Path):
+def test_a_file_that_makes_no_policy_is_refused(tmp_path: Path):
     (tmp_path / "family.py").write_text("x = 1\n")
-    with pytest.raises(UserError, match="variants"):
-        learnable(tmp_path / "family.py", None)
+    with pytest.raises(UserError, match="make_policy"):
+        load_family(tmp_path / "family.py")
+
+
+def test_a_family_imports_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "what_lies_beside.py").write_text("ANSWER = 42\n")
+    (tmp_path / "family.py").write_text(
+        "def make_policy(config, folder, *, seed, display):\n"
+        "    import what_lies_beside\n"
+        "    (folder / 'answer').write_text(str(what_lies_beside.ANSWER))\n"
+    )
+    config, display = WarmupConfig(family=tmp_path / "family.py"), Display()
+    load_family(tmp_path / "family.py").make_policy(config, tmp_path, seed=0, display=display)
+    assert (tmp_path / "answer").read_text() == "42"

@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from harbortrainer.warmup import WarmupConfig
+from harbortrainer.config.warmup_table import WarmupConfig
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,8 @@ from harbortrainer.warmup import WarmupConfig
         {"family": "a.py", "success": (0.4, 0.2)},
         {"family": "a.py", "success": (0.0, 0.2)},
         {"family": "a.py", "lora_rank": 8},
-        {"tasks": "b", "heldout": "c"},
+        {"tasks": "b", "model": "a", "heldout": "c"},
+        {"tasks": "b"},
         {"family": "a.py", "unknown": 1},
     ],
 )
@@ -27,5 +28,5 @@ def test_settings_that_make_no_sense_are_refused(keys: dict):
 
 
 def test_reading_the_config_does_not_import_torch():
-    code = "import sys, harbortrainer.warmup.config, harbortrainer.warmup; sys.exit('torch' in sys.modules)"
+    code = "import sys, harbortrainer.config.warmup_table, harbortrainer.warmup; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,14 +4,17 @@ Contract: `explain` never gives more than one line; when several keys are wrong 
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from harbortrainer.errors import UserError
 
-TAGS = frozenset({"constant", "linear", "cosine", "adamw", "default", "static", "elastic", "server"})
+TAGS = frozenset(
+    {"constant", "linear", "cosine", "adamw", "default", "static", "elastic", "server", "standard", "difficulty_pool"}
+)
 """What pydantic puts into a location for the chosen member of a union; it is no key of the file."""
 
 
@@ -52,26 +55,18 @@ def nearest(key: str, known: Sequence[str]) -> str:
     return (difflib.get_close_matches(plain, same_name or known, n=1, cutoff=0.6) or [""])[0]
 
 
-def dotted(location: Sequence[Any]) -> str:
+def dotted(location: Sequence[int | str]) -> str:
     """`("source", 0, "env")` as `source[0].env`."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part not in TAGS:
-            text += f".{part}" if text else str(part)
-    return text
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in TAGS)
+    return "".join(parts).removeprefix(".")
 
 
 def without_indices(key: str) -> str:
     """`source[0].env` as `source.env`."""
-    while "[" in key:
-        start = key.index("[")
-        key = key[:start] + key[key.index("]", start) + 1 :]
-    return key
+    return re.sub(r"\[\d+\]", "", key)
 
 
-def _message(error: Any) -> tuple[str, str]:
+def _message(error: ErrorDetails) -> tuple[str, str]:
     if error["type"] == "missing":
         return "is missing", "add it"
     message = error["msg"].removeprefix("Value error, ").rstrip(".")

@@ -4,13 +4,12 @@ Contract: `upgrade` changes nothing but what it names; comments stay. What has n
 same is refused with what to do (`GONE`).
 """
 
-import shutil
-import tomllib
-from pathlib import Path
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
 
 from harbortrainer.config import legacy_env
-from harbortrainer.config.document import Document
-from harbortrainer.config.toml_lines import Statement
+from harbortrainer.config.fates import longest
+from harbortrainer.config.sections import Sections, is_toml, sections
 from harbortrainer.errors import UserError
 
 TABLES = {
@@ -53,105 +52,69 @@ def upgrade(text: str, file: str) -> tuple[str, list[str]]:
         file: Its name, for errors.
 
     Returns:
-        The new text, and one line for each thing that was translated; none when nothing was old.
+        The new text, and one line that says what was translated; none when nothing was old, or the text is not TOML.
 
     Raises:
         UserError: An old spelling that cannot be translated.
     """
-    document = Document(text)
-    if not _is_toml(document) and not (document.join_inline_tables() and _is_toml(document)):
-        return text, []
-    said = [*_translate_keys(document), *_translate_tables(document), *_translate_gpus(document)]
-    said += _translate_environments(document, file)
-    if not said:
-        return (
-            (document.text, ["an inline table over several lines was read as TOML 1.1"])
-            if document.text != text
-            else (text, [])
-        )
-    _refuse_gone(document, file)
-    return document.text, [
-        f"old spelling translated: {', '.join(said)}; `harbortrainer config upgrade {file}` writes it"
-    ]
-
-
-def upgrade_file(file: Path, output: Path | None) -> list[str]:
-    """Write a run file in today's spelling; in place, the old one is kept beside it as `FILE.old`.
-
-    Returns:
-        What was done, a line each.
-
-    Raises:
-        UserError: No such file, not TOML, or an old spelling that cannot be translated.
-    """
-    from harbortrainer.config.reader import check_known, read
-
-    raw = read(file)
-    check_known(raw.data, str(file))
-    if raw.upgraded is None:
-        return [f"{file}: nothing to do, this is today's spelling"]
-    if output is None:
-        shutil.copy2(file, file.with_name(f"{file.name}.old"))
-    (output or file).write_text(raw.upgraded, encoding="utf-8")
-    return [raw.notes[0].split(";")[0], f"written to {output or file}"]
-
-
-def _is_toml(document: Document) -> bool:
     try:
-        document.data()
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
+        run = sections(text)
+    except TOMLKitError:
+        return text, []
+    if joined := not is_toml(text):
+        run.join_inline_tables()
+        if not is_toml(run.text):
+            return text, []
+    said = [*_translate_keys(run), *_translate_tables(run), *_translate_gpus(run, file)]
+    if not is_toml(run.text):
+        raise UserError(f"a key in both spellings ({', '.join(said)})", where=file, do="keep one of the two")
+    said += legacy_env.translate(run, file)
+    if said:
+        _refuse_gone(run, file)
+        told = f"old spelling translated: {', '.join(said)}; `harbortrainer config upgrade {file}` writes it"
+        return run.text, [told]
+    return (run.text, ["an inline table over several lines was read as TOML 1.1"]) if joined else (text, [])
 
 
-def _translate_keys(document: Document) -> list[str]:
+def _translate_keys(run: Sections) -> list[str]:
     said = []
-    for statement in list(document.statements):
-        if statement.kind == "pair" and statement.path in KEYS:
-            document.rename_key(statement.table, statement.key, KEYS[statement.path])
-            said.append(f"{statement.path} -> {KEYS[statement.path]}")
+    for section in run:
+        for path, line in section.pairs():
+            if path in KEYS:
+                line.key = line.key[: line.key.rfind(".") + 1] + KEYS[path]
+                said.append(f"{path} -> {KEYS[path]}")
     return said
 
 
-def _translate_tables(document: Document) -> list[str]:
+def _translate_tables(run: Sections) -> list[str]:
     said = []
     for old, new in TABLES.items():
-        if any(_in(statement, old) for statement in document.statements):
-            document.rename_table(old, new)
+        inside = [section for section in run if f"{section.table}.".startswith(f"{old}.")]
+        for section in inside:
+            run.move(section, new + section.table.removeprefix(old))
+        if inside:
             said.append(f"[{old}] -> [{new}]")
     return said
 
 
-def _in(statement: Statement, table: str) -> bool:
-    return statement.kind in ("table", "array") and (statement.table + ".").startswith(f"{table}.")
-
-
-def _translate_gpus(document: Document) -> list[str]:
+def _translate_gpus(run: Sections, file: str) -> list[str]:
     said = []
     for old, new in GPUS.items():
-        if document.has(old):
-            ids = document.data()[old]
-            comment = document.pop(old)
-            document.put("deployment", new, len(ids), comment)
-            said.append(f"{old} -> deployment.{new} = {len(ids)}")
+        for line in [line for line in run[0].lines if line.key == old]:
+            devices = line.item.unwrap()
+            if not isinstance(devices, list):
+                raise UserError("must be a list of devices", where=f"{file}: {old}", do="change the value")
+            count = len(devices)
+            run[0].lines.remove(line)
+            line.key = new
+            line.hold(tomlkit.item(count))
+            run.at("deployment").put(line)
+            said.append(f"{old} -> deployment.{new} = {count}")
     return said
 
 
-def _translate_environments(document: Document, file: str) -> list[str]:
-    orchestrator = document.data().get("orchestrator", {})
-    said, args = [], []
-    if "env" in orchestrator:
-        args += legacy_env.translate(document, "train", file)
-        said.append("[[orchestrator.env]] -> [[orchestrator.train.source]]")
-    if "env" in orchestrator.get("eval", {}):
-        args += legacy_env.translate(document, "eval", file)
-        said.append("[[orchestrator.eval.env]] -> [[orchestrator.eval.source]]")
-    legacy_env.spread(document, args, file)
-    return said
-
-
-def _refuse_gone(document: Document, file: str) -> None:
-    for statement in document.statements:
-        for key, do in GONE.items():
-            if statement.path == key or statement.path.startswith(f"{key}."):
-                raise UserError("this setting is gone", where=f"{file}: {statement.path}", do=do)
+def _refuse_gone(run: Sections, file: str) -> None:
+    paths = [path for section in run for path in (section.table, *(path for path, _ in section.pairs()))]
+    for path in paths:
+        if gone := longest(path, GONE):
+            raise UserError("this setting is gone", where=f"{file}: {path}", do=GONE[gone])

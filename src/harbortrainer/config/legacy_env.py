@@ -1,6 +1,6 @@
 """`[[orchestrator.env]]` with `args`, the spelling of Prime-RL before verifiers v1, in today's.
 
-Each of the six settings keeps its meaning:
+Each of the six settings keeps its meaning, in `args = { ... }`, as `args.key` or under `[orchestrator.env.args]`:
 
     tasks_dir         env.taskset.tasks_dir
     environment_type  env.agent.harness.environment_type
@@ -12,144 +12,160 @@ Each of the six settings keeps its meaning:
 """
 
 import re
-from typing import Any
 from urllib.parse import urlsplit
 
-from harbortrainer.config.document import Document, inline
-from harbortrainer.config.toml_lines import Statement
+import tomlkit
+from tomlkit.items import InlineTable
+
+from harbortrainer.config.plugin import PLUGIN_ID
+from harbortrainer.config.reasoning import thinks_untold
+from harbortrainer.config.sections import Line, Section, Sections, comment_of, pairs_in
+from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import UserError
 
-PLUGIN = "harbor_env"
-SETTINGS = ("tasks_dir", "environment_type", "max_turns", "n_parallel_envs", "vllm_base_url", "model_name")
-KEPT = ("name", "num_examples", "interval", "ratio")
-RENAMED = {"rollouts_per_example": "group_size"}
+TABLES = {"orchestrator.env": "orchestrator.train.source", "orchestrator.eval.env": "orchestrator.eval.source"}
+NUMBERS = ("max_turns", "n_parallel_envs")
+SETTINGS = ("tasks_dir", "environment_type", *NUMBERS, "vllm_base_url", "model_name")
+OWN = ("id", "name", "num_examples", "interval", "ratio", "rollouts_per_example")
 
 
-def translate(document: Document, kind: str, file: str) -> list[dict[str, Any]]:
-    """Rewrite every `[[orchestrator.env]]` (kind "train") or `[[orchestrator.eval.env]]` (kind "eval").
-
-    Returns:
-        The `args` of each.
+def translate(run: Sections, file: str) -> list[str]:
+    """Rewrite every `[[orchestrator.env]]` and `[[orchestrator.eval.env]]`; says which.
 
     Raises:
-        UserError: An environment that is not ours, or a setting that is none of the six.
+        UserError: An environment that is not ours, a setting that is none of the six, or two places that say
+            different things.
     """
-    old = "orchestrator.env" if kind == "train" else "orchestrator.eval.env"
-    new = f"orchestrator.{kind}.source"
-    entries = document.data()["orchestrator"]
-    entries = entries["env"] if kind == "train" else entries["eval"]["env"]
-    done, kept = [], []
-    for statement in document.statements:
-        if statement.table != old:
-            kept.append(statement)
-        elif statement.kind == "array":
-            entry = _checked(entries[len(done)], f"{file}: {old}[{len(done)}]")
-            done.append(entry.get("args", {}))
-            kept += _section(document, statement, entry, old, new, len(done) - 1)
-    document.statements = kept
-    return done
+    said, settings = [], []
+    for old, new in TABLES.items():
+        entries = [section for section in run if section.table == old and section.array]
+        for number, entry in enumerate(entries):
+            _spell_out(run, entry)
+            settings.append(_translate_entry(run, entry, new, f"{file}: {old}[{number}]"))
+        if entries:
+            said.append(f"[[{old}]] -> [[{new}]]")
+    if said:
+        _spread(run, settings, file)
+    return said
 
 
-def spread(document: Document, args: list[dict[str, Any]], file: str) -> None:
-    """Put what belonged to the whole run where it stands today.
-
-    Raises:
-        UserError: Two places that say different things.
-    """
-    caps = [int(a["n_parallel_envs"]) for a in args if "n_parallel_envs" in a]
-    if not args:
-        return
-    if caps and not document.has("orchestrator.concurrency.max_inflight"):
-        group = document.data()["orchestrator"].get("group_size", 1)
-        document.put("orchestrator.concurrency", "max_inflight", max(*caps, group))
-    for name in dict.fromkeys(a["model_name"] for a in args if "model_name" in a):
-        _once(document, "model", "name", name, "model_name", file)
-    _renderer(document)
-    for url in dict.fromkeys(a["vllm_base_url"] for a in args if "vllm_base_url" in a):
-        _once(document, "orchestrator.model.client", "base_url", url, "vllm_base_url", file)
-        _same_port(document, url)
+def _spell_out(run: Sections, entry: Section) -> None:
+    """Write each setting of an entry as `args.key`."""
+    after = next(iter(run[run.index(entry) + 1 :]), None)
+    if after and after.table == f"{entry.table}.args":
+        run.remove(after)
+        entry.lines += [Line(line.key and f"args.{line.key}", line.item, line.equals) for line in after.lines]
+    for line in list(entry.lines):
+        if line.key == "args" and isinstance(line.item, InlineTable):
+            at = entry.lines.index(line)
+            entry.lines[at : at + 1] = [*comment_of(line.item.trivia), *pairs_in(line.item, "args.")]
 
 
-def _checked(entry: dict[str, Any], where: str) -> dict[str, Any]:
-    if entry.get("id") != PLUGIN:
-        do = f"write it as [[orchestrator.train.source]]; only {PLUGIN!r} is translated"
-        raise UserError(f"environment {entry.get('id')!r} is not ours", where=where, do=do)
-    for key in entry.get("args", {}):
-        if key not in SETTINGS:
-            do = f"the old spelling has {', '.join(SETTINGS)}; write the rest as [[orchestrator.train.source]]"
-            raise UserError("no such setting", where=f"{where}.args.{key}", do=do)
-    for key in entry:
-        if key not in ("id", "args", *KEPT, *RENAMED):
-            raise UserError("no translation", where=f"{where}.{key}", do="write it as [[orchestrator.train.source]]")
-    return entry
+def _translate_entry(run: Sections, entry: Section, source: str, where: str) -> TomlTable:
+    """Put today's sections in the place of an entry; gives the entry's settings."""
+    lines, below = entry.lines[: entry.end], entry.lines[entry.end :]
+    pairs = {line.key: line for line in lines if line.key}
+    args = {key.removeprefix("args."): line for key, line in pairs.items() if key.startswith("args.")}
+    _check(pairs, where)
+    for key, line in args.items():
+        line.key = key
+    moved = [pairs["id"], *args.values()]
+    entry.table, entry.lines = source, [line for line in lines if line not in moved]
+    for line in entry.lines:
+        line.key = "group_size" if line.key == "rollouts_per_example" else line.key
+    new = _tables(source, pairs["id"], args)
+    for section in (entry, *new[:-1]):
+        section.lines.append(Line("", tomlkit.ws("\n")))
+    new[-1].lines += below
+    at = run.index(entry) + 1
+    run[at:at] = new
+    return {key: line.item.unwrap() for key, line in args.items()}
 
 
-def _section(
-    document: Document, header: Statement, entry: dict[str, Any], old: str, new: str, index: int
-) -> list[Statement]:
-    """The statements of one entry in today's spelling: its own pairs first, then the tables that `args` became."""
-    body = _body(document, header, old)
-    where = next((i for i, s in enumerate(body) if s.key == "args"), len(body))
-    before = [_pair(s) for s in body[:where] if s.key != "id"]
-    after = [_pair(s) for s in body[where + 1 :] if s.key != "id"]
-    late = [s for s in after if s.kind == "pair"]
-    comments = {s.key: f"  {s.comment}" for s in body if s.key in ("id", "args") and s.comment}
-    text = header.text.replace(old, new, 1)
-    parts = [text, *(s.text for s in (*before, *late)), _tables(new, entry.get("args", {}), comments)]
-    rest = "".join(s.text for s in after if s.kind != "pair")
-    return [Statement("array", new, "", "".join(parts) + rest)]
+def _tables(source: str, plugin: Line, args: dict[str, Line]) -> list[Section]:
+    """What `args` became."""
+
+    def chosen(*settings: str) -> list[Line]:
+        return [args[setting] for setting in settings if setting in args]
+
+    harness = [Line("id", tomlkit.item(PLUGIN_ID)), *chosen("environment_type", "n_parallel_envs")]
+    return [
+        Section(f"{source}.env.taskset", [plugin, *chosen("tasks_dir")]),
+        *[Section(f"{source}.env.agent", [line]) for line in chosen("max_turns")],
+        Section(f"{source}.env.agent.harness", harness),
+    ]
 
 
-def _body(document: Document, header: Statement, old: str) -> list[Statement]:
-    start = next(i for i, s in enumerate(document.statements) if s is header) + 1
-    body = []
-    for statement in document.statements[start:]:
-        if statement.kind in ("table", "array"):
-            break
-        body.append(statement)
-    return body
+def _check(pairs: dict[str, Line], where: str) -> None:
+    plugin = pairs["id"].item.unwrap() if "id" in pairs else None
+    do = "write it as [[orchestrator.train.source]]"
+    if plugin != PLUGIN_ID:
+        what = f"environment {plugin!r} is not ours"
+        raise UserError(what, where=where, do=f"{do}; only {PLUGIN_ID!r} is translated")
+    for key in pairs:
+        if key.startswith("args.") and key.removeprefix("args.") not in SETTINGS:
+            six = f"the old spelling has {', '.join(SETTINGS)}; write the rest as [[orchestrator.train.source]]"
+            raise UserError("no such setting", where=f"{where}.{key}", do=six)
+        if key.startswith("args."):
+            _check_value(key.removeprefix("args."), pairs[key].item.unwrap(), f"{where}.{key}")
+        if not key.startswith("args.") and key not in OWN:
+            raise UserError("no translation", where=f"{where}.{key}", do=do)
 
 
-def _pair(statement: Statement) -> Statement:
-    return statement.renamed(RENAMED[statement.key]) if statement.key in RENAMED else statement
+def _check_value(setting: str, value: object, where: str) -> None:
+    """The translation counts with the numbers and compares the texts, before the schema has seen either."""
+    wanted = int if setting in NUMBERS else str
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        what = f"must be {'a whole number' if wanted is int else 'a text'}, not {value!r}"
+        raise UserError(what.replace("\n", " "), where=where, do="change the value")
 
 
-def _tables(source: str, args: dict[str, Any], comments: dict[str, str]) -> str:
-    lines = ["", f"[{source}.env.taskset]", f"id = {inline(PLUGIN)}{comments.get('id', '')}"]
-    lines += _lines(args, "tasks_dir")
-    lines += ["", f"[{source}.env.agent]", *_lines(args, "max_turns")] if "max_turns" in args else []
-    lines += ["", f"[{source}.env.agent.harness]{comments.get('args', '')}", f"id = {inline(PLUGIN)}"]
-    lines += [*_lines(args, "environment_type"), *_lines(args, "n_parallel_envs")]
-    return "\n".join(lines) + "\n"
+def _spread(run: Sections, settings: list[TomlTable], file: str) -> None:
+    """Put what belonged to the whole run where it stands today."""
+
+    def given(setting: str) -> list:
+        return list(dict.fromkeys(args[setting] for args in settings if setting in args))
+
+    if (caps := given("n_parallel_envs")) and not lookup(run.data(), "orchestrator.concurrency.max_inflight"):
+        group = lookup(run.data(), "orchestrator.group_size", 1)
+        run.put("orchestrator.concurrency", "max_inflight", max(*caps, group if isinstance(group, int) else 1))
+    for name in given("model_name"):
+        _once(run, "model.name", name, f"{file}: orchestrator.env.args.model_name")
+    _name_the_renderer(run)
+    _name_the_reasoning_parser(run)
+    for url in given("vllm_base_url"):
+        _once(run, "orchestrator.model.client.base_url", url, f"{file}: orchestrator.env.args.vllm_base_url")
+        _same_port(run, url)
 
 
-def _lines(args: dict[str, Any], key: str) -> list[str]:
-    return [f"{key} = {inline(args[key])}"] if key in args else []
-
-
-def _once(document: Document, table: str, key: str, value: str, old: str, file: str) -> None:
-    said = document.data()
-    for part in (*table.split("."), key):
-        said = said.get(part, {}) if isinstance(said, dict) else {}
+def _once(run: Sections, key: str, value: str, where: str) -> None:
+    said = lookup(run.data(), key)
     if said and said != value:
-        where = f"{file}: orchestrator.env.args.{old}"
-        raise UserError(f"{value!r} is not what {table}.{key} says ({said!r})", where=where, do="keep one of the two")
+        raise UserError(f"{value!r} is not what {key} says ({said!r})", where=where, do="keep one of the two")
     if not said:
-        document.put(table, key, value)
+        run.put(*key.rsplit(".", 1), value)
 
 
-def _renderer(document: Document) -> None:
+def _name_the_renderer(run: Sections) -> None:
     """Name the chat format of Qwen3 models, which the old spelling did not need to: "auto" knows only some names."""
-    data = document.data()
-    name = str(data.get("model", {}).get("name", ""))
-    if re.match(r"Qwen/Qwen3-\d", name) and "renderer" not in data["orchestrator"]:
-        document.put("orchestrator.renderer", "name", "qwen3")
-        document.put("orchestrator.renderer", "thinking_retention", "all")
+    name = str(lookup(run.data(), "model.name", ""))
+    if re.match(r"Qwen/Qwen3-\d", name) and lookup(run.data(), "orchestrator.renderer") is None:
+        run.put("orchestrator.renderer", "name", "qwen3")
+        run.put("orchestrator.renderer", "thinking_retention", "all")
 
 
-def _same_port(document: Document, url: str) -> None:
+def _name_the_reasoning_parser(run: Sections) -> None:
+    """Let the server that `rl` starts tell thinking from answers: "auto" knows no parser for Qwen3 at the pin, and
+    chat completions, as evaluations ask for them, would hand both to the agent as one text."""
+    name = str(lookup(run.data(), "model.name", ""))
+    said = lookup(run.data(), "inference.vllm.reasoning_parser")
+    if lookup(run.data(), "inference") is not None and said is None and thinks_untold(name):
+        run.put("inference.vllm", "reasoning_parser", "qwen3")
+
+
+def _same_port(run: Sections, url: str) -> None:
     """The server that `rl` itself starts must listen where `vllm_base_url` points."""
-    inference = document.data().get("inference")
     port = urlsplit(url).port
+    inference = lookup(run.data(), "inference")
     if inference is not None and port not in (None, 8000) and "port" not in inference.get("server", {}):
-        document.put("inference.server", "port", port)
+        run.put("inference.server", "port", port)

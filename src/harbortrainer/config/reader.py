@@ -1,26 +1,29 @@
-"""Reads a run file up to the point where the schema takes over: text, old spellings, overrides, the fate of each key.
+"""Reads a run file: its text, in today's spelling, with overrides, each key given its fate, as a `RunConfig`.
 
-Contract: `read` gives plain tables in today's spelling. `RawRun.validate` gives each key its fate (see
-`harbortrainer.config.keys`) and hands what is left to the schema. Nothing is written.
+Contract: `read` gives plain tables in today's spelling, for either engine; `load` what the embedded engine makes of
+them. Nothing is written but by `upgrade_file`.
+Invariant: no key is dropped in silence. A key is honoured, or named in `RunConfig.notes` because only Prime-RL's own
+processes use it, or refused in one line that says what to do.
 """
 
+import shutil
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from harbortrainer.config import keys, legacy, overrides
-from harbortrainer.config.explain import explain, unknown_key, without_indices
-from harbortrainer.config.settle import settle
+from harbortrainer.config import legacy
+from harbortrainer.config.explain import explain
+from harbortrainer.config.honoured import honoured
+from harbortrainer.config.known_keys import check_known, known_keys
+from harbortrainer.config.overrides import Override, apply, blamed, parse
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import UserError
-
-# Tables that belong to verifiers or renderers; their own classes check what is inside.
-FOREIGN = ("env", "serve", "renderer")
 
 
 @dataclass(frozen=True)
@@ -32,119 +35,117 @@ class RawRun:
         data: The tables, with overrides applied.
         notes: What the user should be told about the reading.
         upgraded: The new text of the file when it was in the old spelling, else None.
+        overrides: What the command line changed.
     """
 
     file: str
-    data: dict[str, Any]
+    data: TomlTable
     notes: tuple[str, ...] = ()
     upgraded: str | None = None
+    overrides: tuple[Override, ...] = ()
 
     def get(self, dotted: str, default: Any = None) -> Any:
         """The value at a dotted key (no indices), or `default`."""
-        at: Any = self.data
-        for part in dotted.split("."):
-            if not isinstance(at, dict) or part not in at:
-                return default
-            at = at[part]
-        return at
+        return lookup(self.data, dotted, default)
 
-    def validate[Model: BaseModel](self, schema: type[Model]) -> tuple[Model, tuple[str, ...]]:
-        """The run as the embedded engine sees it, with the notes about it.
-
-        Raises:
-            UserError: A key that does not exist, is refused, or has a value that cannot be.
-        """
-        check_known(self.data, self.file)
-        data, unused = settle(self.data, self.file)
-        notes = (*self.notes, *_unused_note(unused))
+    @contextmanager
+    def blaming(self) -> Generator[None]:
+        """Whatever is wrong with a key that the command line set is told of the command line, not of the file."""
         try:
-            return schema.model_validate(data), notes
-        except ValidationError as error:
-            raise explain(error, self.file, known=known_keys()) from None
+            yield
+        except UserError as error:
+            raise blamed(error, self.file, self.overrides) from error.__cause__
+
+
+def load(path: Path | str, arguments: Sequence[str] = ()) -> RunConfig:
+    """Read a run file for the embedded engine.
+
+    Args:
+        path: A TOML file in Prime-RL's schema, in today's spelling or the old one.
+        arguments: As on Prime-RL's command line: `["--orchestrator.batch-size", "32", "--no-clean"]`.
+
+    Returns:
+        The run with every default filled in; what the user should be told is in `.notes`.
+
+    Raises:
+        UserError: With the file, the dotted key (or the line) and what to do.
+    """
+    raw = read(path, arguments)
+    with raw.blaming():
+        return from_raw(raw)
 
 
 def read(path: Path | str, arguments: Sequence[str] = ()) -> RawRun:
     """Read a run file in either spelling and apply overrides.
 
     Raises:
-        UserError: No such file, not TOML (with the line), or an old spelling that has no translation.
+        UserError: No such file, not TOML (with the line), an old spelling that has no translation, or an override that
+            cannot be.
     """
-    text = _text(Path(path))
-    new_text, notes = legacy.upgrade(text, str(path))
-    data = overrides.apply(_parse(new_text, str(path)), overrides.parse(arguments), known_tables())
-    return RawRun(str(path), _nulls(data), tuple(notes), new_text if notes else None)
+    file = str(path)
+    text, notes = legacy.upgrade(_text(Path(path)), file)
+    found = tuple(parse(arguments))
+    data = apply(_parse(text, file), found)
+    nulled = {key: _nulls(value) for key, value in data.items()}
+    return RawRun(file, nulled, tuple(notes), text if notes else None, found)
 
 
-@cache
-def known_keys() -> tuple[str, ...]:
-    """Every dotted key there is: Prime-RL's schema at the pin, and ours."""
-    snapshot = resources.files("harbortrainer.config").joinpath("prime_rl_keys.txt").read_text()
-    return (*snapshot.split(), *sorted(keys.OURS))
-
-
-@cache
-def known_tables() -> frozenset[str]:
-    """Every dotted key that is a table."""
-    return frozenset(key.rpartition(".")[0] for key in known_keys() if not key.endswith(".*"))
-
-
-def check_known(data: dict[str, Any], file: str) -> None:
-    """Refuse the first key that neither Prime-RL nor we know.
+def from_raw(raw: RawRun) -> RunConfig:
+    """What the embedded engine makes of a file that was read already.
 
     Raises:
-        UserError: With the nearest key that exists.
+        UserError: A key that does not exist, is refused, or has a value that cannot be.
     """
-    known = set(known_keys())
-    for key, _ in walk(data):
-        plain = without_indices(key)
-        inside = keys.longest(plain, {k[:-2] for k in known if k.endswith(".*")} | keys.OURS)
-        if plain not in known and not inside:
-            raise unknown_key(key, file, known_keys())
+    check_known(raw.data, raw.file)
+    data, unused = honoured(raw.data, raw.file)
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, raw.file, known=known_keys()) from None
+    note = f"not used by the embedded engine, which needs no such setting: {', '.join(unused)}"
+    return config.with_notes(*raw.notes, *([note] if unused else []))
 
 
-def walk(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted key, value) of nested tables, tables before what is in them; foreign tables are not entered."""
-    for name, value in data.items():
-        key = f"{prefix}{name}"
-        yield key, value
-        if name in FOREIGN or key in keys.OURS:
-            continue
-        if isinstance(value, dict):
-            yield from walk(value, f"{key}.")
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                if isinstance(item, dict):
-                    yield from walk(item, f"{key}[{index}].")
+def upgrade_file(file: Path, output: Path | None) -> list[str]:
+    """Write a run file in today's spelling; in place, the old one is kept beside it as `FILE.old`.
+
+    Returns:
+        What was done, a line each.
+
+    Raises:
+        UserError: No such file, not TOML, or an old spelling that cannot be translated.
+    """
+    raw = read(file)
+    check_known(raw.data, raw.file)
+    if raw.upgraded is None:
+        return [f"{file}: nothing to do, this is today's spelling"]
+    if output is None:
+        shutil.copy2(file, file.with_name(f"{file.name}.old"))
+    (output or file).write_text(raw.upgraded, encoding="utf-8")
+    return [raw.notes[0].split(";")[0], f"written to {output or file}"]
 
 
 def _text(path: Path) -> str:
     if not path.is_file():
-        raise UserError(
-            "no such file", where=str(path), do="pass --config a TOML file, such as configs/quickstart.toml"
-        )
+        do = "pass --config a TOML file, such as configs/quickstart.toml"
+        raise UserError("no such file", where=str(path), do=do)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text", where=str(path), do="save it as UTF-8") from None
 
 
-def _parse(text: str, file: str) -> dict[str, Any]:
+def _parse(text: str, file: str) -> TomlTable:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"not valid TOML: {error}", where=file, do="correct that line") from None
 
 
-def _nulls(value: Any) -> Any:
+def _nulls(value: object) -> object:
     """`"None"` as null, since TOML has none; as Prime-RL reads it."""
     if isinstance(value, dict):
         return {key: _nulls(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_nulls(item) for item in value]
     return None if value == "None" else value
-
-
-def _unused_note(unused: list[str]) -> tuple[str, ...]:
-    if not unused:
-        return ()
-    return (f"not used by the embedded engine, which needs no such setting: {', '.join(unused)}",)

@@ -1,11 +1,10 @@
-"""The run file: Prime-RL's own TOML, read for the embedded engine.
+"""The run file's schema, as far as the embedded engine honours it.
 
-Contract: `load` gives a `RunConfig` whose names, defaults and meaning are Prime-RL's at the pinned commit, so that
-one file works on both engines; `seed` and `[warmup]` are ours alone.
-Invariant: no key is dropped in silence. A key is honoured, or named in `RunConfig.notes` because only Prime-RL's own
-processes use it, or refused in one line that says what to do.
+Contract: names, defaults and meaning are Prime-RL's at the pinned commit, so that one file works on both engines;
+`seed`, `tensorboard`, `transcripts_mb`, `[prices]` and `[warmup]` are ours alone.
 """
 
+import re
 import uuid
 from collections.abc import Sequence
 from functools import reduce
@@ -13,23 +12,26 @@ from pathlib import Path
 from typing import Self
 
 import tomlkit
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from harbortrainer.config.base import Table
-from harbortrainer.config.orchestrator import OrchestratorConfig
-from harbortrainer.config.reader import RawRun, read
-from harbortrainer.config.trainer import TrainerConfig
-from harbortrainer.engines.local.learner.settings import CosineScheduler, LinearScheduler, LoraSettings
-from harbortrainer.warmup.config import WarmupConfig
+from harbortrainer.config.monitors_table import MonitorsConfig, Prices
+from harbortrainer.config.orchestrator_table import OrchestratorConfig
+from harbortrainer.config.source_table import SourceConfig
+from harbortrainer.config.table import Table, changed, spelled_out
+from harbortrainer.config.trainer_table import LoraSettings, TrainerConfig, require_fit
+from harbortrainer.config.warmup_table import WarmupConfig
 
-NULLABLE = (("trainer.optim", "max_norm"), ("orchestrator.concurrency", "max_inflight"))
+FOLDER_NAME = re.compile(r"[\w+@=,-][\w+@=, .-]{0,199}")
+"""What a run's folder may be called: no slash, no dot at the start."""
+
+NULLABLE = ("trainer.optim.max_norm", "orchestrator.concurrency.max_inflight")
 """Keys for which none means something else than leaving them out."""
 
 
 class ModelName(Table):
     """`[model]`."""
 
-    name: str = "Qwen/Qwen3-0.6B"
+    name: str = Field("Qwen/Qwen3-0.6B", min_length=1)
     """The policy: a hub id, or a folder that transformers can load."""
 
 
@@ -41,6 +43,14 @@ class RunName(Table):
 
     dir: str | None = None
     """Name of the run's folder under `output_dir`; the run's name when it is not given."""
+
+    @field_validator("name", "dir")
+    @classmethod
+    def _stays_in_output_dir(cls, name: str | None) -> str | None:
+        """The folder of that name is written to, and with `clean` removed: it must lie in `output_dir`."""
+        if name is not None and not FOLDER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a folder; use letters, digits, '-', '_', '.' and '+'")
+        return name
 
 
 class CkptConfig(Table):
@@ -70,20 +80,14 @@ class InferenceConfig(Table):
     """The sampler's limits."""
 
 
-class RunConfig(Table):
-    """A run, with every default filled in. `orchestrator.train.source` must have at least one entry."""
+class RunBasics(Table):
+    """What a run is on either engine: which policy, on how long samples, in which folder."""
 
     model: ModelName = ModelName()
     """The policy."""
 
-    max_steps: int | None = Field(None, ge=1)
-    """Training steps; none means until it is stopped."""
-
     seq_len: int = Field(2048, ge=1)
     """Most tokens of one training sample; longer samples are cut."""
-
-    seed: int = Field(0, ge=0)
-    """Ours alone: seed of everything drawn by the embedded engine and the warm-up."""
 
     output_dir: Path = Path("outputs")
     """Folder of runs; each run writes to `output_dir / run.dir`."""
@@ -93,6 +97,29 @@ class RunConfig(Table):
 
     run: RunName = RunName()
     """The run's name and folder."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return self.output_dir / str(self.run.dir)
+
+    def name_after(self, sources: Sequence[SourceConfig]) -> None:
+        """Make up a name as Prime-RL does when the file gives none; the folder is named after the run."""
+        if self.run.name is None:
+            envs = "+".join(dict.fromkeys(source.resolved_name for source in sources))
+            name = f"{envs or 'no-env'}--{Path(self.model.name).name}--{uuid.uuid4().hex[:8]}".lower()
+            self.run.name = re.sub(r"[^\w+.-]", "-", name).lstrip(".-")
+        self.run.dir = self.run.dir or self.run.name
+
+
+class RunConfig(RunBasics):
+    """A run, with every default filled in. `orchestrator.train.source` must have at least one entry."""
+
+    max_steps: int | None = Field(None, ge=1)
+    """Training steps; none means until it is stopped."""
+
+    seed: int = Field(0, ge=0)
+    """Ours alone: seed of everything drawn by the embedded engine and the warm-up."""
 
     ckpt: CkptConfig | None = None
     """Checkpoints; none means only at the end."""
@@ -109,6 +136,18 @@ class RunConfig(Table):
     warmup: WarmupConfig | None = None
     """Ours alone: make the policy first."""
 
+    transcripts_mb: int = Field(4000, ge=0)
+    """Ours alone: most megabytes of transcripts in the run's folder; the oldest steps' go first, 0 keeps none."""
+
+    monitors: MonitorsConfig = MonitorsConfig()
+    """Who is shown the figures beside the run's folder."""
+
+    tensorboard: bool = False
+    """Ours alone: event files for TensorBoard too, in `tensorboard/` of the run's folder (the extra `monitors`)."""
+
+    prices: Prices | None = None
+    """Ours alone: what tokens and hours cost, for the figures `cost/...`."""
+
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     @property
@@ -116,10 +155,10 @@ class RunConfig(Table):
         """What the user should be told once: translated spellings, keys that only Prime-RL's processes use."""
         return self._notes
 
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        return self.output_dir / str(self.run.dir)
+    def with_notes(self, *notes: str) -> Self:
+        """The run with what the user should be told about its reading."""
+        self._notes = notes
+        return self
 
     @property
     def max_model_len(self) -> int:
@@ -138,20 +177,15 @@ class RunConfig(Table):
         `clean` is left out, since it is about one start, and so is the sampler's address when it was not asked for.
         """
         data = self.model_dump(mode="json", exclude_none=True, exclude={"clean"})
-        for table, key in NULLABLE:
-            owner = reduce(getattr, table.split("."), self)
-            if getattr(owner, key) is None:
-                reduce(dict.__getitem__, table.split("."), data)[key] = "None"
+        for key in NULLABLE:
+            data = data if reduce(getattr, key.split("."), self) is not None else changed(data, key, "None")
         if "base_url" not in self.orchestrator.model.client.model_fields_set:
             del data["orchestrator"]["model"]
-        return tomlkit.dumps(data)
+        return tomlkit.dumps(spelled_out(data))
 
     @model_validator(mode="after")
     def _name_the_run(self) -> Self:
-        if self.run.name is None:
-            envs = "+".join(dict.fromkeys(source.resolved_name for source in self.orchestrator.train.source))
-            self.run.name = f"{envs}--{Path(self.model.name).name}--{uuid.uuid4().hex[:8]}".lower()
-        self.run.dir = self.run.dir or self.run.name
+        self.name_after(self.orchestrator.train.source)
         return self
 
     @model_validator(mode="after")
@@ -162,38 +196,5 @@ class RunConfig(Table):
 
     @model_validator(mode="after")
     def _scheduler_fits(self) -> Self:
-        plan, steps = self.trainer.scheduler, self.max_steps
-        if isinstance(plan, LinearScheduler | CosineScheduler):
-            if steps is None:
-                raise ValueError(f"trainer.scheduler.type = {plan.type!r} needs max_steps")
-            used = plan.warmup_steps + (plan.decay_steps if isinstance(plan, LinearScheduler) else 1)
-            if used > steps:
-                raise ValueError(f"trainer.scheduler needs {used} steps but max_steps is {steps}")
+        require_fit(self.trainer.scheduler, self.max_steps)
         return self
-
-
-def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run file for the embedded engine.
-
-    Args:
-        path: A TOML file in Prime-RL's schema, in today's spelling or the old one.
-        overrides: As on Prime-RL's command line: `["--orchestrator.batch-size", "32", "--no-clean"]`.
-
-    Returns:
-        The run with every default filled in; what the user should be told is in `.notes`.
-
-    Raises:
-        UserError: With the file, the dotted key (or the line) and what to do.
-    """
-    return from_raw(read(path, overrides))
-
-
-def from_raw(raw: RawRun) -> RunConfig:
-    """The schema's reading of a file that was read already.
-
-    Raises:
-        UserError: As `load`.
-    """
-    config, notes = raw.validate(RunConfig)
-    config._notes = notes
-    return config

@@ -1,23 +1,26 @@
 """The verifiers environment: one seat, the policy, playing one Harbor task per episode.
 
-Contract: an episode is one trial, retried as a whole when its outcome says so. `start` pays for the import of
-Harbor and LiteLLM (seconds of CPU) once per process and before the first task, off the event loop.
+Contract: an episode is one trial, retried as a whole when its outcome says so. `start` pays for the imports of
+Harbor, LiteLLM and what makes tokens (seconds of CPU) once per process and before the first task, off the event loop.
 """
 
 import asyncio
 import contextlib
 import gc
 import importlib
-import os
 import threading
 from collections.abc import Callable
 
 from verifiers.v1.agent import Agents
-from verifiers.v1.env import Env
+from verifiers.v1.clients import ModelContext
+from verifiers.v1.env import Env, RunSlot
+from verifiers.v1.episode import Episode
 from verifiers.v1.task import Task
 
-from harbortrainer.environment.config import HarborEnvConfig, HarborHarnessConfig
+from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig
 from harbortrainer.environment.taskset import HarborTask
+from harbortrainer.environment.verifiers_side import COUPLINGS, relayed, salt_the_prefix_cache
+from harbortrainer.harbor_side import keep_litellm_offline
 
 
 class HarborEnvironment(Env[HarborEnvConfig]):
@@ -25,9 +28,15 @@ class HarborEnvironment(Env[HarborEnvConfig]):
 
     async def start(self) -> None:
         """Import what a trial needs before the first one is asked for."""
+        COUPLINGS.check()
+        salt_the_prefix_cache()
         harness = self.config.agent.harness
-        agent = harness.agent if isinstance(harness, HarborHarnessConfig) else ""
-        await _beside(lambda: warm(agent))
+        ours = harness if isinstance(harness, HarborHarnessConfig) else HarborHarnessConfig()
+        await _beside(lambda: warm(ours.agent, renders=ours.capture == "interception"))
+
+    async def run_slot(self, slot: RunSlot, ctx: ModelContext, *args: object, **kwargs: object) -> Episode:
+        """One episode, with the further arguments of the installed release."""
+        return await super().run_slot(slot, relayed(ctx), *args, **kwargs)  # ty: ignore[invalid-argument-type]
 
     async def run(self, task: Task, agents: Agents) -> None:
         """One episode: the policy plays the task."""
@@ -60,13 +69,21 @@ async def _beside(work: Callable[[], None]) -> None:
     await done
 
 
-def warm(agent: str = "") -> None:
-    """Import Harbor, LiteLLM and the agent's module into this process."""
-    # Without a network LiteLLM would try to download its price list, again and again.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    for module in ("litellm", "harbor.trial.trial", agent.partition(":")[0] if ":" in agent else ""):
-        if module:
-            importlib.import_module(module)
+_TRIAL = ("litellm", "harbor.trial.trial", "harbortrainer.trials.harbor_config", "harbortrainer.trials.harbor_result")
+_RENDERING = ("renderers.client", "tokenizers", "transformers.models.auto.tokenization_auto")
+
+
+def warm(agent: str = "", *, renders: bool = True) -> None:
+    """Import into this process what its first trial needs.
+
+    Args:
+        agent: Harbor's name, or `module:Class`.
+        renders: Whether model calls are turned into tokens here.
+    """
+    keep_litellm_offline()
+    own = agent.partition(":")[0] if ":" in agent else ""
+    for module in (*_TRIAL, *(_RENDERING if renders else ()), *([own] if own else [])):
+        importlib.import_module(module)
     leave_imports_alone()
 
 

@@ -1,13 +1,14 @@
 """Harbor tasks as verifiers tasks.
 
-Contract: `HarborTaskset` reads a folder of Harbor tasks; a task's key is the hash of its content.
-`HarborTask` turns the record that the harness left on the trace into the reward. Invariant: a trace whose
+Contract: `HarborTaskset` reads a folder of Harbor tasks, or a set that is fetched once; a task's key is the hash of its
+content. `HarborTask` turns the record that the harness left on the trace into the reward. Invariant: a trace whose
 outcome does not train never ends with a reward, not even 0: `finalize` raises, whatever swallowed the error
 before.
 """
 
 import copy
-import hashlib
+import logging
+import time
 from collections.abc import Iterable
 
 import verifiers.v1 as vf
@@ -16,14 +17,15 @@ from verifiers.v1.task import Task, TaskData
 from verifiers.v1.taskset import Taskset
 from verifiers.v1.trace import Trace
 
-from harbortrainer.environment.config import HarborTasksetConfig
-from harbortrainer.environment.phases import forget_late_answers
-from harbortrainer.environment.retries import Attempts
-from harbortrainer.environment.scoring import record_of
-from harbortrainer.environment.state import HarborState, live
-from harbortrainer.errors import UserError
-from harbortrainer.tasks.checked import passed
-from harbortrainer.tasks.source import TaskRef, load_folder
+from harbortrainer.environment.attempts import Attempts, HarborState, live
+from harbortrainer.environment.late_answers import forget_late_answers
+from harbortrainer.environment.plugin_config import HarborTasksetConfig
+from harbortrainer.tasks.measured_rates import read_rates
+from harbortrainer.tasks.played_tasks import PlayedTasks, played_tasks
+from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.trials.record import record_of
+
+logger = logging.getLogger(__name__)
 
 
 class HarborTaskData(TaskData):
@@ -58,6 +60,15 @@ class HarborTask(Task[HarborTaskData, HarborState]):
         if self.attempts is not None:
             live(trace).attempts = self.attempts
 
+    @vf.stop
+    async def note_call(self, trace: Trace) -> bool:
+        """Asked before each model call: note that it is under way. Stops nothing.
+
+        verifiers records a call when it is over; one that is never answered is seen here alone.
+        """
+        live(trace).asked.append(time.time())
+        return False
+
     async def finalize(self, trace: Trace, runtime: Runtime) -> None:
         """Raise when the trial's outcome does not train.
 
@@ -78,16 +89,24 @@ class HarborTask(Task[HarborTaskData, HarborState]):
 
 
 class HarborTaskset(Taskset[HarborTask, HarborTasksetConfig]):  # ty: ignore[invalid-type-arguments]
-    """The Harbor tasks of a folder, in the order of their names."""
+    """The Harbor tasks of a source, in the order of their names."""
+
+    played: PlayedTasks | None = None
+    """What was loaded, and from where."""
 
     def load(self) -> Iterable[HarborTask]:
         """The chosen tasks. Raises `UserError` naming the file and the key when a task cannot be read."""
-        config = self.config
-        refs = load_folder(config.tasks_dir, config.include, config.exclude)
-        if config.checked_only:
-            refs = _checked(refs, config)
-        for index, ref in enumerate(ref for ref in refs if _in_split(ref, config)):
-            yield HarborTask(_data(ref, index), config.task)
+        self.played = played_tasks(self.config, tell=logger.info)
+        for line in self.played.left_out:
+            logger.warning("left out: %s", line)
+        for index, ref in enumerate(self.played.tasks):
+            yield HarborTask(_data(ref, index), self.config.task)
+
+    def measured(self) -> dict[str, float]:
+        """Mean rewards from before the run, by content key; empty without `difficulty`."""
+        if self.config.difficulty is None:
+            return {}
+        return {key: rate.mean_reward for key, rate in read_rates(self.config.difficulty).tasks.items()}
 
 
 def _data(ref: TaskRef, index: int) -> HarborTaskData:
@@ -99,20 +118,3 @@ def _data(ref: TaskRef, index: int) -> HarborTaskData:
         task_key=ref.key,
         n_steps=ref.n_steps,
     )
-
-
-def _checked(refs: list[TaskRef], config: HarborTasksetConfig) -> list[TaskRef]:
-    good = passed()
-    chosen = [ref for ref in refs if ref.key in good]
-    if not chosen:
-        do = f"run `harbortrainer tasks check {config.tasks_dir}`, or leave out checked_only"
-        raise UserError("none of these tasks passed the check as it is now", where=str(config.tasks_dir), do=do)
-    return chosen
-
-
-def _in_split(ref: TaskRef, config: HarborTasksetConfig) -> bool:
-    """A task's side depends on its name alone, so a growing folder moves no task to the other side."""
-    if config.split == "all":
-        return True
-    draw = int.from_bytes(hashlib.sha256(ref.name.encode()).digest()[:8]) / 2**64
-    return (draw < config.eval_share) == (config.split == "eval")

@@ -6,9 +6,10 @@ Invariant: two runs on one machine never share it, also when they share their na
 import hashlib
 from pathlib import Path
 
-from harbortrainer.sandbox.names import RUN_VARIABLE
-
-__all__ = ["RUN_VARIABLE", "run_label"]
+RUN_VARIABLE = "HARBORTRAINER_RUN"
+RUN_LABEL = "harbortrainer.run"
+TRIALS_DIR_VARIABLE = "HARBORTRAINER_TRIALS_DIR"
+"""Says where a run's trials go, to every process of it."""
 
 
 def run_label(folder: Path) -> str:

@@ -7,24 +7,24 @@ of the text before it sees it.
 import io
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dockerfile_parse import DockerfileParser
 from dockerfile_parse.util import WordSplitter, extract_key_values
 
-from harbortrainer.sandbox.errors import SandboxBuildError
+from harbortrainer.sandbox.sandbox_errors import SandboxBuildError
 
 _SILENT = {"COMMENT", "LABEL", "MAINTAINER"}
 _DONE = {"RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "SHELL"}
 _NOT_HONOURED = {
     "EXPOSE": "ports are not published",
-    "HEALTHCHECK": "the image's health check is not run",
     "CMD": "the image's command is not started",
-    "ENTRYPOINT": "the image's entry point is not started",
     "VOLUME": "volumes are plain folders",
     "STOPSIGNAL": "a sandbox ends at once",
     "ONBUILD": "there are no child images",
 }
+_BEYOND = {"ENTRYPOINT", "HEALTHCHECK"}
 _HEREDOC = re.compile(r"<<(-?)([\"']?)([A-Za-z_]\w*)\2")
 _DEFAULT = re.compile(r"\$\{(\w+):([-+])([^}]*)\}")
 
@@ -49,14 +49,16 @@ class Recipe:
     steps: list[Step] = field(default_factory=list)
     base: str = ""
     notices: list[str] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+    """What only an image of its own can give, in words."""
 
 
 def parse(text: str) -> Recipe:
     """The recipe of a Dockerfile; SandboxBuildError when it is not one."""
-    text, bodies = _without_heredocs(text)
+    text, bodies = without_heredocs(text)
     recipe = Recipe()
     before: list[Step] = []  # the ARGs before the first FROM
-    for item in DockerfileParser(fileobj=io.BytesIO(text.encode())).structure:
+    for item in DockerfileParser(fileobj=as_file(text)).structure:
         line = item["startline"]
         step = Step(item["instruction"].upper(), item["value"], line + 1, tuple(bodies.get(line, ())))
         if step.name == "FROM":
@@ -65,6 +67,9 @@ def parse(text: str) -> Recipe:
             before += [step] if step.name == "ARG" else []
         elif step.name in _DONE:
             recipe.steps.append(step)
+            recipe.beyond += [f"{step}"] if _needs_more(step) else []
+        elif step.name in _BEYOND:
+            recipe.beyond += [f"{step}"] if step.value.upper() not in ("NONE", "[]") else []
         elif step.name in _NOT_HONOURED:
             recipe.notices.append(f"{step.name}: {_NOT_HONOURED[step.name]}")
         elif step.name not in _SILENT:
@@ -80,10 +85,16 @@ def _stage(recipe: Recipe, step: Step, before: list[Step]) -> None:
     args = dict(pair for arg in before for pair in key_values(arg.value, {}, bare=""))
     words = [word for word in words_of(step.value, args) if not word.startswith("--")]
     recipe.base = words[0] if words else ""
-    recipe.steps = []
+    recipe.steps, recipe.beyond = [], []
 
 
-def _without_heredocs(text: str) -> tuple[str, dict[int, list[tuple[str, str]]]]:
+def _needs_more(step: Step) -> bool:
+    """Whether it copies from another image or stage, or from the network."""
+    flags, rest = flags_of(step.value) if step.name in ("COPY", "ADD") else ({}, "")
+    return "from" in flags or (step.name == "ADD" and "://" in rest)
+
+
+def without_heredocs(text: str) -> tuple[str, dict[int, list[tuple[str, str]]]]:
     """The text with heredoc bodies blanked (so that line numbers stay), and the bodies by line of their instruction."""
     lines, out, bodies = text.splitlines(), [], {}
     start, index = 0, 0
@@ -104,6 +115,29 @@ def _without_heredocs(text: str) -> tuple[str, dict[int, list[tuple[str, str]]]]
             out += [""] * (len(body) + 1)
             bodies.setdefault(start, []).append((word, "".join(f"{item}\n" for item in body)))
     return "\n".join(out) + "\n", bodies
+
+
+def as_file(text: str) -> io.BytesIO:
+    """The text as dockerfile-parse reads it."""
+    return io.BytesIO(text.encode())
+
+
+def with_bodies(value: str, bodies: Sequence[tuple[str, str]]) -> str:
+    """A RUN with heredocs, as the script it stands for: `RUN <<EOF` alone is its body."""
+    alone = [f"<<{bodies[0][0]}", f"<<-{bodies[0][0]}"] if len(bodies) == 1 else []
+    if value.replace('"', "").replace("'", "").strip() in alone:
+        return bodies[0][1]
+    return value + "".join(f"\n{text}{word}" for word, text in bodies) + ("\n" if bodies else "")
+
+
+def flags_of(value: str) -> tuple[dict[str, str], str]:
+    """The flags of an instruction (`--from=x`), and what comes after them."""
+    flags: dict[str, str] = {}
+    while value.startswith("--"):
+        flag, _, value = value.partition(" ")
+        name, _, setting = flag[2:].partition("=")
+        flags[name], value = setting, value.lstrip()
+    return flags, value
 
 
 def substitute(text: str, env: dict[str, str]) -> str:

@@ -7,31 +7,47 @@ limit holds for logs too. `docs/sandbox.md` says what the isolation is and is no
 
 import asyncio
 import os
+import socket
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, override
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, cast, override
 
-from harbor.environments.base import BaseEnvironment, EnvironmentPath, ExecResult
+from harbor.environments.base import EnvironmentPath, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
-from harbor.environments.definition import effective_exec_cwd
+from harbor.environments.definition import effective_exec_cwd, should_use_prebuilt_docker_image
+from harbor.utils.path_filter import filter_paths_by_patterns
 
-from harbortrainer.sandbox import layers, masks, transfer
-from harbortrainer.sandbox.errors import SandboxDiedError, SandboxError
+from harbortrainer.harbor_side.open_environment import OpenEnvironment
+from harbortrainer.sandbox import archives, host_view, image_layers, local_examination
 from harbortrainer.sandbox.guest import Finished, Guest
-from harbortrainer.sandbox.image import Image
-from harbortrainer.sandbox.layers import Layers
-from harbortrainer.sandbox.store import Store
+from harbortrainer.sandbox.images import built_image, host_terminal, image_choice
+from harbortrainer.sandbox.images.kept_images import GB, LIMIT_GB, KeptImages
+from harbortrainer.sandbox.images.start_up import StartUp
+from harbortrainer.sandbox.inside.messages import Command, HostView, SandboxSpec
+from harbortrainer.sandbox.layer_store import Store
+from harbortrainer.sandbox.post_mortem import PostMortem, check_host
+from harbortrainer.sandbox.sandbox_changes import ChangedFile, How, SandboxChanges
+from harbortrainer.sandbox.sandbox_errors import SandboxDiedError, SandboxError
+from harbortrainer.sandbox.task_image import Image
 
 _SHELL = "/bin/bash"
+_NAMES = {"/etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n", "/etc/hostname": "sandbox\n"}
+_VERIFIER = "/logs/verifier"
 _LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _warned: set[Path] = set()  # the tasks whose warning was logged by this process
 
 
-class LocalEnvironment(BaseEnvironment):
+class LocalEnvironment(OpenEnvironment):
     """A sandbox on this machine.
 
     Args:
-        rootfs: The root filesystem that the sandbox starts from; the host's own, masked, by default.
+        image: Whether its root is the task's image: `auto`, `build` or `host` (`images.image_choice`).
+        rootfs: Another root filesystem in place of the host's, which is masked; no image is built then.
+        env: Variables that come with it, as an image's do.
+        images_gb: How large the store of images and layers may grow; then the least recently used go.
         cache_dir: Where layers are kept between runs.
         memory_mb, disk_mb, pids: The limits of a task that sets none (`memory_mb`, `storage_mb`) of its own.
     """
@@ -39,8 +55,11 @@ class LocalEnvironment(BaseEnvironment):
     def __init__(
         self,
         *args: Any,
+        image: str = "auto",
         rootfs: str = "/",
+        env: dict[str, str] | None = None,
         cache_dir: str | None = None,
+        images_gb: float = LIMIT_GB,
         memory_mb: int = 2048,
         disk_mb: int = 1024,
         pids: int = 512,
@@ -50,7 +69,11 @@ class LocalEnvironment(BaseEnvironment):
         self._store = Store(Path(cache_dir) if cache_dir else None)
         self._defaults = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
         self._guest: Guest | None = None
+        self._grading, self._graded = False, False
+        self._uploaded: list[tuple[Path, str]] = []  # for grading
+        self._setting, self._env, self._images_gb = image, env or {}, images_gb
         self._image = Image()
+        self._start_up: StartUp | None = None
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -69,35 +92,112 @@ class LocalEnvironment(BaseEnvironment):
         return EnvironmentResourceCapabilities(memory_limit=True, cpu_limit=True)
 
     @override
-    def _validate_definition(self) -> None:
+    def check_definition(self) -> None:
         if not self._rootfs.is_dir():
             raise FileNotFoundError(f"rootfs {self._rootfs} is not a folder")
+        self._builder = image_choice.builder_for(self._setting, self._rootfs, self._store)
 
     @override
     async def start(self, force_build: bool) -> None:
-        layers.refuse(self.environment_dir, self.extra_docker_compose_paths)
+        image_layers.refuse(self.environment_dir, self.extra_docker_compose_paths)
         self._warn()
-        mask = await asyncio.to_thread(masks.plan, self._rootfs, hidden=(Path.cwd(), self._store.base))
         seconds = self.task_env_config.build_timeout_sec
-        building = self._spec(network=True)
-        self._image = await Layers(self._store, self._rootfs).image(self.environment_dir, building, mask, seconds)
-        self._guest = await Guest.start(self._spec(network=self._network_is_public), mask)
-        await self._upload_environment_dir_after_start()
+        self._image = await (self._built(seconds, force_build) if self._builder else self._on_rootfs(seconds))
+        if self._store.grew:
+            await KeptImages(self._store).keep_within(int(self._images_gb * GB))
+        self._guest = await Guest.start(self._spec(network=self.network_is_public), await self._view())
+        self._start_up = StartUp(self._guest, self._image)
+        await self._start_up.begin()
+        await self.upload_task_files()
+
+    async def _built(self, seconds: float, force_build: bool) -> Image:
+        """The image that the task asks for, with a terminal below it."""
+        assert self._builder is not None
+        docker_image = self.task_env_config.docker_image
+        pulled = should_use_prebuilt_docker_image(
+            self.environment_dir, docker_image=docker_image, force_build=force_build
+        )
+        reference = docker_image if pulled else None
+        image = await built_image.built(self.environment_dir, reference, self._store, self._builder, seconds)
+        terminal = await host_terminal.layer(self._store)
+        return replace(image, lowers=[*image.lowers, *([terminal] if terminal else [])])
+
+    async def _on_rootfs(self, seconds: float) -> Image:
+        """What the Dockerfile's instructions leave on top of the root filesystem."""
+        docker_image = self.task_env_config.docker_image
+        image_choice.refuse_beyond_host(self.environment_dir, docker_image, self._rootfs)
+        building, view = self._spec(network=True), await self._view()
+        start = Image(env=Image().env | self._env)
+        return await image_layers.image_of(self.environment_dir, self._store, building, view, seconds, start)
 
     def _warn(self) -> None:
         if self.environment_dir in _warned:
             return
         _warned.add(self.environment_dir)
-        found = layers.notices(self.environment_dir, self._rootfs, self.task_env_config.docker_image)
-        if self._network_is_public:
+        found = []
+        if self._builder is None:
+            found += image_layers.notices(self.environment_dir, self._rootfs, self.task_env_config.docker_image)
+        if self.network_is_public:
             found.append("network_mode 'public' is the network of this machine, its localhost included")
         if found:
             self.logger.warning("%s in a local sandbox: %s", self.environment_name, "; ".join(found))
+
+    async def make_room(self, *, kill: bool = False) -> None:
+        """Grading begins: outside of the agent's part, with more disk, memory and processes than the agent had, without
+        what had used all of them up."""
+        await self._running.grading(begins=True, kill=kill)
+        self._grading, self._graded, self._uploaded = True, False, []
+
+    async def room_is_over(self) -> None:
+        """An agent works again: what is asked for now happens in its part."""
+        self._grading, self._graded, self._uploaded = False, False, []
+        await self._running.grading(begins=False)
+
+    async def _after_grading(self) -> None:
+        """Harbor has no event between the end of grading and the set-up of the next step."""
+        if self._graded:
+            await self.room_is_over()
+
+    async def changes(self) -> SandboxChanges | None:
+        """What was changed since the agent began to work; None when it has ended."""
+        try:
+            found = await self._running.look()
+        except SandboxError:
+            return None
+        if found is None:
+            return None
+        files = zip(found.paths, found.hows, found.sizes, strict=True)
+        listed = [ChangedFile(path, cast("How", how), size) for path, how, size in files]
+        return SandboxChanges(listed, found.total, found.tools)
+
+    async def listen_inside(self, port: int) -> socket.socket | None:
+        """A socket that listens at `port` of its loopback; None where it has no network of its own."""
+        return None if self.network_is_public else await self._running.listen(port)
+
+    async def post_mortem(self) -> PostMortem:
+        """What is wrong in it, and whether a fresh sandbox of the same kind works."""
+        found = PostMortem()
+        if self._guest is not None:
+            await local_examination.examine(found, self._guest, self._uploaded, self._fresh)
+        if found.signs:
+            await check_host(found, self.trial_paths.trial_dir)
+        return found
+
+    async def _fresh(self) -> Guest:
+        return await Guest.start(self._spec(network=self.network_is_public), await self._view())
+
+    async def _view(self) -> HostView | None:
+        if self._builder is not None:
+            return None
+        return await asyncio.to_thread(host_view.view_of, self._rootfs, hidden=(Path.cwd(), self._store.base))
 
     @override
     async def stop(self, delete: bool) -> None:
         if self._guest is not None:
             await self._guest.stop()
+        if self._start_up is not None:
+            await self._start_up.end()
+        self._store.let_go()
 
     @override
     async def exec(
@@ -108,12 +208,16 @@ class LocalEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        who = self._resolve_user(user)
-        who = self._image.user if who is None else who
+        await self._after_grading()
+        who = self.user_of(user)
+        asked = Command(
+            [_SHELL, "-c", command],
+            cwd=effective_exec_cwd(cwd, self.task_env_config.workdir, self._image.workdir) or "/",
+            env=self._image.env | self.variables_of(env),
+            user=self._image.user if who is None else who,
+        )
         try:
-            done = await self._run(
-                [_SHELL, "-c", command], cwd=cwd, env=self._merge_env(env), user=who, seconds=timeout_sec or None
-            )
+            done = await self._running.run(asked, seconds=timeout_sec or None)
         except TimeoutError as error:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
         return _result(done)
@@ -126,94 +230,103 @@ class LocalEnvironment(BaseEnvironment):
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         await self._upload(target_dir, Path(source_dir))
+        if self._grading:
+            self._uploaded.append((Path(source_dir), target_dir))
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         with await self._fetch("send", source_path) as content:
-            await asyncio.to_thread(transfer.copy_out, content, Path(target_path))
+            await asyncio.to_thread(archives.copy_out, content, Path(target_path))
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         with await self._fetch("pack", source_dir) as archive:
-            await asyncio.to_thread(transfer.unpack, archive, Path(target_dir))
+            await asyncio.to_thread(archives.unpack, archive, Path(target_dir))
+        self._graded = self._grading and source_dir.rstrip("/") == _VERIFIER
+
+    @override
+    async def download_dir_filtered(
+        self,
+        *,
+        source_dir: str,
+        target_dir: Path | str,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        protect: Sequence[str] | None = None,
+    ) -> None:
+        """Without Harbor's way over /tmp, where the agent could put something else."""
+        with TemporaryDirectory() as folder:
+            await self.download_dir(source_dir, folder)
+            choose = partial(filter_paths_by_patterns, include=include, exclude=exclude)
+            await asyncio.to_thread(archives.move_chosen, Path(folder), Path(target_dir), choose, protect or ())
 
     @override
     async def is_dir(self, path: str, user: str | int | None = None) -> bool:
-        return (await self._run(["is", "d", path], call=True, user=user)).code == 0
+        return (await self._running.run(Command(["is", "d", path], call=True, user=user))).code == 0
 
     @override
     async def is_file(self, path: str, user: str | int | None = None) -> bool:
-        return (await self._run(["is", "f", path], call=True, user=user)).code == 0
+        return (await self._running.run(Command(["is", "f", path], call=True, user=user))).code == 0
 
     @override
     async def empty_dirs(self, dirs: Sequence[EnvironmentPath], *, chmod: bool = True) -> ExecResult | None:
         if not dirs:
             return None
-        done = await self._run(["empty", "777" if chmod else "", *map(str, dirs)], call=True)
-        return _result(done)
+        asked = Command(["empty", "777" if chmod else "", *map(str, dirs)], call=True)
+        return _result(await self._running.run(asked))
 
     async def _upload(self, folder: str, source: Path, name: str | None = None) -> None:
-        archive = await asyncio.to_thread(transfer.archive, source, name)
+        await self._after_grading()
+        archive = await asyncio.to_thread(archives.archive, source, name)
         try:
-            done = await self._run(["unpack", folder], call=True, stdin=archive)
+            done = await self._running.run(Command(["unpack", folder], call=True), stdin=archive)
         finally:
             os.close(archive)
         _expect_success(done, f"upload to {folder}")
 
     async def _fetch(self, call: str, path: str) -> BinaryIO:
         """What a call writes, in memory. The caller closes it."""
-        limit = 2 * self._limit("disk_mb", self._effective_storage_mb) << 20
+        limit = 2 * self._limit("disk_mb", self.storage_mb) << 20
         content = os.fdopen(os.memfd_create("download", os.MFD_CLOEXEC), "r+b")
         try:
-            done = await self._run([call, path, str(limit)], call=True, stdout=content.fileno())
+            done = await self._running.run(Command([call, path, str(limit)], call=True), stdout=content.fileno())
             _expect_success(done, f"download of {path}")
-        except BaseException:
+        except BaseException:  # the caller is told, and never has the file to close
             content.close()
             raise
         if done.stderr:
             self.logger.warning("download of %s: %s", path, done.stderr.decode(errors="replace").strip())
         return content
 
-    async def _run(
-        self, argv: list[str], *, cwd: str | None = None, env: dict[str, str] | None = None, **more: Any
-    ) -> Finished:
+    @property
+    def _running(self) -> Guest:
         if self._guest is None:
             raise SandboxDiedError("the sandbox was not started")
-        folder = effective_exec_cwd(cwd, self.task_env_config.workdir, self._image.workdir) or "/"
-        return await self._guest.run(argv, cwd=folder, env={**self._image.env, **(env or {})}, **more)
-
-    def _binds(self) -> list[dict[str, Any]]:
-        """The mounts that the user asked for; Harbor's own, of the trial's log folders, are not made."""
-        return [
-            {"source": mount["source"], "target": mount["target"], "read_only": bool(mount.get("read_only"))}
-            for mount in self._mounts
-            if mount["type"] == "bind" and not mount["target"].startswith("/logs/")
-        ]
+        return self._guest
 
     def _limit(self, name: str, wanted: int | None) -> int:
         return wanted or self._defaults[name]
 
-    def _spec(self, *, network: bool) -> dict[str, Any]:
-        memory = self._limit("memory_mb", self._resource_value("memory"))
-        disk = self._limit("disk_mb", self._effective_storage_mb)
-        cpus = self._resource_value("cpu")
-        return {
-            "rootfs": str(self._rootfs),
-            "layer": self._image.layer,
-            "small": self._image.small,
-            "binds": self._binds(),
-            "upper": None,
-            "disk_mb": disk,
-            "inodes": 1000 * disk,
-            "dirs": [*_LOGS, *self._mount_targets(writable_only=True)],
-            "files": {"/etc/resolv.conf": _resolvers()} if network else {},
-            "hostname": "sandbox",
-            "network": network,
-            # What is written to the disk lies in memory too.
-            "memory_bytes": (memory + disk) << 20,
-            "pids": self._defaults["pids"],
-            "cpu_us": None if cpus is None else int(cpus * 100_000),
-        }
+    def _spec(self, *, network: bool) -> SandboxSpec:
+        memory = self._limit("memory_mb", self.memory_mb)
+        disk = self._limit("disk_mb", self.storage_mb)
+        # The mounts that the user asked for; Harbor's own, of the trial's log folders, are not made.
+        binds = [mount for mount in self.bind_mounts if not mount.target.startswith("/logs/")]
+        return SandboxSpec(
+            rootfs=str(self._rootfs),
+            lowers=self._image.lowers,
+            layer=self._image.layer,
+            small=self._image.small,
+            binds={mount.target: mount.source for mount in binds},
+            read_only=[mount.target for mount in binds if mount.read_only],
+            dirs=[*_LOGS, *self.writable_targets],
+            files=(_NAMES if self._image.lowers else {}) | ({"/etc/resolv.conf": _resolvers()} if network else {}),
+            network=network,
+            disk_mb=disk,
+            memory_bytes=(memory + disk) << 20,  # what is written to the disk lies in memory too
+            pids=self._defaults["pids"],
+            cpu_us=None if self.cpus is None else int(self.cpus * 100_000),
+        )
 
 
 def _resolvers() -> str:

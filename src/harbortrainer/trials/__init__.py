@@ -3,6 +3,6 @@
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TrialRecord
 from harbortrainer.trials.runner import run_trial
-from harbortrainer.trials.spec import ModelEndpoint, TrialSpec
+from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec
 
 __all__ = ["ModelEndpoint", "Outcome", "TrialRecord", "TrialSpec", "run_trial"]

@@ -1,44 +1,44 @@
 """`TrainableTerminus2`: Harbor's Terminus-2 by import path, changed in the few places that training needs.
 
 What the model sees and what its answers do is Harbor's. Different are: how a run ends (at a limit it ends
-cleanly, so that the verifier grades what was left; a failure has a name), what is written (the trajectory once,
-in a thread), and the defaults (reasoning stays in the history, no summaries, no recording).
+cleanly, so that the verifier grades what was left; a failure has a name; an answer that cannot be typed is a
+malformed one), what is written (the trajectory once, in a thread), and the defaults (reasoning stays in the
+history, no summaries, no recording).
 """
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, override
 
-from harbor.agents.terminus_2.terminus_2 import Command, Terminus2
+from harbor.agents.terminus_2.terminus_2 import Command
 from harbor.agents.terminus_2.tmux_session import TmuxSession
 from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse
 from harbor.llms.chat import Chat
 from harbor.models.agent.context import AgentContext
-from harbor.models.trial.paths import EnvironmentPaths
 
-from harbortrainer.sandbox.errors import SandboxDiedError
-from harbortrainer.trials import trajectory
+from harbortrainer.harbor_side.terminus import AnswerParser, OpenTerminus2
+from harbortrainer.sandbox.sandbox_errors import SandboxDiedError
+from harbortrainer.trials.chat_client import ChatClient, ClientSettings
 from harbortrainer.trials.faults import RolloutEnd, SandboxTimeoutError
-from harbortrainer.trials.llm import ChatClient, ClientSettings
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.secrets import api_key
 from harbortrainer.trials.terminal import SOCKET_ENV, QuickTmux
+from harbortrainer.trials.thinking import answer_alone
 from harbortrainer.trials.tokens import rollout_details
+from harbortrainer.trials.typeable import TypeableParser
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS = {
     "interleaved_thinking": True,
     "enable_summarize": False,
     "record_terminal_session": False,
     "suppress_max_turns_warning": True,
 }
 
-# Stock's, without its three blind tries: the client has retried what is worth it.
-_ask_once = Terminus2._query_llm.__wrapped__  # type: ignore[attr-defined]
 
-
-class TrainableTerminus2(Terminus2):
+class TrainableTerminus2(OpenTerminus2):
     """Terminus-2 for training. Takes Terminus-2's keyword arguments and those below.
 
     With `api_base` the model is asked by `ChatClient`; without it by Harbor's own LiteLLM backend.
@@ -58,66 +58,47 @@ class TrainableTerminus2(Terminus2):
         model_timeout_s: float = 600.0,
         **kwargs: Any,
     ) -> None:
-        self._patience = {
-            "max_cut_answers": max_cut_answers,
-            "retries": model_retries,
-            "timeout_s": model_timeout_s,
-        }
+        self._client: ChatClient | None = None
+        if kwargs.get("api_base"):
+            patience = {"max_cut_answers": max_cut_answers, "retries": model_retries, "timeout_s": model_timeout_s}
+            self._client = _client_of(kwargs, **patience)
         self._records_terminal = bool(kwargs.get("record_terminal_session"))
         self._pane = kwargs.get("tmux_pane_width", 160), kwargs.get("tmux_pane_height", 40)
+        self._turns_before = 0
+        self._begin()
+        super().__init__(logs_dir, *args, **_DEFAULTS | kwargs)
+
+    def _begin(self) -> None:
         self._ending: Outcome | None = None
         self._parse_errors = 0
         self._confirmed = False
-        self._turns_before = 0
-        super().__init__(logs_dir, *args, **_DEFAULTS | kwargs)
 
     @property
     def turn_tokens(self) -> list[TurnTokens]:
         """What was sampled, call by call, over all steps; empty without `collect_rollout_details`."""
-        return self._llm.turns if isinstance(self._llm, ChatClient) else []
+        return self._client.turns if self._client is not None else []
 
     @override
-    def _init_llm(self, *args: Any, **kwargs: Any) -> BaseLLM:
-        if not kwargs.get("api_base"):
-            return super()._init_llm(*args, **kwargs)
-        info = kwargs.get("model_info") or {}
-        settings = ClientSettings(
-            model=kwargs["model_name"].removeprefix("hosted_vllm/"),
-            base_url=kwargs["api_base"],
-            context_limit=info.get("max_input_tokens", 32768),
-            output_limit=info.get("max_output_tokens"),
-            collect_tokens=kwargs["collect_rollout_details"],
-            **self._patience,
-        )
-        sampling = dict(kwargs.get("llm_kwargs") or {})
-        if kwargs.get("temperature") is not None:
-            sampling["temperature"] = kwargs["temperature"]
-        return ChatClient(settings, api_key=api_key(), sampling=sampling)
+    def make_llm(self) -> BaseLLM | None:
+        return self._client
+
+    @override
+    def make_parser(self, stock: AnswerParser) -> AnswerParser:
+        return TypeableParser(stock)
 
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
         with environment.scoped_exec_env(SOCKET_ENV):
             if self._records_terminal:
-                return await super().setup(environment)
-            width, height = self._pane
-            self._session = QuickTmux(
-                session_name=self.name(),
-                environment=environment,
-                logging_path=EnvironmentPaths.agent_dir / "terminus_2.pane",
-                local_asciinema_recording_path=None,
-                remote_asciinema_recording_path=None,
-                pane_width=width,
-                pane_height=height,
-                extra_env=self._extra_env,
-                user=environment.default_user,
-            )
-            await self._session.start()
+                await super().setup(environment)
+            else:
+                await self.open_terminal(QuickTmux, environment, self._pane).start()
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        self._ending, self._parse_errors, self._confirmed = None, 0, False
-        if isinstance(self._llm, ChatClient):
-            self._llm.waited_s, self._turns_before = 0.0, len(self._llm.turns)
+        self._begin()
+        if self._client is not None:
+            self._client.waited_s, self._turns_before = 0.0, len(self._client.turns)
         try:
             with environment.scoped_exec_env(SOCKET_ENV):
                 await super().run(instruction, environment, context)
@@ -131,15 +112,15 @@ class TrainableTerminus2(Terminus2):
             raise SandboxTimeoutError(str(error) or "a command in the sandbox timed out") from error
         finally:
             self._tell(context)
-            await asyncio.to_thread(trajectory.write, self)
-            if isinstance(self._llm, ChatClient):
-                await self._llm.aclose()
+            await asyncio.to_thread(self.write_trajectory)
+            if self._client is not None:
+                await self._client.aclose()
 
     async def _note_why_it_ended(self, environment: BaseEnvironment) -> None:
         """The loop returned: the task was declared done, the turns are used up, or the terminal is gone."""
         if self._confirmed:
             return
-        if self._n_episodes >= self._max_episodes:
+        if self.turns_used_up:
             self._ending = Outcome.turn_limit
         elif (await environment.exec("true")).return_code != 0:
             raise SandboxDiedError("the sandbox does not answer any more")
@@ -151,60 +132,52 @@ class TrainableTerminus2(Terminus2):
             "ending": self._ending.value if self._ending else None,
             "parse_errors": self._parse_errors,
         }
-        if isinstance(self._llm, ChatClient):
-            context.metadata["model_s"] = self._llm.waited_s
-            context.rollout_details = rollout_details(self._llm.turns[self._turns_before :])
-        trajectory.note_usage(context, self._model_name)
+        if self._client is not None:
+            context.metadata["model_s"] = self._client.waited_s
+            context.rollout_details = rollout_details(self._client.turns[self._turns_before :])
+        self.note_usage(context)
 
     @override
-    async def _query_llm(  # ty: ignore[incompatible-attribute-override] - stock wraps its own in retries
-        self,
-        chat: Chat,
-        prompt: str,
-        original_instruction: str = "",
-        session: TmuxSession | None = None,
-    ) -> LLMResponse:
-        self._keep_reasoning_of_a_cut_answer(chat)
-        answer = await _ask_once(self, chat, prompt, original_instruction, session)
-        if isinstance(answer, str):  # a cut answer of which the XML parser saved a part
-            chat.messages.append({"role": "user", "content": prompt})
-            chat.messages.append({"role": "assistant", "content": answer})
-            return LLMResponse(content=answer)
-        return answer
-
-    def _keep_reasoning_of_a_cut_answer(self, chat: Chat) -> None:
-        """Stock puts a cut answer back without its reasoning, which would rewrite the history."""
-        reasoning = self._llm.cut_reasoning if isinstance(self._llm, ChatClient) else None
+    async def ask(self, chat: Chat, prompt: str, instruction: str, session: TmuxSession | None) -> LLMResponse:
+        # Stock puts a cut answer back without its reasoning, which would rewrite the history.
+        reasoning = self._client.cut_reasoning if self._client is not None else None
         if reasoning and chat.messages and chat.messages[-1]["role"] == "assistant":
             chat.messages[-1]["reasoning_content"] = reasoning
+        return answer_alone(await super().ask(chat, prompt, instruction, session))
 
     @override
-    async def _handle_llm_interaction(
-        self, chat: Chat, prompt: str, original_instruction: str = "", session: TmuxSession | None = None
-    ) -> tuple[list[Command], bool, str, str, str, LLMResponse]:
-        was_pending = self._pending_completion
-        answer = await super()._handle_llm_interaction(chat, prompt, original_instruction, session)
-        _, is_task_complete, feedback, *_ = answer
-        malformed = "ERROR:" in feedback
+    def note_answer(self, *, malformed: bool, confirmed: bool) -> None:
         self._parse_errors += malformed
-        self._confirmed = is_task_complete and was_pending and not malformed
-        return answer
+        self._confirmed = confirmed
 
     @override
-    async def _execute_commands(self, commands: list[Command], session: TmuxSession) -> tuple[bool, str]:
+    async def type_commands(self, commands: list[Command], session: TmuxSession) -> tuple[bool, str]:
         try:
             if not commands or not isinstance(session, QuickTmux):
-                return await super()._execute_commands(commands, session)
+                return await super().type_commands(commands, session)
             *first, last = commands
             for command in first:
                 await session.send_keys(command.keystrokes, min_timeout_sec=command.duration_sec)
-            return False, self._limit_output_length(await session.type_and_look(last.keystrokes, last.duration_sec))
+            return False, self.shortened(await session.type_and_look(last.keystrokes, last.duration_sec))
         except RuntimeError as error:
             if isinstance(error, SandboxDiedError) or await session.is_session_alive():
                 raise
             # The model closed its own terminal: nobody's failure, and what it left is graded.
             raise RolloutEnd(Outcome.completed, "the terminal was closed") from error
 
-    @override
-    def _dump_trajectory(self) -> None:
-        """Not every turn: that is quadratic and stalls the event loop. `run` writes it once."""
+
+def _client_of(kwargs: Mapping[str, Any], **patience: float) -> ChatClient:
+    """The client that Terminus-2's own arguments describe."""
+    limits = kwargs.get("model_info") or {}
+    settings = ClientSettings.model_validate(
+        {
+            "model": kwargs["model_name"].removeprefix("hosted_vllm/"),
+            "base_url": kwargs["api_base"],
+            "context_limit": limits.get("max_input_tokens", 32768),
+            "output_limit": limits.get("max_output_tokens"),
+            "collect_tokens": kwargs.get("collect_rollout_details", False),
+            **patience,
+        }
+    )
+    heat = {} if kwargs.get("temperature") is None else {"temperature": kwargs["temperature"]}
+    return ChatClient(settings, api_key=api_key(), sampling=(kwargs.get("llm_kwargs") or {}) | heat)

@@ -2,14 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from harbortrainer.trials.spec import TRAINABLE_TERMINUS, ModelEndpoint, TrialSpec
+from harbortrainer.config.agent_table import OUR_TERMINUS, TERMINUS
+from harbortrainer.trials.agent_model import told
+from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import TrialConfig
-
-# These neither call a model nor take a model's keyword arguments.
-_WITHOUT_MODEL = frozenset({"oracle", "nop"})
-_TERMINUS = frozenset({TRAINABLE_TERMINUS, "terminus-2"})
 
 
 def trial_config(spec: TrialSpec) -> "TrialConfig":
@@ -20,7 +18,7 @@ def trial_config(spec: TrialSpec) -> "TrialConfig":
     """
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 
-    from harbortrainer.sandbox.names import environment_config
+    from harbortrainer.sandbox.environment_types import environment_config
 
     named = "import_path" if ":" in spec.agent else "name"
     agent = _model_fields(spec) | {named: spec.agent, "override_timeout_sec": spec.agent_timeout_s}
@@ -38,16 +36,16 @@ def trial_config(spec: TrialSpec) -> "TrialConfig":
 
 def writes_key(spec: TrialSpec) -> bool:
     """Whether the model's key goes through Harbor's files and has to be removed from them afterwards."""
-    return spec.model is not None and spec.agent not in _WITHOUT_MODEL | {TRAINABLE_TERMINUS}
+    return spec.asks_a_model and spec.agent not in OUR_TERMINUS
 
 
 def _model_fields(spec: TrialSpec) -> dict[str, Any]:
     """`model_name`, `kwargs` and `env` of Harbor's agent config."""
-    if spec.model is None or spec.agent in _WITHOUT_MODEL:
+    if spec.model is None or not spec.asks_a_model:
         return {"kwargs": spec.agent_kwargs, "env": spec.agent_env}
-    if spec.agent not in _TERMINUS:
-        env = {"OPENAI_BASE_URL": spec.model.base_url, "OPENAI_API_KEY": spec.model.api_key.get_secret_value()}
-        return {"model_name": spec.model.name, "kwargs": spec.agent_kwargs, "env": env | spec.agent_env}
+    if spec.agent not in TERMINUS:
+        model_name, env = told(spec.agent).of(spec.model)
+        return {"model_name": model_name, "kwargs": spec.agent_kwargs, "env": env | spec.agent_env}
     kwargs = _terminus_kwargs(spec.model) | {"max_turns": spec.max_turns}
     if spec.agent == "terminus-2":
         kwargs["llm_kwargs"] = {

@@ -6,51 +6,86 @@ In a multi-step trial everything, also what failed, stands in `step_results`; th
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from harbortrainer.trials.outcome import Outcome, Phase, classify, worst
-from harbortrainer.trials.record import Failure, StepRecord, Timings, Tokens, TrialRecord, TurnTokens
-from harbortrainer.trials.rewards import only_finite, scalar
-from harbortrainer.trials.spec import TrialSpec
+from harbortrainer.config.plugin import REWARD_BOUND
+from harbortrainer.harbor_side import raised_by_the_agent
+from harbortrainer.sandbox.post_mortem import PostMortem
+from harbortrainer.trials.failure_message import why
+from harbortrainer.trials.outcome import BREAKABLE, Outcome, Phase, classify, finite, scalar, worst
+from harbortrainer.trials.record import (
+    Failure,
+    StepRecord,
+    Timings,
+    TokenCounts,
+    TrialRecord,
+    TurnTokens,
+    only_finite,
+)
 from harbortrainer.trials.tokens import of_rollout_details
+from harbortrainer.trials.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from harbor.models.agent.context import AgentContext
     from harbor.models.trial.result import ExceptionInfo, StepResult, TimingInfo, TrialResult
 
-# Harbor's method around the agent's run; it stands in the stack trace of what the agent raised, and only there.
-_AGENT_FRAME = "in _run_agent_phase"
 
-
-def record(result: "TrialResult", spec: TrialSpec, *, stop: str | None = None) -> TrialRecord:
+def record(
+    result: "TrialResult", spec: TrialSpec, *, stop: str | None = None, post_mortem: PostMortem | None = None
+) -> TrialRecord:
     """What is kept of a finished trial.
 
     Args:
         result: Harbor's.
         spec: What was run.
         stop: The condition on which the interception endpoint stopped the rollout.
+        post_mortem: What was found in the sandbox of a trial that failed.
     """
     steps = result.step_results or []
     contexts = [part.agent_result for part in (steps or [result]) if part.agent_result is not None]
     rewards = result.verifier_result.rewards if result.verifier_result else None
-    outcome = _outcome(result, rewards, stop)
+    outcome = _outcome(result, rewards, stop, spec.reward_bound)
+    own_doing = outcome in BREAKABLE and post_mortem is not None and post_mortem.blames_the_agent
+    if own_doing:
+        outcome = Outcome.self_inflicted
     failure = next((part.exception_info for part in [result, *steps] if part.exception_info), None)
     return TrialRecord(
         outcome=outcome,
         task=result.task_name,
         task_key=spec.task_key,
+        environment_type=spec.environment_type,
         trial_name=result.trial_name,
         trial_dir=str((spec.trials_dir / result.trial_name).absolute()),
         rewards=only_finite(rewards),
-        reward=scalar(rewards) if outcome.trains else None,
+        reward=0.0 if own_doing else scalar(rewards, spec.reward_bound) if outcome.trains else None,
         timings=_timings(result),
         turns=_count(contexts, "n_episodes"),
         parse_errors=_count(contexts, "parse_errors"),
-        tokens=Tokens(
+        tokens=TokenCounts(
             prompt=sum(context.n_input_tokens or 0 for context in contexts),
             completion=sum(context.n_output_tokens or 0 for context in contexts),
         ),
-        steps=[_step(step, stop if step is steps[-1] else None) for step in steps],
-        error=_failure(failure, outcome, rewards),
+        steps=[_own(_step(step, stop if step is steps[-1] else None, spec.reward_bound), own_doing) for step in steps],
+        error=_failure(failure, outcome, rewards, spec.reward_bound),
+        evidence=str(post_mortem or ""),
     )
+
+
+def breakable(result: "TrialResult") -> bool:
+    """Whether the trial, as it stands before its sandbox is taken down, failed in a way that an agent can bring about.
+
+    False as long as nothing failed: in separate mode the agent's sandbox goes before the verifier runs.
+    """
+    parts = result.step_results or [result]
+    failed = any(part.exception_info for part in [result, *parts])
+    graded = any(part.verifier and part.verifier.finished_at for part in parts)
+    began = any(part.agent_execution for part in parts)
+    rewards = result.verifier_result.rewards if result.verifier_result else None
+    return began and (failed or graded) and _outcome(result, rewards, None, REWARD_BOUND) in BREAKABLE
+
+
+def _own(step: StepRecord, own_doing: bool) -> StepRecord:
+    """The step in which the agent broke its sandbox says so."""
+    blamed = own_doing and step.outcome in BREAKABLE
+    return step.model_copy(update={"outcome": Outcome.self_inflicted}) if blamed else step
 
 
 def take_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
@@ -67,22 +102,31 @@ def take_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
     return taken
 
 
-def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None) -> Outcome:
+def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None, bound: float) -> Outcome:
     steps = result.step_results or []
-    own = _classify(result, rewards, stop) if result.exception_info or not steps else None
-    of_steps = [_step(step, stop if step is steps[-1] else None).outcome for step in steps]
+    own = _classify(result, rewards, stop, bound) if result.exception_info or not steps else None
+    of_steps = [_step(step, stop if step is steps[-1] else None, bound).outcome for step in steps]
     outcome = worst([*of_steps, *([own] if own else [])])
     # Each step may have rewards while what Harbor makes of them has not.
-    return Outcome.verifier_error if outcome.trains and scalar(rewards) is None else outcome
+    return Outcome.verifier_error if outcome.trains and scalar(rewards, bound) is None else outcome
 
 
-def _step(step: "StepResult", stop: str | None) -> StepRecord:
+def _step(step: "StepResult", stop: str | None, bound: float) -> StepRecord:
     rewards = step.verifier_result.rewards if step.verifier_result else None
-    outcome = _classify(step, rewards, stop)
-    return StepRecord(name=step.step_name, outcome=outcome, rewards=only_finite(rewards))
+    outcome = _classify(step, rewards, stop, bound)
+    turns = _turns(step.agent_result)
+    return StepRecord(name=step.step_name, outcome=outcome, rewards=only_finite(rewards), turns=turns)
 
 
-def _classify(part: "TrialResult | StepResult", rewards: dict[str, Any] | None, stop: str | None) -> Outcome:
+def _turns(context: "AgentContext | None") -> int | None:
+    """Answers that an agent got. Terminus-2 counts one that it asked for in vain, too."""
+    told = (context.metadata or {}).get("n_episodes") if context is not None else None
+    return 0 if told is not None and context is not None and not context.n_output_tokens else told
+
+
+def _classify(
+    part: "TrialResult | StepResult", rewards: dict[str, Any] | None, stop: str | None, bound: float
+) -> Outcome:
     info = part.exception_info
     metadata = (part.agent_result.metadata if part.agent_result else None) or {}
     ending = metadata.get("ending")
@@ -93,22 +137,28 @@ def _classify(part: "TrialResult | StepResult", rewards: dict[str, Any] | None, 
         phase=_phase(part, info) if info else "agent",
         ending=Outcome(ending) if ending else None,
         stop=stop,
+        bound=bound,
     )
 
 
 def _phase(part: "TrialResult | StepResult", info: "ExceptionInfo") -> Phase:
-    if _AGENT_FRAME in info.exception_traceback:
+    if raised_by_the_agent(info.exception_traceback):
         return "agent"
     if part.agent_execution is not None:
         return "verification"
     return "agent_setup" if getattr(part, "agent_setup", None) else "environment_setup"
 
 
-def _failure(info: "ExceptionInfo | None", outcome: Outcome, rewards: dict[str, Any] | None) -> Failure | None:
+def _failure(
+    info: "ExceptionInfo | None", outcome: Outcome, rewards: dict[str, Any] | None, bound: float
+) -> Failure | None:
     if info is not None:
-        return Failure(type=info.exception_type, message=_message(info)[:2000])
+        return Failure(type=info.exception_type, message=why(_message(info)))
     if outcome is Outcome.verifier_error:
-        return Failure(type="RewardNotFiniteError", message=f"the verifier gave {rewards}")
+        if not finite(rewards):
+            return Failure(type="RewardNotFiniteError", message=why(f"the verifier gave {rewards}"))
+        beyond = f"the verifier gave {rewards}; a reward further from zero than {bound:g} (reward_bound) is a mistake"
+        return Failure(type="RewardOutOfBoundError", message=why(beyond))
     return None
 
 

@@ -1,14 +1,22 @@
 """What this project does inside Harbor's trial, at Harbor's own events.
 
-After the agent: its token lists are taken out of the result. Before the verifier: the agent's leftovers go.
+Before the agent: its way to the model is opened, where it needs one. After the agent: its token lists are taken out of
+the result. Before the verifier: the agent's leftovers go. Before the agent's sandbox is taken down: if the trial failed
+in a way that an agent can bring about, the sandbox is examined.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from harbortrainer.config.plugin import Leftovers
+from harbortrainer.harbor_side import answers_in_chat
+from harbortrainer.sandbox.post_mortem import Examinable, PostMortem
+from harbortrainer.sandbox.sandbox_changes import SandboxChanges, TellsChanges
 from harbortrainer.trials import grading
 from harbortrainer.trials.faults import TokensMissingError
+from harbortrainer.trials.harbor_result import breakable, take_turn_tokens
 from harbortrainer.trials.record import TurnTokens
 
 if TYPE_CHECKING:
@@ -18,50 +26,111 @@ if TYPE_CHECKING:
 type Event = str
 """start, environment-start, agent-start, agent-end, verification-start, end, cancel: Harbor's own names."""
 
+_EXAMINATION_S = 180.0
+
 type OnEvent = Callable[[Event], Awaitable[None]]
 
 
 @dataclass
-class Seen:
+class Observed:
     """What the hooks saw while the trial ran."""
 
     turn_tokens: list[TurnTokens] = field(default_factory=list)
     """What the agent sampled, if it collects rollout_details."""
     defect: Exception | None = None
     """What `on_event` raised. Harbor records it like a failure of the trial; it is a defect of ours."""
+    changes: list[SandboxChanges] = field(default_factory=list)
+    """What was changed in the agent's sandbox, of each step."""
+    post_mortem: PostMortem | None = None
+    """What is wrong in the agent's sandbox, when the trial failed in a way that the agent can have brought about."""
 
 
-def add(trial: "Trial", on_event: OnEvent | None) -> Seen:
-    """Add the hooks; `on_event` is awaited before ours."""
+class Door(Protocol):
+    """The way from an agent inside its sandbox to the model."""
+
+    async def open(self, environment: object) -> None:
+        """An agent begins in this environment of Harbor's."""
+        ...
+
+    def shut(self) -> None:
+        """Its time is over."""
+        ...
+
+
+def add(trial: "Trial", on_event: OnEvent | None, leftovers: Leftovers = "keep", door: Door | None = None) -> Observed:
+    """Add the hooks; `on_event` is awaited before ours.
+
+    Args:
+        leftovers: What becomes of the processes that the agent left running, when grading begins.
+        door: Open while an agent is at work.
+    """
     from harbor.trial.hooks import TrialEvent
 
-    from harbortrainer.trials.harbor_result import take_turn_tokens
-
-    seen = Seen()
+    seen = Observed()
 
     async def tell(event: "TrialHookEvent") -> None:
         try:
             if on_event is not None:
                 await on_event(event.event.value)
-        except Exception as error:
+        except Exception as error:  # Harbor would swallow it; `run_trial` raises it again
             seen.defect = error
             raise
 
     async def take(event: "TrialHookEvent") -> None:
         del event
+        if door is not None:
+            door.shut()
+        if (found := await _changes(trial)) is not None:
+            seen.changes.append(found)
         turns = take_turn_tokens(trial.result)
         _refuse_lost_answers(trial, turns)
         seen.turn_tokens.extend(turns)
 
     async def clear(event: "TrialHookEvent") -> None:
         del event
-        await grading.clear(trial.agent_environment, trial.paths.verifier_dir, inside=_graded_inside(trial))
+        environment = trial.agent_environment
+        await grading.clear(
+            environment, trial.paths.verifier_dir, inside=_graded_inside(trial), kill=leftovers == "kill"
+        )
+        if seen.changes and (found := await _changes(trial)) is not None:
+            seen.changes[-1] = found  # by now: in separate mode the sandbox may be gone
+
+    async def begin(event: "TrialHookEvent") -> None:
+        del event
+        if isinstance(trial.agent_environment, Examinable):
+            await trial.agent_environment.room_is_over()
+        if door is not None:
+            await door.open(trial.agent_environment)
 
     for event in TrialEvent:
         trial.add_hook(event, tell)
     trial.add_hook(TrialEvent.AGENT_END, take)
+    trial.add_hook(TrialEvent.AGENT_START, begin)
     trial.add_hook(TrialEvent.VERIFICATION_START, clear)
+    _examine_before_the_end(trial, seen)
     return seen
+
+
+async def _changes(trial: "Trial") -> SandboxChanges | None:
+    environment = trial.agent_environment
+    return await environment.changes() if isinstance(environment, TellsChanges) else None
+
+
+def _examine_before_the_end(trial: "Trial", seen: Observed) -> None:
+    """Harbor has no event between a failure and the end of the sandbox."""
+    environment = trial.agent_environment
+    stop = environment.stop
+
+    async def examine_and_stop(delete: bool) -> None:
+        try:
+            if seen.post_mortem is None and isinstance(environment, Examinable) and breakable(trial.result):
+                seen.post_mortem = await asyncio.wait_for(environment.post_mortem(), _EXAMINATION_S)
+        except Exception as error:  # noqa: BLE001 - whatever the infrastructure raises: then it is not sound
+            seen.post_mortem = PostMortem(unsound=[f"the sandbox cannot be examined: {error!r}"])
+        finally:
+            await stop(delete)
+
+    setattr(environment, "stop", examine_and_stop)  # noqa: B010 - of this object alone
 
 
 def _refuse_lost_answers(trial: "Trial", turns: list[TurnTokens]) -> None:
@@ -70,12 +139,11 @@ def _refuse_lost_answers(trial: "Trial", turns: list[TurnTokens]) -> None:
     Raises:
         TokensMissingError: The chat of a stock Terminus-2 holds another number of answers than there are turns.
     """
-    chat = getattr(trial.agent, "_chat", None)
+    answers = answers_in_chat(trial.agent)
     collects = trial.config.agent.kwargs.get("collect_rollout_details", False)
-    if chat is None or not collects or hasattr(trial.agent, "turn_tokens"):
+    if not collects or hasattr(trial.agent, "turn_tokens"):
         return
-    answers = sum(message["role"] == "assistant" for message in chat.messages)
-    if answers != len(turns):
+    if answers is not None and answers != len(turns):
         raise TokensMissingError(f"{answers} answers in the chat, but {len(turns)} turns in rollout_details")
 
 

@@ -1,98 +1,61 @@
 """How a trial ended, who is to blame, and what follows from it. One table; everything asks here.
 
-Invariant: a failure is never a reward of 0. An outcome that trains comes with finite rewards of the
-verifier's; an outcome without them does not train. Pure: no I/O, no Harbor. `docs/outcomes.md` holds the table.
+Invariant: a failure is never a reward of 0. An outcome that trains comes with finite rewards of the verifier's,
+within a bound; an outcome without them does not train. The one exception is `self_inflicted`: what the agent broke in
+its own sandbox, shown while the infrastructure was sound, is worth 0. Pure: no I/O, no Harbor.
+`docs/outcomes.md` holds the table.
 """
 
-import math
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
-from harbortrainer.trials import exceptions as names
+from harbortrainer.config.plugin import REWARD_BOUND
+from harbortrainer.trials import exception_names as names
 
 type Blame = Literal["policy", "harness", "engine", "infrastructure", "task", "run"]
 type Phase = Literal["environment_setup", "agent_setup", "agent", "verification"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table.
-
-    Args:
-        blame: Who is to blame.
-        trains: Whether the verifier's reward goes to the learner.
-        flagged: Whether the trial was cut short, although it trains.
-        retries: How often the trial is tried again before it counts as lost.
-        backoff: Whether a retry waits first.
-    """
+class Outcome(StrEnum):
+    """How a trial ended, and its row of the table: who is to blame, and what follows."""
 
     blame: Blame
-    trains: bool = False
-    flagged: bool = False
-    retries: int = 0
-    backoff: bool = False
+    """Who is to blame."""
+    trains: bool
+    """Whether the verifier's reward goes to the learner."""
+    flagged: bool
+    """Whether the trial was cut short, although it trains."""
+    retries: int
+    """How often the trial is tried again before it counts as lost."""
+    pause_s: float
+    """Seconds before the first of these; they double."""
 
+    def __new__(
+        cls, name: str, blame: Blame, fate: Literal["trains", "flagged", "lost"], retries: int = 0, pause_s: float = 0.0
+    ) -> Self:
+        row = str.__new__(cls, name)
+        row._value_ = name
+        row.blame, row.retries, row.pause_s = blame, retries, pause_s
+        row.trains, row.flagged = fate != "lost", fate == "flagged"
+        return row
 
-class Outcome(StrEnum):
-    """How a trial ended. Its properties are its row of the table."""
+    completed = "completed", "policy", "trains"
+    agent_timeout = "agent_timeout", "policy", "flagged"
+    turn_limit = "turn_limit", "policy", "flagged"
+    context_limit = "context_limit", "policy", "flagged"
+    output_limit = "output_limit", "policy", "flagged"
+    self_inflicted = "self_inflicted", "policy", "flagged"
+    timeout_masked = "timeout_masked", "policy", "lost"
+    tampered = "tampered", "policy", "lost"
+    agent_error = "agent_error", "harness", "lost", 2
+    model_error = "model_error", "engine", "lost", 2, 1.0
+    sandbox_error = "sandbox_error", "infrastructure", "lost", 3, 1.0
+    verifier_error = "verifier_error", "task", "lost", 1
+    cancelled = "cancelled", "run", "lost"
 
-    completed = "completed"
-    agent_timeout = "agent_timeout"
-    turn_limit = "turn_limit"
-    context_limit = "context_limit"
-    output_limit = "output_limit"
-    agent_error = "agent_error"
-    model_error = "model_error"
-    sandbox_error = "sandbox_error"
-    verifier_error = "verifier_error"
-    cancelled = "cancelled"
-
-    @property
-    def blame(self) -> Blame:
-        """Who is to blame."""
-        return TABLE[self].blame
-
-    @property
-    def trains(self) -> bool:
-        """Whether the verifier's reward goes to the learner."""
-        return TABLE[self].trains
-
-    @property
-    def flagged(self) -> bool:
-        """Whether the trial was cut short, although it trains."""
-        return TABLE[self].flagged
-
-    @property
-    def retries(self) -> int:
-        """How often the trial is tried again before it counts as lost."""
-        return TABLE[self].retries
-
-    @property
-    def retried(self) -> bool:
-        """Whether the trial is tried again at all."""
-        return TABLE[self].retries > 0
-
-    @property
-    def backoff(self) -> bool:
-        """Whether a retry waits first."""
-        return TABLE[self].backoff
-
-
-TABLE: dict[Outcome, Row] = {
-    Outcome.completed: Row("policy", trains=True),
-    Outcome.agent_timeout: Row("policy", trains=True, flagged=True),
-    Outcome.turn_limit: Row("policy", trains=True, flagged=True),
-    Outcome.context_limit: Row("policy", trains=True, flagged=True),
-    Outcome.output_limit: Row("policy", trains=True, flagged=True),
-    Outcome.agent_error: Row("harness", retries=2),
-    Outcome.model_error: Row("engine", retries=2),
-    Outcome.sandbox_error: Row("infrastructure", retries=3, backoff=True),
-    Outcome.verifier_error: Row("task", retries=1),
-    Outcome.cancelled: Row("run"),
-}
 
 # The interception endpoint's word for why it refuses further calls, old and new spelling.
 STOPS: dict[str, Outcome] = {
@@ -126,6 +89,9 @@ _WORST_FIRST = (
     Outcome.model_error,
     Outcome.agent_error,
     Outcome.verifier_error,
+    Outcome.self_inflicted,
+    Outcome.tampered,
+    Outcome.timeout_masked,
     Outcome.agent_timeout,
     Outcome.context_limit,
     Outcome.output_limit,
@@ -134,9 +100,38 @@ _WORST_FIRST = (
 )
 
 
+BREAKABLE = frozenset({Outcome.agent_error, Outcome.sandbox_error, Outcome.verifier_error})
+"""Failures that an agent can bring about by what it does to its own sandbox."""
+
+
 def finite(rewards: Mapping[str, float] | None) -> bool:
     """Whether there are rewards and every one of them is a finite number."""
-    return bool(rewards) and all(isinstance(value, int | float) and math.isfinite(value) for value in rewards.values())
+    return bool(rewards) and all(_is_finite(value) for value in rewards.values())
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max  # an int can be larger than any float
+
+
+def scalar(rewards: Mapping[str, float] | None, bound: float = REWARD_BOUND) -> float | None:
+    """The scalar that trains: the key "reward" when it is there, else the mean of all values.
+
+    Args:
+        rewards: What the verifier gave.
+        bound: How far from zero the scalar may be.
+
+    Returns:
+        None when there are no rewards, one of them is not a finite number, or the scalar is beyond the bound: that is
+        never a 0.
+
+    Example:
+        >>> scalar({"speed": 1.0, "style": 0.5})
+        0.75
+    """
+    if rewards is None or not finite(rewards):
+        return None
+    value = float(rewards["reward"]) if "reward" in rewards else sum(map(float, rewards.values())) / len(rewards)
+    return value if abs(value) <= bound else None
 
 
 def classify(
@@ -147,6 +142,7 @@ def classify(
     phase: Phase = "agent",
     ending: Outcome | None = None,
     stop: str | None = None,
+    bound: float = REWARD_BOUND,
 ) -> Outcome:
     """The outcome of one trial, or of one step of it.
 
@@ -157,13 +153,14 @@ def classify(
         phase: Where the trial stood when it was raised.
         ending: The limit at which the agent says it ended by itself.
         stop: The condition on which the interception endpoint stopped the rollout (`max_turns`, ...).
+        bound: How far from zero the scalar of the rewards may be.
 
     Returns:
-        An outcome that trains only when every reward is a finite number.
+        An outcome that trains only when every reward is a finite number and their scalar is within the bound.
     """
     limit = ending or ending_of(stop) or stopped_by(message)
     cause = _cause(exception, phase, limit) if exception else limit or Outcome.completed
-    if cause.trains and not finite(rewards):
+    if cause.trains and scalar(rewards, bound) is None:
         return _without_reward(exception, cause)
     return cause
 

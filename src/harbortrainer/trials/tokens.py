@@ -1,11 +1,14 @@
 """Token ids and log-probabilities out of a chat completion, all of them or an error.
 
-Invariant: one log-probability for each sampled id, each a finite number, and a prompt; or nothing is returned.
+Invariant: one log-probability for each sampled id, each a finite number that can be one, and a prompt; or nothing is
+returned.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, Field
 
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens
@@ -14,7 +17,53 @@ if TYPE_CHECKING:
     from harbor.models.agent.rollout_detail import RolloutDetail
 
 
-def of_rollout_details(details: Sequence[Mapping[str, Any]]) -> list[TurnTokens]:
+_ROUNDING = 1e-3  # how far above 0 a log-probability may come out of a sum in low precision
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Logprob(BaseModel):
+    logprob: float
+
+
+class _Logprobs(BaseModel):
+    content: list[_Logprob] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Cached(BaseModel):
+    cached_tokens: int | None = None
+
+
+class CompletionUsage(BaseModel):
+    """What the server counted."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The body of /v1/chat/completions, as far as it is read; the ids as vLLM and the embedded sampler return them."""
+
+    choices: list[_Choice] = Field(min_length=1)
+    model: str | None = None
+    prompt_token_ids: list[int] | None = None
+    usage: CompletionUsage | None = None
+
+
+def of_rollout_details(details: "Sequence[RolloutDetail]") -> list[TurnTokens]:
     """Read Harbor's rollout_details, which it fills list by list, each only with what is there.
 
     Args:
@@ -25,10 +74,12 @@ def of_rollout_details(details: Sequence[Mapping[str, Any]]) -> list[TurnTokens]
     """
     turns = []
     for detail in details:
-        columns = [detail.get(key) or [] for key in ("prompt_token_ids", "completion_token_ids", "logprobs")]
-        if len({len(column) for column in columns}) != 1:
-            raise TokensMissingError(f"lists of {[len(column) for column in columns]} turns in rollout_details")
-        turns += [_checked(*turn, cut=False) for turn in zip(*columns, strict=True)]
+        prompts, answers = detail.get("prompt_token_ids") or [], detail.get("completion_token_ids") or []
+        logprobs = detail.get("logprobs") or []
+        lengths = [len(prompts), len(answers), len(logprobs)]
+        if len(set(lengths)) != 1:
+            raise TokensMissingError(f"lists of {lengths} turns in rollout_details")
+        turns += [_checked(*turn, cut=False) for turn in zip(prompts, answers, logprobs, strict=True)]
     return turns
 
 
@@ -45,30 +96,42 @@ def rollout_details(turns: list[TurnTokens]) -> "list[RolloutDetail] | None":
     ]
 
 
-def turn_tokens(reply: dict[str, Any], *, cut: bool) -> TurnTokens:
-    """Read one call's tokens as vLLM (`return_token_ids`) and the embedded sampler return them.
-
-    Args:
-        reply: The body of /v1/chat/completions.
-        cut: The answer was cut at its length.
+def turn_tokens(completion: ChatCompletion, *, cut: bool) -> TurnTokens:
+    """One call's tokens, asked for with `return_token_ids` and `logprobs`; `cut`: the answer was cut at its length.
 
     Raises:
         TokensMissingError: Something is missing, not finite, or of another length.
     """
-    choice = reply["choices"][0]
-    prompt = reply.get("prompt_token_ids") or choice.get("prompt_token_ids")
-    completion = choice.get("token_ids")
-    content = (choice.get("logprobs") or {}).get("content")
-    if not prompt or completion is None or content is None:
+    choice = completion.choices[0]
+    prompt = completion.prompt_token_ids or choice.prompt_token_ids
+    sampled = choice.logprobs.content if choice.logprobs else None
+    if not prompt or choice.token_ids is None or sampled is None:
         raise TokensMissingError("the model server returned no token ids or log-probabilities")
-    return _checked(prompt, completion, [entry["logprob"] for entry in content], cut=cut)
+    return _checked(prompt, choice.token_ids, [entry.logprob for entry in sampled], cut=cut)
+
+
+def fault_of(prompt: Sequence[int], completion: Sequence[int], logprobs: Sequence[float]) -> str:
+    """What is missing of a call's tokens, or does not fit together; "" when nothing is."""
+    if not prompt:
+        return "a turn without a prompt"
+    if min(prompt) < 0:
+        return "a negative token id"
+    return fault_of_answer(completion, logprobs)
+
+
+def fault_of_answer(completion: Sequence[int], logprobs: Sequence[float]) -> str:
+    """What cannot be in a sampled answer: other numbers of ids and log-probabilities, or values that are none; else
+    ""."""
+    if len(logprobs) != len(completion):
+        return f"{len(completion)} sampled tokens but {len(logprobs)} log-probabilities"
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in logprobs):
+        return "a log-probability is not a finite number"
+    if max(logprobs, default=0.0) > _ROUNDING:
+        return f"a log-probability of {max(logprobs):g}, above 0"
+    return "a negative token id" if min(completion, default=0) < 0 else ""
 
 
 def _checked(prompt: list[int], completion: list[int], logprobs: list[float], *, cut: bool) -> TurnTokens:
-    if not prompt:
-        raise TokensMissingError("a turn without a prompt")
-    if len(logprobs) != len(completion):
-        raise TokensMissingError(f"{len(completion)} sampled tokens but {len(logprobs)} log-probabilities")
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in logprobs):
-        raise TokensMissingError("a log-probability is not a finite number")
+    if fault := fault_of(prompt, completion, logprobs):
+        raise TokensMissingError(fault)
     return TurnTokens(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs, cut=cut)

@@ -1,4 +1,4 @@
-"""Transcripts as token sequences, by the renderer that the rollouts use.
+"""Demonstrations as token sequences, by the renderer that the rollouts use.
 
 Invariant: the tokens are the ones that a rollout with the same texts has, since the prompt is rendered and the next
 turn is bridged exactly as verifiers' train client does it: where the renderer cannot append a turn, the conversation is
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from renderers import AutoRendererConfig, create_renderer
-from renderers.base import MODEL_RENDERER_MAP, Message, Renderer
+from renderers.base import Message, Renderer
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from harbortrainer.warmup.transcripts import Transcript
+from harbortrainer.environment.chat_formats import has_known_format
+from harbortrainer.warmup.demonstrations import Demonstration
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,17 @@ class Encoded:
 
 def renderer_of(tokenizer: PreTrainedTokenizerBase) -> Renderer:
     """The renderer for a model of the hub; reasoning stays in the history, so that turns append."""
-    known = tokenizer.name_or_path in MODEL_RENDERER_MAP
+    known = has_known_format(tokenizer.name_or_path)
     return create_renderer(tokenizer, AutoRendererConfig(thinking_retention="all" if known else None))
 
 
-def encode(transcript: Transcript, renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> list[Encoded]:
+def encode(demonstration: Demonstration, renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> list[Encoded]:
     """The sequences of one episode: one, unless the renderer cannot append a turn."""
     found: list[Encoded] = []
     messages: list[Message] = []
     prompt: list[int] = []
     said: list[int] = []
-    for shown, reply in transcript.turns:
+    for shown, reply in demonstration:
         messages.append({"role": "user", "content": shown})
         bridged = renderer.bridge_to_next_turn(prompt, said, messages[-1:]) if said else None
         if bridged is None:
@@ -55,13 +57,10 @@ def encode(transcript: Transcript, renderer: Renderer, tokenizer: PreTrainedToke
 def collate(rows: Iterable[Encoded], *, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pad to one length: ids [B, T], attention [B, T], labels [B, T] (-100 where nothing is learned)."""
     rows = list(rows)
-    length = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), length), pad)
-    attention = torch.zeros((len(rows), length), dtype=torch.long)
-    labels = torch.full((len(rows), length), -100)
-    for i, row in enumerate(rows):
-        n = len(row.ids)
-        ids[i, :n] = torch.tensor(row.ids)
-        attention[i, :n] = 1
-        labels[i, :n] = torch.where(torch.tensor(row.answer), ids[i, :n], -100)
-    return ids, attention, labels
+    ids = [torch.tensor(row.ids) for row in rows]
+    labels = [torch.where(torch.tensor(row.answer), row_ids, -100) for row, row_ids in zip(rows, ids, strict=True)]
+    return (
+        pad_sequence(ids, batch_first=True, padding_value=pad),
+        pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+        pad_sequence(labels, batch_first=True, padding_value=-100),
+    )

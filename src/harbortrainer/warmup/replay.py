@@ -1,30 +1,31 @@
-"""Replays a task's own solution through Terminus-2, to get the transcript that a perfect policy would have.
+"""Replays a task's own solution through Terminus-2, to get the demonstration that a perfect policy would have.
 
 The trial is real: Harbor's, in a real sandbox, graded by the task's verifier. Only the model is a script, which types
-solution/solve.sh into the terminal. Invariant: only what the verifier gave the top reward becomes a transcript.
+solution/solve.sh into the terminal. Invariant: only what the verifier gave the top reward becomes a demonstration.
 """
 
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, override
 
+from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import BaseLLM, LLMResponse
 from harbor.models.agent.context import AgentContext
 
-from harbortrainer.tasks.source import TaskRef
+from harbortrainer.tasks.task_check import TOP_REWARD
+from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.trials.agent import TrainableTerminus2
 from harbortrainer.trials.runner import run_trial
-from harbortrainer.trials.spec import TrialSpec
-from harbortrainer.warmup import transcripts
-from harbortrainer.warmup.transcripts import Transcript
+from harbortrainer.trials.trial_spec import TrialSpec
+from harbortrainer.warmup.demonstrations import CONFIRMED, Demonstration, answer
+from harbortrainer.warmup.solved_tasks import SOLUTION
 
-TOP_REWARD = 1.0
 WAIT_S = 3.0
 """Seconds a solution is given before the screen is read."""
-FILE = "transcript.json"
+FILE = "demonstration.json"
 
 
 class Script(BaseLLM):
@@ -36,7 +37,7 @@ class Script(BaseLLM):
         self.turns: list[tuple[str, str]] = []
 
     @override
-    async def call(self, prompt: str, **kwargs: Any) -> LLMResponse:
+    async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
         reply = self._answers[min(len(self.turns), len(self._answers) - 1)]
         self.turns.append((prompt, reply))
         return LLMResponse(content=reply)
@@ -51,7 +52,7 @@ class Script(BaseLLM):
 
 
 class ReplayTerminus2(TrainableTerminus2):
-    """Terminus-2 whose model is a `Script`; writes what it was shown and said to `transcript.json` in its logs.
+    """Terminus-2 whose model is a `Script`; writes what it was shown and said to `demonstration.json` in its logs.
 
     Args:
         answers: The answers, turn by turn; the last one repeats.
@@ -63,11 +64,11 @@ class ReplayTerminus2(TrainableTerminus2):
         super().__init__(logs_dir, *args, **kwargs)
 
     @override
-    def _init_llm(self, *args: Any, **kwargs: Any) -> BaseLLM:
+    def make_llm(self) -> BaseLLM:
         return self._script
 
     @override
-    async def run(self, instruction: str, environment: Any, context: AgentContext) -> None:
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         await super().run(instruction, environment, context)
         (self.logs_dir / FILE).write_text(json.dumps(self._script.turns))
 
@@ -76,50 +77,51 @@ def answers_of(solution: str) -> list[str]:
     """What a policy would answer that types `solution`, a shell script, into its terminal."""
     lines = [line for line in solution.splitlines() if not line.startswith(("#!", "set -"))]
     script = "\n".join(lines).strip("\n") + "\n"
-    return [
-        transcripts.answer([script], duration=WAIT_S, complete=False),
-        transcripts.CONFIRMED,
-        transcripts.CONFIRMED,
-    ]
+    return [answer([script], duration=WAIT_S, complete=False), CONFIRMED, CONFIRMED]
 
 
 async def replay(
     tasks: Sequence[TaskRef],
     *,
     environment_type: str,
+    environment_kwargs: Mapping[str, object] | None = None,
     work_dir: Path,
     concurrency: int = 2,
-    report: Callable[[str, bool], None] = lambda task, kept: None,
-) -> list[Transcript]:
-    """Transcripts of the tasks whose solution, typed into a terminal, reaches the top reward.
+    report: Callable[[], None] = lambda: None,
+) -> list[Demonstration]:
+    """Demonstrations of the tasks whose solution, typed into a terminal, reaches the top reward.
 
-    The trials' folders are made below `work_dir` and removed at the end.
+    The trials' folders are made below `work_dir` and removed at the end; `report` is called after each trial.
     """
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(task: TaskRef, folder: Path) -> Transcript | None:
+    async def one(task: TaskRef, folder: Path) -> Demonstration | None:
         async with gate:
-            turns = await play(
-                task.path, answers_of((task.path / "solution/solve.sh").read_text()), folder, environment_type
-            )
-        report(task.name, turns is not None)
-        return Transcript(task.key, turns) if turns is not None else None
+            answers = answers_of((task.path / SOLUTION).read_text())
+            turns = await play(task.path, answers, folder, environment_type, environment_kwargs)
+        report()
+        return turns
 
     with tempfile.TemporaryDirectory(prefix="replay-", dir=work_dir) as name:
         found = await asyncio.gather(*(one(task, Path(name)) for task in tasks))
-    return [transcript for transcript in found if transcript is not None]
+    return [demonstration for demonstration in found if demonstration is not None]
 
 
 async def play(
-    task_dir: Path, answers: Sequence[str], folder: Path, environment_type: str
-) -> tuple[tuple[str, str], ...] | None:
-    """One scripted trial: its turns, or None when it did not reach the top reward."""
+    task_dir: Path,
+    answers: Sequence[str],
+    folder: Path,
+    environment_type: str,
+    environment_kwargs: Mapping[str, object] | None = None,
+) -> Demonstration | None:
+    """One scripted trial: its demonstration, or None when it did not reach the top reward."""
     spec = TrialSpec(
         task_dir=task_dir,
         trials_dir=folder,
         agent="harbortrainer.warmup.replay:ReplayTerminus2",
         agent_kwargs={"answers": list(answers), "max_turns": len(answers)},
         environment_type=environment_type,
+        environment_kwargs=dict(environment_kwargs or {}),
         keep_trials="all",
     )
     record = await run_trial(spec)
@@ -128,6 +130,6 @@ async def play(
     return _read(Path(record.trial_dir))
 
 
-def _read(trial_dir: Path) -> tuple[tuple[str, str], ...]:
+def _read(trial_dir: Path) -> Demonstration:
     turns = json.loads(next(trial_dir.rglob(FILE)).read_text())
     return tuple((shown, said) for shown, said in turns)

@@ -1,28 +1,25 @@
-"""Supervised training on encoded transcripts: AdamW on the cross-entropy of the answers' tokens.
-
-A `Student` owns the model and its optimizer; a course is a sequence of `step`s. One torch thread, since the sandboxes
-and the imports of the environment's processes need the other cores.
-"""
+"""Supervised training on encoded demonstrations: AdamW on the cross-entropy of the answers' tokens."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from harbortrainer.warmup.encoding import Encoded, collate
+from harbortrainer.warmup.starting_policy import StartingPolicy
 
 
-class Student:
-    """A model in supervised training."""
+class SupervisedTrainer:
+    """A policy in supervised training: every weight of it, or a LoRA of rank `lora_rank`."""
 
-    def __init__(self, model: PreTrainedModel, *, lr: float, pad: int, lora_rank: int = 0) -> None:
-        self.model: PreTrainedModel | PeftModel = model
+    def __init__(self, start: StartingPolicy, *, lr: float, lora_rank: int = 0) -> None:
+        self.model: PreTrainedModel | PeftModel = start.model
         if lora_rank:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
-            self.model = get_peft_model(model, lora)
-        self._pad = pad
-        self._lr = lr
+            self.model = get_peft_model(start.model, lora)
+        self._tokenizer, self._lr = start.tokenizer, lr
         self._weights = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._weights, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
 
@@ -51,13 +48,14 @@ class Student:
             chances += (chosen * (labels[:, 1:] != -100)).sum(1).exp().tolist()
         return chances
 
-    def finished(self) -> PreTrainedModel:
-        """The model with a LoRA, if there is one, merged into its weights."""
+    def save(self, folder: Path) -> None:
+        """Write weights, with a LoRA merged into them for good, and tokenizer in transformers' format."""
         if isinstance(self.model, PeftModel):
-            return self.model.merge_and_unload()
-        return self.model
+            self.model = self.model.merge_and_unload()
+        self.model.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
 
     def _batch(self, episodes: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         device = next(self.model.parameters()).device
-        ids, attention, labels = collate(episodes, pad=self._pad)
+        ids, attention, labels = collate(episodes, pad=self._tokenizer.pad_token_id)
         return ids.to(device), attention.to(device), labels.to(device)

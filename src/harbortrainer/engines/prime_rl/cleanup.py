@@ -5,17 +5,15 @@ sandboxes end with the process that started them. Remote sandboxes end with thei
 Invariant: nothing is touched that does not carry this run's identity.
 """
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from harbortrainer.runs.label import RUN_VARIABLE
+from harbortrainer.engines.programs import output_of
+from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 
-RUN_LABEL = "harbortrainer.run"
 DOCKER_TIMEOUT_S = 60
 PROCESS_GRACE_S = 10.0
 
@@ -29,8 +27,7 @@ class Left:
     networks: int
 
     def __str__(self) -> str:
-        parts = [f"{n} {what}" for n, what in ((self.processes, "processes"), (self.containers, "containers")) if n]
-        parts += [f"{self.networks} networks"] if self.networks else []
+        parts = [f"{count} {what}" for what, count in vars(self).items() if count]
         return f"cleaned up: {', '.join(parts)}" if parts else ""
 
 
@@ -41,19 +38,17 @@ def clean_up(run: str, *, grace_s: float = PROCESS_GRACE_S) -> Left:
 
 def end_containers(run: str) -> tuple[int, int]:
     """Remove the containers of a run, those of their compose projects, and their networks; returns how many."""
-    if shutil.which("docker") is None:
-        return 0, 0
     projects = _projects(run)
-    containers = _ids("ps", "-aq", "--filter", f"label={RUN_LABEL}={run}")
+    containers = _docker("ps", "-aq", "--filter", f"label={RUN_LABEL}={run}")
     for project in projects:
-        containers += _ids("ps", "-aq", "--filter", f"label=com.docker.compose.project={project}")
+        containers += _docker("ps", "-aq", "--filter", f"label=com.docker.compose.project={project}")
     containers = list(dict.fromkeys(containers))
     if containers:
         _docker("rm", "--force", "--volumes", *containers)
     networks = [
         name
         for project in projects
-        for name in _ids("network", "ls", "-q", "--filter", f"label=com.docker.compose.project={project}")
+        for name in _docker("network", "ls", "-q", "--filter", f"label=com.docker.compose.project={project}")
     ]
     if networks:
         _docker("network", "rm", *networks)
@@ -62,7 +57,7 @@ def end_containers(run: str) -> tuple[int, int]:
 
 def end_processes(run: str, *, grace_s: float = PROCESS_GRACE_S) -> int:
     """End the processes that carry the run's identity, first asking, then not."""
-    found = _of_run(run)
+    found = processes_of(run)
     for process in found:
         _quietly(process.terminate)
     _, alive = psutil.wait_procs(found, timeout=grace_s)
@@ -72,7 +67,7 @@ def end_processes(run: str, *, grace_s: float = PROCESS_GRACE_S) -> int:
     return len(found)
 
 
-def _of_run(run: str) -> list[psutil.Process]:
+def processes_of(run: str) -> list[psutil.Process]:
     """Processes other than this one whose environment names the run; `/proc` is read once for all."""
     own = psutil.Process().pid
     mark = f"{RUN_VARIABLE}={run}".encode()
@@ -99,20 +94,11 @@ def _quietly(action: Callable[[], None]) -> None:
 def _projects(run: str) -> list[str]:
     """The compose projects that the run's containers belong to; their sidecars carry no label of ours."""
     form = '{{.Label "com.docker.compose.project"}}'
-    names = _ids("ps", "-a", "--filter", f"label={RUN_LABEL}={run}", "--format", form)
+    names = _docker("ps", "-a", "--filter", f"label={RUN_LABEL}={run}", "--format", form)
     return list(dict.fromkeys(names))
 
 
-def _ids(*arguments: str) -> list[str]:
-    return _docker(*arguments).split()
-
-
-def _docker(*arguments: str) -> str:
-    """docker's output; nothing when the daemon does not answer."""
-    try:
-        done = subprocess.run(
-            ["docker", *arguments], capture_output=True, text=True, timeout=DOCKER_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+def _docker(*arguments: str) -> list[str]:
+    """The words of docker's output; nothing when there is none or the daemon does not answer."""
+    said = output_of("docker", *arguments, timeout_s=DOCKER_TIMEOUT_S)
+    return said.split() if said else []

@@ -7,45 +7,46 @@ Contract: what we run and what we print for the user is the same command; it wor
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dotenv import dotenv_values
 
-from harbortrainer.engines.prime_rl.place import SOURCE, Place
-from harbortrainer.runs.label import RUN_VARIABLE
+from harbortrainer.engines.prime_rl.checkout import SOURCE, Checkout
+from harbortrainer.engines.programs import output_of
+from harbortrainer.harbor_side import LITELLM_OFFLINE
+from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE
 
-TRIALS_VARIABLE = "HARBORTRAINER_TRIALS_DIR"
 
-
-def build(place: Place, file: Path, overrides: Sequence[str]) -> list[str]:
+def build(checkout: Checkout, file: Path, overrides: Sequence[str]) -> list[str]:
     """The words of the command: through uv where there is one, else the installed `rl` itself."""
     uv = find_uv()
-    start = [uv, "run", "--project", str(place.root), "--no-sync", "rl"] if uv else [str(place.rl)]
+    start = [uv, "run", "--project", str(checkout.root), "--no-sync", "rl"] if uv else [str(checkout.rl)]
     return [*start, "@", str(file), *overrides]
 
 
-def printed(place: Place, file: Path, overrides: Sequence[str]) -> str:
+def printed(checkout: Checkout, file: Path, overrides: Sequence[str]) -> str:
     """The command as a user types it, with paths relative to the current folder where they can be."""
-    words = ["uv", "run", "--project", _short(place.root), "--no-sync", "rl", "@", _short(file), *overrides]
+    words = ["uv", "run", "--project", _short(checkout.root), "--no-sync", "rl", "@", _short(file), *overrides]
     return f"PYTHONPATH={shlex.quote(_short(SOURCE))} {shlex.join(words)}"
 
 
-def environment(place: Place, *, run: str, trials: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(checkout: Checkout, *, run: str, trials: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of the process: ours, then `.env`, then the run's.
 
     `.env` never overrides what is set already.
     """
-    path = [str(place.rl.parent), base.get("PATH", "")]
+    path = [str(checkout.rl.parent), base.get("PATH", "")]
     source = [str(SOURCE), base.get("PYTHONPATH", "")]
     own = {
         RUN_VARIABLE: run,
-        TRIALS_VARIABLE: str(trials),
+        TRIALS_DIR_VARIABLE: str(trials),
         "PYTHONPATH": os.pathsep.join(part for part in source if part),
         "PATH": os.pathsep.join(part for part in path if part),
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        **LITELLM_OFFLINE,
         "PYTHONUNBUFFERED": "1",
+        # Prime-RL's processes rename themselves, which without this overwrites the environment they are known by.
+        "SPT_NOENV": "1",
     }
     return dotenv() | dict(base) | own
 
@@ -58,14 +59,7 @@ def dotenv() -> dict[str, str]:
 def find_uv() -> str | None:
     """The uv that the Makefile installed, else the one on the path; one that does not run does not count."""
     candidates = [str(SOURCE.parent / ".tools" / "uv"), shutil.which("uv")]
-    return next((uv for uv in candidates if uv is not None and _runs(uv)), None)
-
-
-def _runs(program: str) -> bool:
-    try:
-        return subprocess.run([program, "--version"], capture_output=True, timeout=20, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return next((uv for uv in candidates if uv is not None and output_of(uv, "--version") is not None), None)
 
 
 def _short(path: Path) -> str:

@@ -12,10 +12,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from harbortrainer.engines.prime_rl.standstill import Standstill
+
+LOOK_S = 2.0
+"""Seconds between two looks at what the child does."""
 
 GRACE_S = 60.0
 """Seconds between a forwarded signal and the end of patience; Prime-RL gives its own children as long."""
@@ -32,12 +37,21 @@ class Child:
         environment: Its variables, all of them.
         log: File its output is added to.
         grace_s: Seconds it gets to end after a signal.
+        look: Asked now and then whether it stands still; if it does, it is ended.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, grace_s: float = GRACE_S
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        grace_s: float = GRACE_S,
+        look: Callable[[], Standstill | None] | None = None,
     ) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.standstill: Standstill | None = None
+        self._look, self._look_at = look, time.monotonic() + LOOK_S
         self._log = log
         self._grace_s = grace_s
         self._signalled: float | None = None
@@ -59,8 +73,8 @@ class Child:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal was forwarded."""
-        return self._signalled is not None
+        """Whether a signal was forwarded, one from outside."""
+        return self._signalled is not None and self.standstill is None
 
     def run(self) -> int:
         """Wait for the end."""
@@ -69,6 +83,7 @@ class Child:
             reader.start()
             while self._process.poll() is None:
                 self._lose_patience()
+                self._watch()
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=0.2)
         reader.join(timeout=2)
@@ -82,6 +97,16 @@ class Child:
         self._signalled = self._signalled or time.monotonic()
         with suppress(ProcessLookupError):
             os.killpg(self.group, number)
+
+    def _watch(self) -> None:
+        """End the child when it stands still; a look may take a moment, so there are not many."""
+        if self._look is None or self._signalled is not None or time.monotonic() < self._look_at:
+            return
+        found = self._look()
+        self._look_at = time.monotonic() + LOOK_S
+        if found is not None and self._signalled is None:
+            self.standstill = found
+            self.forward(signal.SIGTERM)
 
     def _lose_patience(self) -> None:
         if self._signalled is not None and time.monotonic() - self._signalled > self._grace_s:

@@ -4,10 +4,11 @@ Harbor ends a sandbox when its trial ends; this is for trials whose process was 
 own, with the Python that has the provider's package. Invariant: only sandboxes with this run's label are ended.
 """
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from harbortrainer.engines.programs import output_of
 
 TIMEOUT_S = 120
 APP = "__harbor__"
@@ -43,16 +44,8 @@ def _end(run: str, kind: str, python: Path, app: str) -> str:
     if kind not in HAVE_LABELS:
         return f"sandboxes at {kind} whose trial was killed end with the provider's own timeout"
     for interpreter in (str(python), sys.executable):
-        done = _run(interpreter, HAVE_LABELS[kind], run, app)
-        if done is not None and done.returncode == 0:
-            count = done.stdout.strip().splitlines()[-1]
+        said = output_of(interpreter, "-c", HAVE_LABELS[kind], run, app, timeout_s=TIMEOUT_S)
+        if said is not None:
+            count = said.strip().splitlines()[-1]
             return "" if count == "0" else f"cleaned up: {count} sandboxes at {kind}"
     return f"sandboxes at {kind} could not be looked for; those whose trial was killed end with their timeout"
-
-
-def _run(*words: str) -> subprocess.CompletedProcess[str] | None:
-    code = [words[0], "-c", *words[1:]]
-    try:
-        return subprocess.run(code, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None

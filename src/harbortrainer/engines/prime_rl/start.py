@@ -7,83 +7,118 @@ spelling in `<run>/configs/`, where Prime-RL allows files before a run. On every
 import os
 import shutil
 import sys
-import uuid
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from harbortrainer.config.document import Document
-from harbortrainer.config.keys import OURS
-from harbortrainer.config.overrides import parse
-from harbortrainer.config.reader import RawRun
-from harbortrainer.engines.prime_rl.cleanup import clean_up
-from harbortrainer.engines.prime_rl.command import build, environment, printed
-from harbortrainer.engines.prime_rl.place import Place
-from harbortrainer.engines.prime_rl.process import GRACE_S, Child
-from harbortrainer.engines.prime_rl.remote import end_remote
-from harbortrainer.engines.prime_rl.report import report
-from harbortrainer.errors import UserError
+import tomlkit
 
-LOG = "job_rl.log"
-"""Name of the log in the run's folder; one that Prime-RL does not take for an artifact of an earlier run."""
+from harbortrainer.config.fates import OURS
+from harbortrainer.config.overrides import Override, apply, parse
+from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
+from harbortrainer.config.reader import RawRun
+from harbortrainer.config.table import spelled_out
+from harbortrainer.engines.prime_rl.attempt import Attempt, providers
+from harbortrainer.engines.prime_rl.checkout import Checkout
+from harbortrainer.engines.prime_rl.command import printed
+from harbortrainer.engines.prime_rl.process import GRACE_S
+from harbortrainer.errors import UserError
+from harbortrainer.runs.ingredients import TaskOrigin, check_ingredients, ingredients
+from harbortrainer.runs.run_lock import RunLock, refuse_in_use
+from harbortrainer.tasks.longest_trial import longest_episode_s
+from harbortrainer.tasks.played_tasks import played_tasks
+from harbortrainer.tasks.task_store import fetch
+
+LOCK = "configs/.lock"
+"""Where Prime-RL does not take it for an artifact of an earlier run."""
 
 
 def start(
     raw: RawRun,
-    place: Place,
+    checkout: Checkout,
     overrides: Sequence[str],
     *,
     resume: bool = False,
     dry_run: bool = False,
+    restarts: int = 0,
     grace_s: float = GRACE_S,
 ) -> int:
-    """Run `rl` to its end; returns its exit code.
+    """Run `rl` to its end; returns its exit code, never 0 for a run that stood still.
+
+    Args:
+        raw: The run file.
+        checkout: Prime-RL.
+        overrides: Words for `rl`.
+        resume: Go on from the last checkpoint.
+        dry_run: Let `rl` check its file alone.
+        restarts: How often a run that failed or stood still goes on from its last checkpoint by itself.
+        grace_s: Seconds that `rl` gets to end.
 
     Raises:
-        UserError: Something in the file that only the embedded engine knows, or a resume of a run without a name.
+        UserError: Something in the file that only the embedded engine knows, a resume of a run without a name, or a
+            folder that another run is writing into.
     """
-    check(raw, overrides, resume=resume, dry_run=dry_run)
-    place.need()
-    name = run_name(raw)
-    run_dir = Path(raw.get("output_dir", "outputs")) / raw.get("run.dir", name)
-    options = [*overrides, *([] if raw.get("run.name") else ["--run.name", name])]
-    options += ["--resume"] * resume + ["--dry-run"] * dry_run
-    if raw.get("clean") and not resume:
-        clean(run_dir)
-        options.append("--no-clean")
-    file = prepared(raw, run_dir)
-    print(f"the same without the wrapper: {printed(place, file, options)}")
-    identity = f"{name}-{uuid.uuid4().hex[:8]}"
-    variables = environment(place, run=identity, trials=run_dir.resolve() / "trials")
-    child = Child(build(place, file, options), variables, run_dir / LOG, grace_s=grace_s)
+    run = prime_run(raw, resume=resume, dry_run=dry_run)
+    if restarts:
+        need_checkpoints(raw)
+    checkout.need()
+    attempt = planned(run, raw, checkout, parse(overrides), resume=resume, dry_run=dry_run)
+    words = [*attempt.options, *["--resume"] * resume]
+    print(f"the same without the wrapper: {printed(checkout, attempt.file, words)}")
+    if attempt.watched:
+        print(expectation(attempt.longest_s))
+    (run.run_dir / LOCK).parent.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(run.run_dir, LOCK)
     try:
-        code = child.run()
+        if not dry_run:
+            write_down(run, raw.file, resume=resume)
+        for left in range(restarts, -1, -1):
+            code, interrupted = attempt.play(resume=resume, grace_s=grace_s)
+            if code == 0 or interrupted or not left:
+                break
+            print(f"goes on from the last checkpoint ({left} of {restarts} restarts left)", file=sys.stderr)
+            resume = True
     finally:
-        left = clean_up(identity)
-        told = [str(left), *end_remote(identity, remote_types(raw), place.environment / "bin" / "python")]
-        print(*filter(None, told), sep="\n", end="\n" * any(told), file=sys.stderr)
-    if code and not child.interrupted:
-        print(report(run_dir, child.tail, run_dir / LOG, code), file=sys.stderr)
+        lock.release()
     return code
 
 
-def check(raw: RawRun, overrides: Sequence[str], *, resume: bool, dry_run: bool) -> None:
-    """Refuse what Prime-RL cannot do with this file.
+def write_down(run: PrimeRun, file: str, *, resume: bool) -> None:
+    """Leave in the run's folder what it trains on, and hold a resume to it.
 
     Raises:
-        UserError: See `start`.
+        UserError: The policy's files or the tasks are others than when the run was started.
     """
-    for key, _ in parse(overrides):
-        if key.split(".")[0] in OURS:
-            raise UserError("is for the embedded engine", where=f"command line: --{key}", do="remove it")
-    if dry_run and raw.get("clean"):
-        do = "drop clean, or --dry-run"
-        raise UserError("clean would delete the run's folder in a dry run", where=f"{raw.file}: clean", do=do)
-    if raw.get("warmup") is not None:
-        do = "run `harbortrainer warmup` first, name its folder in [model] name, and remove [warmup]"
-        raise UserError("[warmup] is for the embedded engine", where=f"{raw.file}: warmup", do=do)
-    if resume and raw.get("run.name") is None:
-        do = 'set [run] name = "..." or pass --run.name'
-        raise UserError("a resume needs to know which run", where=f"{raw.file}: run.name", do=do)
+    envs = plugin_envs(run, file)
+    played = {key: played_tasks(env.taskset) for key, env in envs.items()}
+    origins = {key: TaskOrigin(source=one.source, left_out=one.left_out) for key, one in played.items()}
+    made_of = ingredients(str(run.model.name), {key: one.keys for key, one in played.items()}, origins)
+    for line in check_ingredients(run.run_dir / LOCK.partition("/")[0], made_of, resume=resume):
+        print(line)
+
+
+def planned(
+    run: PrimeRun, raw: RawRun, checkout: Checkout, found: Sequence[Override], *, resume: bool, dry_run: bool
+) -> Attempt:
+    """What every attempt has in common: the words and the file that `rl` gets, which is there then."""
+    options = [word for override in found if not override.in_a_list for word in override.words]
+    options += [] if raw.get("run.name") else ["--run.name", str(run.run.name)]
+    options += ["--dry-run"] * dry_run
+    refuse_in_use(run.run_dir, LOCK)
+    if run.clean and not resume:
+        clean(run.run_dir)
+        options.append("--no-clean")
+    watched = not dry_run and run.slurm is None
+    return Attempt(
+        run=run,
+        checkout=checkout,
+        file=prepared(raw, run.run_dir, [override for override in found if override.in_a_list]),
+        options=options,
+        longest_s=longest_s(run, raw.file) if watched else None,
+        watched=watched,
+        resumable=bool(raw.get("run.name") and raw.get("ckpt.interval")),
+        kinds=providers(run, raw.file),
+    )
 
 
 def clean(run_dir: Path) -> None:
@@ -98,32 +133,64 @@ def clean(run_dir: Path) -> None:
         shutil.rmtree(run_dir)
 
 
-def run_name(raw: RawRun) -> str:
-    """The run's name; made as Prime-RL makes it when the file gives none."""
-    if raw.get("run.name") is not None:
-        return str(raw.get("run.name"))
-    sources = raw.get("orchestrator.train.source", [])
-    names = [source.get("name") or source.get("env", {}).get("taskset", {}).get("id", "") for source in sources]
-    model = str(raw.get("model.name", "Qwen/Qwen3-0.6B")).rstrip("/").split("/")[-1]
-    return f"{'+'.join(dict.fromkeys(names)) or 'no-env'}--{model}--{uuid.uuid4().hex[:8]}".lower()
+def need_checkpoints(raw: RawRun) -> None:
+    """Refuse restarts that would have nothing to go on from.
+
+    Raises:
+        UserError: The run has no name of its own, or writes no checkpoints.
+    """
+    where = "command line: --restarts"
+    if raw.get("run.name") is None:
+        raise UserError("a run goes on only under its name", where=where, do='set [run] name = "..."')
+    if raw.get("ckpt.interval") is None:
+        raise UserError("there are no checkpoints to go on from", where=where, do="set [ckpt] interval = ...")
 
 
-def remote_types(raw: RawRun) -> list[str]:
-    """Where the sandboxes of a run file's sources run, other than on this machine."""
-    sources = [*raw.get("orchestrator.train.source", []), *raw.get("orchestrator.eval.source", [])]
-    agents = [source.get("env", {}).get("agent") or {} for source in sources]
-    kinds = [(agent.get("harness") or {}).get("environment_type", "docker") for agent in agents]
-    return [kind for kind in dict.fromkeys(kinds) if kind not in ("local", "docker") and ":" not in kind]
+def expectation(longest: float | None) -> str:
+    """What the watch over progress goes by, for the user."""
+    if longest is None:
+        return "nothing bounds how long a trial may take: a run in which none comes back goes on until it is stopped"
+    return (
+        f"a trial may take {longest / 60:.0f} min with its retries; a run in which none comes back for longer is ended"
+    )
 
 
-def prepared(raw: RawRun, run_dir: Path) -> Path:
-    """The file that `rl` gets: the user's, or a copy of it in the run's folder when Prime-RL could not read it."""
-    text = Path(raw.file).read_text(encoding="utf-8")
-    document = Document(raw.upgraded or text)
-    document.pop("seed")
-    if document.text == text:
+def longest_s(run: PrimeRun, file: str) -> float | None:
+    """The longest that an episode of any source may take, in seconds; None where nothing bounds one of them."""
+    envs = plugin_envs(run, file)
+    longest = 0.0
+    for key, source in sources_of(run).items():
+        env, limits = envs.get(f"{key}.env"), source.env.get("timeout")
+        limit = limits.get("episode") if isinstance(limits, dict) else None
+        episode_s = float(limit) if isinstance(limit, int | float) else None
+        if env is None or env.agent.harness is None:
+            bound = episode_s
+        else:
+            factor = env.agent.harness.timeout_multiplier
+            bound = longest_episode_s(fetch(env.taskset.source).folder, multiplier=factor, episode_s=episode_s)
+        if bound is None:
+            return None
+        longest = max(longest, bound)
+    return longest
+
+
+def prepared(raw: RawRun, run_dir: Path, entries: Sequence[Override] = ()) -> Path:
+    """The file that `rl` gets: the user's, or a copy of it in the run's folder when Prime-RL could not read it.
+
+    Args:
+        raw: The user's file.
+        run_dir: The run's folder.
+        entries: Overrides of entries of lists. Prime-RL's own parser has no such thing, so they stand in the copy.
+    """
+    text = raw.upgraded or Path(raw.file).read_text(encoding="utf-8")
+    document = tomllib.loads(text) if entries else tomlkit.parse(text)
+    ours = OURS & document.keys()
+    if raw.upgraded is None and not entries and not ours:
         return Path(raw.file)
+    for key in ours:
+        document.pop(key)
+    document = spelled_out(apply(document, entries)) if entries else document
     copy = run_dir / "configs" / "harbortrainer.toml"
     copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(document.text, encoding="utf-8")
+    copy.write_text(tomlkit.dumps(document), encoding="utf-8")
     return copy

@@ -7,37 +7,39 @@ import contextlib
 import errno
 import os
 import time
-from typing import Any
+
+from harbortrainer.sandbox.inside.kernel import write
+from harbortrainer.sandbox.inside.messages import SandboxSpec
 
 _ROOT = "/sys/fs/cgroup"
 _PREFIX = "harbortrainer-"
-_FILES = {  # controller -> (file in version 1, file in version 2, what of the spec)
-    "memory": ("memory.limit_in_bytes", "memory.max", "memory_bytes"),
-    "pids": ("pids.max", "pids.max", "pids"),
-    "cpu": ("cpu.cfs_quota_us", "cpu.max", "cpu_us"),
+_FILES = {  # controller -> (file in version 1, file in version 2)
+    "memory": ("memory.limit_in_bytes", "memory.max"),
+    "pids": ("pids.max", "pids.max"),
+    "cpu": ("cpu.cfs_quota_us", "cpu.max"),
 }
 _PERIOD_US = 100_000
 
 
-def create(spec: dict[str, Any]) -> list[str]:
+def create(spec: SandboxSpec) -> list[str]:
     """Make the groups that hold the spec's limits. Returns their folders, none where the machine forbids them."""
-    name = f"{_PREFIX}{os.getpid()}"
+    limits = {"memory": spec.memory_bytes, "pids": spec.pids, "cpu": spec.cpu_us}
     made: list[str] = []
     parents = _parents()
     for parent in set(parents.values()):
-        wanted = [c for c, folder in parents.items() if folder == parent and spec[_FILES[c][2]] is not None]
+        wanted = {c: limit for c, limit in limits.items() if limit is not None and parents.get(c) == parent}
         if not wanted:
             continue
-        path = f"{parent}/{name}"
+        path = f"{parent}/{_PREFIX}{os.getpid()}"
         with contextlib.suppress(OSError):  # version 2: hand the controllers down, where they are not yet
-            _write(f"{parent}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in wanted))
+            write(f"{parent}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in wanted))
         try:
             os.mkdir(path)
         except OSError:
             continue
         made.append(path)
-        for controller in wanted:
-            _limit(path, controller, spec)
+        for controller, limit in wanted.items():
+            _limit(path, controller, limit)
     return made
 
 
@@ -46,11 +48,29 @@ def join(groups: list[str]) -> list[str]:
     limited = []
     for path in groups:
         try:
-            _write(f"{path}/cgroup.procs", "0")
+            write(f"{path}/cgroup.procs", "0")
         except OSError:
             continue
-        limited += [c for c, files in _FILES.items() if any(_is_set(f"{path}/{f}") for f in files[:2])]
+        limited += [c for c, files in _FILES.items() if any(_is_set(f"{path}/{f}") for f in files)]
     return limited
+
+
+def widen(groups: list[str], limits: dict[str, int]) -> None:
+    """Set other limits of memory and processes, where the groups limit them at all."""
+    for path in groups:
+        for controller, limit in limits.items():
+            if any(_is_set(f"{path}/{file}") for file in _FILES[controller]):
+                _limit(path, controller, limit)
+
+
+def ended_for_memory(groups: list[str]) -> int:
+    """How many processes the kernel has ended since the groups' own limit of memory was reached."""
+    killed = reached = 0
+    for path in groups:
+        for name, word in (("memory.oom_control", "oom_kill"), ("memory.events", "oom_kill")):
+            killed += _counted(f"{path}/{name}", word)
+        reached += _counted(f"{path}/memory.failcnt", "") + _counted(f"{path}/memory.events", "oom")
+    return killed if reached else 0
 
 
 def remove(groups: list[str]) -> None:
@@ -96,18 +116,28 @@ def _existing(root: str, path: str) -> str:
     return full if os.path.isdir(full) else root
 
 
-def _limit(path: str, controller: str, spec: dict[str, Any]) -> None:
-    old, new, key = _FILES[controller]
-    value = spec[key]
+def _limit(path: str, controller: str, value: int) -> None:
+    old, new = _FILES[controller]
     with contextlib.suppress(OSError):
         if os.path.exists(f"{path}/{new}"):
-            _write(f"{path}/{new}", f"{value} {_PERIOD_US}" if controller == "cpu" else str(value))
+            write(f"{path}/{new}", f"{value} {_PERIOD_US}" if controller == "cpu" else str(value))
             if controller == "memory":
-                _write(f"{path}/memory.swap.max", "0")
+                write(f"{path}/memory.swap.max", "0")
         else:
-            _write(f"{path}/{old}", str(value))
-            if controller == "memory":
-                _write(f"{path}/memory.memsw.limit_in_bytes", str(value))
+            # Of memory and of memory with swap, the second is never to be below the first.
+            both = [f"{path}/{old}", *([f"{path}/memory.memsw.limit_in_bytes"] if controller == "memory" else [])]
+            for file in both if not _is_set(both[-1]) else reversed(both):
+                write(file, str(value))
+
+
+def _counted(path: str, word: str) -> int:
+    """The number after a word in a file of lines; of a file that is one number with the word ""."""
+    try:
+        with open(path) as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return 0
+    return sum(int(row[-1]) for row in rows if row and row[-1].isdigit() and [*row[:-1]] == ([word] if word else []))
 
 
 def _is_set(path: str) -> bool:
@@ -117,12 +147,3 @@ def _is_set(path: str) -> bool:
     except OSError:
         return False
     return text not in ("max", "-1", "9223372036854771712") and not text.startswith("max ")
-
-
-def _write(path: str, text: str) -> None:
-    """Write to a file that the kernel has put there; in version 1 some are missing."""
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

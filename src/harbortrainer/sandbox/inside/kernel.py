@@ -8,13 +8,15 @@ import struct
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
-MNT_DETACH = 2
+_MNT_DETACH = 2
 
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYSCALLS = {"x86_64": {"pivot_root": 155, "keyctl": 250}, "aarch64": {"pivot_root": 41, "keyctl": 219}}
+_FSPICK, _FSCONFIG, _FSPICK_EMPTY_PATH, _SET_STRING, _RECONFIGURE = 433, 431, 8, 1, 7  # on every architecture
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -35,6 +37,25 @@ def _syscall(name: str, *args) -> int:
     return _check(_libc.syscall(number, *args), name)
 
 
+def write(path: str, text: str, *, folder: int | None = None, needed: bool = True) -> None:
+    """Write to a file that the kernel has put there.
+
+    Args:
+        folder: A descriptor of the folder that `path` starts from.
+        needed: Whether a file that cannot be opened (this kernel has none) is an error; what it refuses always is.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY, dir_fd=folder)
+    except OSError:
+        if needed:
+            raise
+        return
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
 def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str = "") -> None:
     """mount(2)."""
     encode = lambda text: text.encode() if text is not None else None  # noqa: E731
@@ -51,16 +72,24 @@ def bind(source: str, target: str, *, flags: int = 0) -> None:
         mount("none", target, None, MS_BIND | MS_REMOUNT | flags)
 
 
-def unmount(target: str) -> None:
-    """umount2(2), lazily."""
-    _check(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
+def reconfigure(folder: int, options: str) -> None:
+    """Change the options of the filesystem whose root is open as `folder`, wherever it is mounted."""
+    picked = _check(_libc.syscall(_FSPICK, folder, b"", _FSPICK_EMPTY_PATH), "fspick")
+    try:
+        for option in options.split(","):
+            name, _, value = option.partition("=")
+            set_one = picked, _SET_STRING, name.encode(), value.encode(), 0
+            _check(_libc.syscall(_FSCONFIG, *set_one), f"fsconfig {option}")
+        _check(_libc.syscall(_FSCONFIG, picked, _RECONFIGURE, None, None, 0), f"fsconfig {options}")
+    finally:
+        os.close(picked)
 
 
 def change_root(path: str) -> None:
     """Make `path` (a mount) the root of this mount namespace and drop the old root."""
     os.chdir(path)
     _syscall("pivot_root", b".", b".")
-    unmount(".")
+    _check(_libc.umount2(b".", _MNT_DETACH), "unmount .")
     os.chdir("/")
 
 
@@ -86,6 +115,13 @@ def hide_arguments(name: str) -> None:
 def no_new_privileges() -> None:
     """Set-uid bits and file capabilities mean nothing from here on."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
+
+
+def filter_calls(program: bytes) -> None:
+    """Have the kernel decide about system calls by a struct sock_filter[], in this process and all that it starts."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "prctl SECCOMP")
 
 
 def own_keyring() -> None:

@@ -27,18 +27,22 @@ _PROC_EMPTY = ("acpi", "scsi", "asound")
 
 def proc(root: str, base: str) -> int:
     """Mount /proc and an empty /sys. Returns a descriptor of a /proc whose sysctls can still be set."""
-    path = _folder(root, "proc")
-    k.mount("proc", path, "proc", _FLAGS | k.MS_NOEXEC)
+    guarded_proc(_folder(root, "proc"))
     # A second mount of the same /proc, never visible.
     os.mkdir(f"{base}/proc")
     k.mount("proc", f"{base}/proc", "proc", _FLAGS | k.MS_NOEXEC)
     private = os.open(f"{base}/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    k.mount("tmpfs", _folder(root, "sys"), "tmpfs", _FLAGS | k.MS_RDONLY | k.MS_NOEXEC, "size=4k,mode=755")
+    return private
+
+
+def guarded_proc(path: str) -> None:
+    """Mount the /proc of this process's namespace, with everything writable or private in it covered."""
+    k.mount("proc", path, "proc", _FLAGS | k.MS_NOEXEC)
     with os.scandir(path) as entries:
         for entry in entries:
             if not entry.name.isdigit() and not entry.is_symlink():
                 _guard(entry)
-    k.mount("tmpfs", _folder(root, "sys"), "tmpfs", _FLAGS | k.MS_RDONLY | k.MS_NOEXEC, "size=4k,mode=755")
-    return private
 
 
 def _guard(entry: "os.DirEntry[str]") -> None:
@@ -63,10 +67,15 @@ def devices(root: str, base: str) -> None:
         os.symlink(target, f"{dev}/{name}")
     for name in ("pts", "shm"):
         os.mkdir(f"{dev}/{name}")
-    k.mount("devpts", f"{dev}/pts", "devpts", k.MS_NOSUID | k.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    terminals(f"{dev}/pts")
     os.mkdir(f"{base}/shm")
     os.chmod(f"{base}/shm", 0o1777)
     k.bind(f"{base}/shm", f"{dev}/shm", flags=_FLAGS)
+
+
+def terminals(path: str) -> None:
+    """Mount terminals that are nobody else's."""
+    k.mount("devpts", path, "devpts", k.MS_NOSUID | k.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
 
 
 def _folder(root: str, name: str) -> str:

@@ -1,20 +1,18 @@
 """A small process that starts sandboxes: it has imported everything already, so that a sandbox costs one fork of it.
 
-It lives as long as the process that started it holds the other end of its socket (standard input). A packet is the
-word `mask` or `sandbox` with descriptors: a file in memory with the JSON of it, and the sandbox's control socket.
+It lives as long as the process that started it holds the other end of its socket (standard input). With a packet come
+descriptors: a file in memory with the message (a `HostView` or a `SandboxSpec`), and the sandbox's control socket.
 """
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import socket
-from typing import Any
 
-from harbortrainer.sandbox.inside import cgroups, masking, monitor
-
-_MAX_PACKET = 1 << 20
+from harbortrainer.sandbox.inside import cgroups, mask_layers
+from harbortrainer.sandbox.inside.messages import HostView, SandboxSpec, decode
+from harbortrainer.sandbox.inside.monitor import Monitor
 
 
 def main(owner: int) -> None:
@@ -31,24 +29,24 @@ def main(owner: int) -> None:
     gc.freeze()  # what is shared with the sandboxes stays shared
     privileged = os.geteuid() == 0
     cgroups.sweep()
-    masking.prepare(privileged=privileged)
-    plans: dict[str, dict[str, Any]] = {}
+    mask_layers.prepare(privileged=privileged)
+    views: dict[str | None, HostView] = {}
     while True:
-        kind, fds, _, _ = socket.recv_fds(requests, _MAX_PACKET, 2)
-        if not kind:
+        packet, fds, _, _ = socket.recv_fds(requests, 1, 2)
+        if not packet:
             return
         with os.fdopen(fds[0], "rb") as file:
-            content = json.load(file)
-        if kind == b"mask":
-            masking.build(content, privileged=privileged)
-            plans[content["key"]] = content
-            continue
-        if os.fork() == 0:
-            _sandbox(content, plans.get(content["mask"] or ""), fds[1], privileged)
-        os.close(fds[1])
+            message = decode(file.read())
+        if isinstance(message, HostView):
+            mask_layers.build(message, privileged=privileged)
+            views[message.key] = message
+        elif isinstance(message, SandboxSpec):
+            if os.fork() == 0:
+                _sandbox(message, views.get(message.view), fds[1], privileged)
+            os.close(fds[1])
 
 
-def _sandbox(spec: dict[str, Any], plan: dict[str, Any] | None, fd: int, privileged: bool) -> None:
+def _sandbox(spec: SandboxSpec, view: HostView | None, fd: int, privileged: bool) -> None:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -60,6 +58,6 @@ def _sandbox(spec: dict[str, Any], plan: dict[str, Any] | None, fd: int, privile
             if int(number) not in keep:
                 with contextlib.suppress(OSError):
                     os.close(int(number))
-        monitor.run(spec, plan, socket.socket(fileno=fd), privileged=privileged)
+        Monitor(spec, view, socket.socket(fileno=fd), privileged=privileged).run()
     finally:
         os._exit(0)

@@ -4,40 +4,56 @@ Version 0 is the base model with a fresh adapter, which changes nothing. `train`
 
 1. prune samples without an advantage, cut long ones, pack what is left into micro batches;
 2. forward and backward of every micro batch with Prime-RL's loss, normalized by the trained tokens of all of them;
-3. prove that every trained token belongs to its log-probability, under the version that sampled it;
+3. prove that every trained token belongs to its log-probability, under the version that sampled it, each trial on
+   its own (`proof.py`) and all tokens together against the measured noise (`evidence.py`);
 4. clip, step, and keep the new adapter.
 
 The invariant: after an exception nothing has changed, neither weights nor optimizer nor version. The learner owns its
 model; it starts no thread and sets no number of threads, so `train` may run in a worker thread while a sampler runs.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from harbortrainer.engines.local.learner import checkpoint
-from harbortrainer.engines.local.learner.advantage import prune
-from harbortrainer.engines.local.learner.batch import Batch, fit, pack
-from harbortrainer.engines.local.learner.history import History
-from harbortrainer.engines.local.learner.metrics import token_metrics
-from harbortrainer.engines.local.learner.policy import Adapter, Policy, load_base
-from harbortrainer.engines.local.learner.proof import TOLERANCES, Tolerance, prove
-from harbortrainer.engines.local.learner.sample import Sample
-from harbortrainer.engines.local.learner.schedule import learning_rate
-from harbortrainer.engines.local.learner.settings import (
+from harbortrainer.config.trainer_table import (
     ConstantScheduler,
-    CosineScheduler,
     LinearScheduler,
     LoraSettings,
     LossSettings,
     OptimSettings,
+    SchedulerSettings,
 )
-from harbortrainer.engines.local.learner.step import forward_backward, under_own_version
+from harbortrainer.engines.local.learner.evidence import Evidence
+from harbortrainer.engines.local.learner.learner_state import LearnerState, load_learner, save_learner
+from harbortrainer.engines.local.learner.lora_policy import AdapterWeights, LoraPolicy
+from harbortrainer.engines.local.learner.loss import Scales, forward_backward, token_metrics
+from harbortrainer.engines.local.learner.micro_batch import FittedBatch, fit, pack
+from harbortrainer.engines.local.learner.policy_versions import (
+    AdapterHistory,
+    compared,
+    other_versions,
+    under_own_version,
+)
+from harbortrainer.engines.local.learner.proof import (
+    NOISE_BOUNDS,
+    TOLERANCES,
+    Noise,
+    Recomputed,
+    Rescored,
+    Tolerance,
+    prove,
+)
+from harbortrainer.engines.local.learner.training_sample import Sample, prune
+from harbortrainer.engines.pretrained import load_model
+from harbortrainer.errors import ProofError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TINY = 1e-8
+"""The least share of the peak that a learning rate starts and ends at."""
 
 
 class Learner:
@@ -61,7 +77,6 @@ class Learner:
 
     Raises:
         UserError: The model cannot be loaded, or no layer matches lora.target_modules.
-        ValueError: The scheduler does not fit max_steps.
     """
 
     def __init__(
@@ -71,7 +86,7 @@ class Learner:
         optim: OptimSettings,
         loss: LossSettings,
         *,
-        scheduler: ConstantScheduler | LinearScheduler | CosineScheduler | None = None,
+        scheduler: SchedulerSettings | None = None,
         max_steps: int | None = None,
         seq_len: int = 4096,
         device: str = "cpu",
@@ -87,12 +102,13 @@ class Learner:
         self._scheduler, self._max_steps = scheduler or ConstantScheduler(), max_steps
         self._budget = micro_batch_tokens or (2048 if on_cpu else 16384)
         self._tolerance = tolerance or TOLERANCES[chosen]
-        self._rate(0)
-        base = load_base(model, chosen)
-        self._policy = Policy(
+        self._noise = Noise(NOISE_BOUNDS[chosen])
+        self._evidence = Evidence(self._noise)
+        base = load_model(model, chosen, where=f"model.name = {str(model)!r}")
+        self._policy = LoraPolicy(
             base, lora, device=torch.device(device), seed=seed, name=str(model), checkpointing=not on_cpu
         )
-        self._history = History(keep_versions, self._policy.adapter())
+        self._history = AdapterHistory(keep_versions, self._policy.adapter())
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters,
             lr=optim.lr,
@@ -111,11 +127,11 @@ class Learner:
         return self._history.versions
 
     @property
-    def adapter_config(self) -> dict[str, Any]:
+    def adapter_config(self) -> dict[str, object]:
         """What peft writes to adapter_config.json."""
-        return self._policy.model.peft_config["default"].to_dict()
+        return self._policy.config.to_dict()
 
-    def adapter(self, version: int | None = None) -> Adapter:
+    def adapter(self, version: int | None = None) -> AdapterWeights:
         """The LoRA weights of a kept version (the current one by default); not to be written to.
 
         Raises:
@@ -123,22 +139,26 @@ class Learner:
         """
         return self._history[self.version if version is None else version]
 
-    def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def train(self, samples: Sequence[Sample], rescored: Sequence[Rescored] = ()) -> dict[str, float]:
         """Take one optimizer step on these samples and become the next version.
 
         Args:
-            samples: One step's samples of any number of groups, at least one with an advantage other than 0.
+            samples: One step's samples of any number of groups, at least one with an advantage other than 0 or with
+                tokens to predict.
+            rescored: What the sampler scored again since the last step; without it the proof is as coarse as the
+                dtype alone allows.
 
         Returns:
             The step's metrics (docs/loss.md lists them).
 
         Raises:
-            SampleError: A sample breaks the rules of `sample.py`.
+            SampleError: A sample breaks the rules of `training_sample.py`.
             ProofError: Tokens and log-probabilities do not belong together.
             ValueError: Nothing to train on.
             RuntimeError: The gradient is not finite.
         """
         start = time.perf_counter()
+        self._noise.measure(rescored)
         kept = prune(samples)
         batch = fit(kept, self._seq_len)
         if not batch.samples:
@@ -151,18 +171,29 @@ class Learner:
             "perf/throughput": metrics["tokens/total"] / seconds,
         }
 
-    def _step(self, batch: Batch) -> dict[str, float]:
-        policy, samples, scale = self._policy, batch.samples, batch.trained
+    def _step(self, batch: FittedBatch) -> dict[str, float]:
+        policy, samples, scales = self._policy, batch.samples, Scales(max(1, batch.trained), max(1, batch.predicted))
         self._optimizer.zero_grad(set_to_none=True)
         try:
             micro_batches = pack(samples, self._budget, policy.device)
-            seen = [forward_backward(policy, m, self._loss, scale=scale) for m in micro_batches]
-            parts = under_own_version(policy, samples, seen, self._history, budget=self._budget)
-            metrics = batch.metrics | token_metrics(seen, len(samples), self.version)
-            metrics |= prove(samples, parts, self._tolerance)
+            trained = [forward_backward(policy, m, self._loss, scales=scales) for m in micro_batches]
+            recomputed = under_own_version(policy, samples, trained, self._history, budget=self._budget)
+            metrics = batch.metrics | token_metrics(trained, len(samples), self.version)
+            metrics |= prove(samples, recomputed, self._tolerance)
+            metrics |= self._weigh(samples, recomputed)
             return metrics | self._update()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
+
+    def _weigh(self, samples: Sequence[Sample], recomputed: Recomputed) -> dict[str, float]:
+        """The measured part of the proof: all tokens together against the noise, and against other versions."""
+        start = time.perf_counter()
+        rivals = other_versions(self._policy, samples, recomputed, self._history, budget=self._budget)
+        finding = self._evidence.weigh(compared(samples, recomputed), recomputed.entropy.double().cpu(), rivals)
+        if finding is not None:
+            raise ProofError(str(finding))
+        figures = {f"proof/{name}": figure for name, figure in self._evidence.figures.items()}
+        return figures | {"time/other_versions": time.perf_counter() - start}
 
     def _update(self) -> dict[str, float]:
         limit = float("inf") if self._optim.max_norm is None else self._optim.max_norm
@@ -179,14 +210,11 @@ class Learner:
 
     def write_adapter(self, folder: Path) -> None:
         """Write the current adapter alone, in peft's plain format."""
-        checkpoint.write_adapter(self._policy, folder)
+        self._policy.write_adapter(folder)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint: adapter, optimizer, random state, version. Complete or not there."""
-        state = checkpoint.State(
-            version=self.version, optimizer=self._optimizer.state_dict(), rng=checkpoint.random_state()
-        )
-        checkpoint.save(folder, self._policy, state)
+        save_learner(folder, self._policy, LearnerState.now(self.version, self._optimizer))
 
     def load(self, folder: Path) -> None:
         """Go on where `save` was called; only that version's adapter is kept then.
@@ -194,8 +222,34 @@ class Learner:
         Raises:
             UserError: No checkpoint, a damaged one, or one of another model. Nothing has changed then.
         """
-        adapter, state = checkpoint.load(folder)
-        checkpoint.put(self._policy, adapter, folder)
-        self._optimizer.load_state_dict(state.optimizer)
-        checkpoint.set_random_state(state.rng)
+        state = load_learner(folder, self._policy)
+        state.restore(self._optimizer)
         self._history.restart(state.version, self._policy.adapter())
+
+
+def learning_rate(step: int, scheduler: SchedulerSettings, *, peak: float, max_steps: int | None) -> float:
+    """The rate of the optimizer step number `step` (from 0), in closed form: a resumed run needs nothing but its step.
+
+    Equal to what Prime-RL's trainer builds from torch's schedulers (src/prime_rl/trainer/scheduler.py at commit
+    559b44772); a min_lr of 0 starts and ends at 1e-8 of the peak in the linear parts. The run's config made sure that
+    the scheduler's phases fit into `max_steps`.
+    """
+    if isinstance(scheduler, ConstantScheduler) or peak == 0:
+        return peak
+    low = scheduler.min_lr / peak if scheduler.min_lr > 0 else TINY
+    if step < scheduler.warmup_steps:
+        return peak * (low + (1 - low) * step / scheduler.warmup_steps)
+    if isinstance(scheduler, LinearScheduler):
+        return peak * _linear_decay(step, scheduler, low, max_steps)
+    assert max_steps is not None
+    done = (step - scheduler.warmup_steps) / (max_steps - scheduler.warmup_steps)
+    return scheduler.min_lr + (peak - scheduler.min_lr) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+def _linear_decay(step: int, scheduler: LinearScheduler, low: float, max_steps: int | None) -> float:
+    if scheduler.decay_steps == 0 or max_steps is None:
+        return 1.0
+    since = step - (max_steps - scheduler.decay_steps)
+    if since <= 0:
+        return 1.0
+    return 1 + (low - 1) * min(since / max(1, scheduler.decay_steps - 1), 1.0)

@@ -1,4 +1,4 @@
-"""Prime-RL's default loss, on tensors of any one shape.
+"""Prime-RL's default loss, its gradient over micro batches, and what a step says of its tokens.
 
 For a trainable token with policy probability p (the trainer's, with gradient), sampling probability q (the
 engine's, a constant), advantage A and importance ratio r = p / q:
@@ -7,20 +7,43 @@ engine's, a constant), advantage A and importance ratio r = p / q:
              p - q < -dppo_mask_low     where A <= 0  (its probability fell enough already)
     loss   = 1 / N * sum( -[not masked] * adv_tau * A * r  +  kl_tau * (log r)^2 )
 
-N is the number of trainable tokens of the whole batch, over all micro batches. The gradient flows through r
-and through log r; a masked token keeps its KL term. The mismatch KL that is reported is r - log r - 1.
+N is the number of trainable tokens of the whole batch, over all micro batches: those of advantage 0 are not among
+them. The gradient flows through r and through log r; a masked token keeps its KL term. The mismatch KL that is reported
+is r - log r - 1. ECHO adds the cross-entropy of the M tokens of the batch that were given and are to be predicted, each
+with its weight w and at the sampling temperature:
 
-Source: Prime-RL at commit 559b44772, `default_loss_fn` and `compute_loss` in src/prime_rl/trainer/rl/loss.py
-(trust region: arXiv:2602.04879; squared-log-ratio term: arXiv:2602.02276). docs/algorithms.md there also
-writes min(r, delta); the code at that commit does not clamp, and the code is what is implemented here.
+    loss  += 1 / M * sum( -w * log p )
+
+Source: Prime-RL at commit 559b44772, `default_loss_fn`, `ce_loss_fn` and `compute_loss` in
+src/prime_rl/trainer/rl/loss.py (trust region: arXiv:2602.04879; squared-log-ratio term: arXiv:2602.02276).
+docs/algorithms.md there also writes min(r, delta); the code at that commit does not clamp, and the code is what is
+implemented here.
+
+Metrics with a name of Prime-RL's are means of what Prime-RL takes them over: entropy and mismatch KL over tokens; the
+masked shares and `nll` first within each sample, then over those samples that have such tokens. `loss` is the whole
+batch's (Prime-RL logs the mean over micro batches, `loss/mean`, which depends on the packing).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from harbortrainer.engines.local.learner.settings import LossSettings
+from harbortrainer.config.trainer_table import LossSettings
+from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
+from harbortrainer.engines.local.learner.micro_batch import MicroBatch, TrainedTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """By what a step's sums are divided, over all micro batches; at least 1 each."""
+
+    trained: int
+    """N: sampled tokens with an advantage."""
+
+    predicted: int
+    """M: tokens to predict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +87,15 @@ def policy_loss(
     return TokenLoss(loss=loss, mismatch_kl=mismatch_kl(log_ratio.detach()), masked=masked)
 
 
+def cross_entropy(logprobs: Tensor, weights: Tensor, *, scale: int) -> Tensor:
+    """ECHO's loss of the tokens that are to be predicted.
+
+    Args:
+        logprobs: [M], with the gradient. weights: [M], above 0. scale: the whole batch's M, at least 1.
+    """
+    return -(weights * logprobs).sum() / scale
+
+
 def mismatch_kl(log_ratio: Tensor) -> Tensor:
     """r - log r - 1 of each token, at least 0; written so that it is exact where r is close to 1."""
     return torch.expm1(log_ratio) - log_ratio
@@ -79,3 +111,92 @@ def outside_trust_region(
     """
     moved = logprobs.exp() - sampled_logprobs.exp()
     return torch.where(advantages > 0, moved > settings.dppo_mask_high, moved < -settings.dppo_mask_low)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """What one micro batch showed about its N sampled tokens; detached, [N] each."""
+
+    tokens: TrainedTokens
+    logprobs: Tensor
+    entropy: Tensor
+    result: TokenLoss
+    """`loss` with that of the predicted tokens."""
+
+    predicted: TrainedTokens
+    """The [M] tokens that were given and are to be predicted."""
+
+    nll: Tensor
+    """[M] minus the log-probability of those."""
+
+    def of_version(self, version: int) -> tuple[TrainedTokens, Tensor, Tensor]:
+        """The tokens that one policy version sampled, their log-probabilities and entropies."""
+        chosen = self.tokens.version == version
+        return self.tokens.where(chosen), self.logprobs[chosen], self.entropy[chosen]
+
+
+def forward_backward(
+    policy: LoraPolicy, micro_batch: MicroBatch, settings: LossSettings, *, scales: Scales
+) -> TrainedBatch:
+    """Add the gradient of one micro batch to the policy's."""
+    logprobs, entropy = policy.logprobs(micro_batch, training=True)
+    given = micro_batch.tokens.ce_weight > 0
+    tokens, predicted = micro_batch.tokens.where(~given), micro_batch.tokens.where(given)
+    own, told = logprobs[~given], logprobs[given]
+    trains = tokens.advantage != 0
+    result = policy_loss(own, tokens.sampled_logprob, tokens.advantage, trains, settings, scale=scales.trained)
+    loss = result.loss + cross_entropy(told, predicted.ce_weight, scale=scales.predicted)
+    loss.backward()
+    result = replace(result, loss=loss.detach())
+    return TrainedBatch(tokens, own.detach(), entropy[~given], result, predicted, -told.detach())
+
+
+def token_metrics(trained: Sequence[TrainedBatch], samples: int, version: int) -> dict[str, float]:
+    """Loss, entropy, mismatch KL, masked shares and staleness of one step.
+
+    Args:
+        trained: Every micro batch of the step; together at least one sampled token.
+        samples: How many samples the step has; `TrainedTokens.sample` counts up to it.
+        version: The policy version that was trained.
+    """
+    entropy = torch.cat([b.entropy for b in trained])
+    kl = torch.cat([b.result.mismatch_kl for b in trained])
+    masked = torch.cat([b.result.masked for b in trained])
+    tokens = TrainedTokens.joined([b.tokens for b in trained])
+    owner, up, age = tokens.sample, tokens.advantage > 0, version - tokens.version.float()
+    every = tokens.advantage != 0
+    mean_kl = kl.sum() / every.sum().clamp_min(1)
+
+    def shares(values: Tensor, where: Tensor) -> Tensor:
+        return _mean_of_samples(values, where, every, owner, samples)
+
+    tensors = {
+        "loss": torch.stack([b.result.loss for b in trained]).sum(),
+        "entropy/all/mean": entropy.mean(),
+        "mismatch_kl/all/mean": mean_kl,
+        "mismatch_kl/all/max": kl.max(),
+        "kl_ent_ratio/mean": mean_kl / entropy.mean().clamp_min(1e-12),
+        "masked_mismatch_kl/mean": shares(kl, masked),
+        "unmasked_mismatch_kl/mean": shares(kl, every & ~masked),
+        "is_masked/mean": shares(masked.float(), every),
+        "is_masked_high/mean": shares((masked & up).float(), every),
+        "is_masked_low/mean": shares((masked & ~up).float(), every),
+        "staleness/mean": age.mean(),
+        "staleness/max": age.max(),
+    }
+    nll = torch.cat([b.nll for b in trained])
+    if len(nll):
+        of = torch.cat([b.predicted.sample for b in trained])
+        given = torch.ones_like(nll, dtype=torch.bool)
+        tensors["nll/mean"] = _mean_of_samples(nll, given, given, of, samples)
+    return dict(zip(tensors, torch.stack([t.float() for t in tensors.values()]).tolist(), strict=True))
+
+
+def _mean_of_samples(values: Tensor, where: Tensor, among: Tensor, owner: Tensor, samples: int) -> Tensor:
+    """Mean of `values` [N] at `where` [N] within each sample, 0 where there are none, over the samples with a token of
+    `among` [N]; 0 when there is no such sample."""
+    zeros = torch.zeros(samples, device=values.device)
+    total = zeros.index_add(0, owner, values * where)
+    count = zeros.index_add(0, owner, where.float())
+    counted = zeros.index_add(0, owner, among.float()) > 0
+    return (total / count.clamp_min(1))[counted].sum() / counted.sum().clamp_min(1)

@@ -9,7 +9,10 @@ entered. Thread-safe.
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from harbortrainer.errors import ProofError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,39 @@ class Ledger:
         """The session's completions, left in place."""
         with self._lock:
             return list(self._sessions.get(session_id, ()))
+
+
+def match_completions(
+    turns: Sequence[tuple[Sequence[int], Sequence[float]]], completions: Sequence[Completion], *, where: str = ""
+) -> list[Completion]:
+    """For each sampled turn of a trace, the completion of the engine's ledger that it is.
+
+    The tokens must be equal, and the log-probabilities too (1e-6, what a journey through JSON may cost).
+    Every completion serves one turn at most; those that no turn uses are the caller's to judge.
+
+    Args:
+        turns: (token ids, log-probabilities) of each sampled node of the trace, in order.
+        completions: What the engine sampled in this session, in order.
+        where: Task and trial in words, for the message.
+
+    Raises:
+        ProofError: A turn was not sampled by this engine as it stands in the trace.
+    """
+    left = list(completions)
+    matched = []
+    for number, (token_ids, logprobs) in enumerate(turns):
+        same = [c for c in left if list(c.token_ids) == list(token_ids)]
+        found = next((c for c in same if _equal(c.logprobs, logprobs)), None)
+        if found is None:
+            what = "log-probabilities" if same else "tokens"
+            raise ProofError(
+                f"{where + ': ' if where else ''}the {what} of sampled turn {number} ({len(token_ids)} tokens) "
+                f"are not what the engine sampled ({len(left)} completions of this trial are left)"
+            )
+        left = [c for c in left if c is not found]
+        matched.append(found)
+    return matched
+
+
+def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(abs(a - b) <= 1e-6 for a, b in zip(one, other, strict=True))

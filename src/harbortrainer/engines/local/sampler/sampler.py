@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harbortrainer.engines.local.sampler.folder import check_folder
 from harbortrainer.engines.local.sampler.ledger import Ledger
+from harbortrainer.engines.model_folder import check_folder
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from peft import LoraConfig
+    from torch import Tensor
 
-    from harbortrainer.engines.local.sampler.admin import Admin
-    from harbortrainer.engines.local.sampler.engine import Engine
+    from harbortrainer.engines.local.sampler.replies import Replies
+    from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
 
 
 class Sampler:
@@ -48,29 +50,30 @@ class Sampler:
         host: str = "127.0.0.1",
         model_name: str | None = None,
     ) -> None:
+        # torch and transformers take seconds to import; whoever has named a wrong folder need not wait for them.
         check_folder(model)
-        # torch and transformers take seconds to import; whoever only names this class need not wait for them.
-        from harbortrainer.engines.local.sampler import model as loading
-        from harbortrainer.engines.local.sampler.server import Server, bind
+        from harbortrainer.engines.local.sampler import sampled_model as loading
+        from harbortrainer.engines.local.sampler.http_server import HttpServer, bind
+        from harbortrainer.engines.pretrained import load_tokenizer
 
         self.model_name = model_name or str(model)
         self.ledger = Ledger()
         self._seed = seed
-        self._engine: Engine | None = None
-        self._admin: Admin | None = None
+        self._replies: Replies | None = None
         resolved = loading.resolve_device(device)
         dtype_ = loading.resolve_dtype(dtype, resolved)
         listener = bind(host, port)
         try:
             self._model = loading.load_model(model, device=resolved, dtype=dtype_)
-            self._tokenizer = loading.load_tokenizer(model)
+            self._tokenizer = load_tokenizer(model, where=str(model))
             self.max_model_len = loading.context_limit(self._model.config, max_model_len)
-        except BaseException:
+        except BaseException:  # whatever it was goes on up; the port is free again
             listener.close()
             raise
         loading.use_threads(self._model)
-        self._url = f"http://{host}:{listener.getsockname()[1]}"
-        self._server = Server(listener, self._open, self._close)
+        self.url = f"http://{host}:{listener.getsockname()[1]}"
+        """`http://HOST:PORT`, without `/v1`."""
+        self._server = HttpServer(listener, self._open, self._close)
 
     def start(self) -> Sampler:
         """Starts the engine thread and the server thread; returns once `/health` answers 200.
@@ -85,10 +88,6 @@ class Sampler:
         """Stops both threads; requests still running get a 500. Safe to call twice."""
         self._server.stop()
 
-    def wait(self) -> None:
-        """Until the server has ended."""
-        self._server.wait()
-
     def __enter__(self) -> Sampler:
         return self.start()
 
@@ -96,26 +95,19 @@ class Sampler:
         self.stop()
 
     @property
-    def url(self) -> str:
-        """`http://HOST:PORT`, without `/v1`."""
-        return self._url
-
-    @property
     def version(self) -> int:
         """The policy version that samples now; 0 is the base model."""
-        return self._engine.version if self._engine else 0
+        return self._replies.engine.version if self._replies else 0
 
-    def load_adapter(self, source: str | Path | Mapping[str, Any], version: int, *, config: Any = None) -> float:
+    def load_adapter(self, source: Mapping[str, Tensor], version: int, *, config: LoraConfig | None = None) -> float:
         """Makes `version` the policy: waits until the running requests have ended, swaps, drops the prefix cache.
 
         Blocks; from an event loop call it with `asyncio.to_thread`.
 
         Args:
-            source: A folder in peft's format, or a state dict with peft's keys (`get_peft_model_state_dict`); its
-                tensors are copied.
+            source: A state dict with peft's keys (`get_peft_model_state_dict`); its tensors are copied.
             version: The policy version these weights are.
-            config: The `peft.LoraConfig`, or what `adapter_config.json` holds; needed with a state dict until one has
-                been loaded.
+            config: Needed until one has been loaded.
 
         Returns:
             Seconds during which nothing was sampled, the wait for running requests not included.
@@ -124,33 +116,37 @@ class Sampler:
             AdapterError: the adapter does not fit the model; the old version stays.
             EngineFailedError: the engine is gone.
         """
-        if self._admin is None:
+        if self._replies is None:
             raise RuntimeError("start the sampler first")
-        if isinstance(source, Mapping):
-            return self._server.call(self._admin.load_state(source, version, config))
-        return self._server.call(self._admin.load_folder(source, version))
+        return self._server.call(self._replies.engine.swap(lambda: self._adapter.load(source, config), version))
+
+    def score_again(self) -> list[ScoredAgain]:
+        """Log-probabilities of some samples of the current version as they were given, and computed once more.
+
+        Blocks, while sampling goes on; from an event loop call it with `asyncio.to_thread`.
+        """
+        if self._replies is None:
+            raise RuntimeError("start the sampler first")
+        return self._server.call(self._replies.engine.score_again())
 
     def stats(self) -> dict[str, float]:
         """Counters: requests, failed, cancelled, prompt_tokens, sampled_tokens, running, waiting, cache_tokens,
         cache_used_tokens, version, handovers, handover_s and handover_wait_s (the last one's), handover_total_s."""
-        from harbortrainer.engines.local.sampler.metrics import engine_stats
-
-        return engine_stats(self._engine) if self._engine else {}
+        return self._replies.engine.stats() if self._replies else {}
 
     async def _open(self) -> FastAPI:
-        from harbortrainer.engines.local.sampler.admin import Admin
-        from harbortrainer.engines.local.sampler.engine import Engine
-        from harbortrainer.engines.local.sampler.model import end_tokens
-        from harbortrainer.engines.local.sampler.routes import build_app
-        from harbortrainer.engines.local.sampler.serving import Serving
+        from harbortrainer.engines.local.sampler.http_server import build_app
+        from harbortrainer.engines.local.sampler.replies import Replies
+        from harbortrainer.engines.local.sampler.sampled_model import SampledAdapter, end_tokens
+        from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 
-        self._engine = Engine(self._model, self.max_model_len, self.ledger)
+        engine = SamplingEngine(self._model, self.max_model_len, self.ledger)
+        self._adapter = SampledAdapter(self._model)
         eos = end_tokens(self._model, self._tokenizer)
-        serving = Serving(self._engine, self._tokenizer, self.model_name, self._seed, eos)
-        self._admin = Admin(self._engine, serving)
-        self._engine.start()
-        return build_app(serving, self._admin)
+        self._replies = Replies(engine, self._tokenizer, [self.model_name], self._seed, eos)
+        engine.start()
+        return build_app(self._replies)
 
     async def _close(self) -> None:
-        if self._engine is not None:
-            await self._engine.stop()
+        if self._replies is not None:
+            await self._replies.engine.stop()

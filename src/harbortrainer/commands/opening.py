@@ -1,0 +1,43 @@
+"""How a command that is about a run begins: choose the engine, read the file as that engine does, tell about it."""
+
+from harbortrainer.config.prime_rl_run import plugin_envs, prime_run
+from harbortrainer.config.reader import RawRun, from_raw
+from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.engines.engine_choice import choose, find_gpus
+from harbortrainer.engines.prime_rl.checkout import find
+
+
+def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: bool = False) -> LaunchPlan:
+    """The run, the engine for it, and this machine.
+
+    Args:
+        raw: The run file; none when only the machine is looked at.
+
+    Raises:
+        UserError: No such engine, or a file that the engine refuses.
+    """
+    checkout, gpus = find(), find_gpus()
+    has = {table: raw is not None and raw.get(table) is not None for table in ("warmup", "slurm")}
+    choice = choose(engine, checkout, gpus, warmup=has["warmup"], cluster=has["slurm"])
+    print(f"engine: {choice.engine} ({choice.why})")
+    if raw is None:
+        return LaunchPlan(choice=choice, checkout=checkout, gpus=gpus)
+    if choice.engine == "prime-rl":
+        run = prime_run(raw, resume=resume, dry_run=dry_run)
+        notes = raw.notes
+    else:
+        run = from_raw(raw)
+        notes = run.notes
+    envs = plugin_envs(run, raw.file)
+    for note in notes:
+        print(note)
+    return LaunchPlan(
+        choice=choice,
+        checkout=checkout,
+        gpus=gpus,
+        file=raw.file,
+        run=run,
+        envs=envs,
+        resume=resume,
+        overrides=raw.overrides,
+    )

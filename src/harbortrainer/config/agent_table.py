@@ -1,0 +1,71 @@
+"""Harbor's agents: where each runs, what it speaks to a model, and in which form it wants the model's name.
+
+Written for the agents of Harbor 0.21 and 0.24. Without Harbor, so that an agent that cannot be trained is told before
+anything is imported. `docs/agents.md` holds the table for users.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+TRAINABLE_TERMINUS = "harbortrainer.trials.agent:TrainableTerminus2"
+NARRATED_TERMINUS = "harbortrainer.trials.narrated_agent:NarratedTerminus2"
+"""The same, and tells what happens, for `harbortrainer rollout`."""
+
+OUR_TERMINUS = frozenset({TRAINABLE_TERMINUS, NARRATED_TERMINUS})
+TERMINUS = OUR_TERMINUS | {"terminus-2"}
+"""These ask verifiers' endpoint from this process."""
+WITHOUT_MODEL = frozenset({"oracle", "nop"})
+OWN_SERVICE = frozenset(
+    {
+        *("antigravity-cli", "antigravity-sdk", "copilot-cli", "cortex-code", "cursor-cli", "devin", "gemini-cli"),
+        *("grok-build", "junie", "rovodev-cli"),
+    }
+)
+"""These ask their vendor's service, or speak what only that understands."""
+
+type Dialect = Literal["chat completions", "responses", "messages"]
+
+
+@dataclass(frozen=True)
+class AgentEntry:
+    """One of Harbor's agents that runs inside the sandbox."""
+
+    speaks: Dialect = "chat completions"
+    """What it speaks, told of the model as it is here."""
+    model: str = "openai/{}"
+    """The form in which it wants the model's name."""
+    program: str = ""
+    """What it is called on the PATH of a sandbox that has it; "" where that cannot be told."""
+
+
+UNKNOWN = AgentEntry(model="{}")
+"""What is assumed of an agent that is not Harbor's."""
+
+AGENTS = {
+    "aider": AgentEntry(program="aider"),
+    "claude-code": AgentEntry("messages", model="{}", program="claude"),
+    "codex": AgentEntry("responses", program="codex"),
+    "goose": AgentEntry(program="goose"),
+    "hermes": AgentEntry(program="hermes"),
+    "kimi-cli": AgentEntry(program="kimi"),
+    "mimo": AgentEntry(program="mimo"),
+    "mini-swe-agent": AgentEntry(program="mini-swe-agent"),
+    "openclaw": AgentEntry(program="openclaw"),
+    "opencode": AgentEntry(program="opencode"),
+    "openhands": AgentEntry(),
+    "openhands-sdk": AgentEntry(),
+    "pi": AgentEntry(program="pi"),
+    "qwen-coder": AgentEntry(model="{}", program="qwen"),
+    "swe-agent": AgentEntry(program="sweagent"),
+    "trae-agent": AgentEntry(program="trae-cli"),
+    "vibe": AgentEntry(program="vibe"),
+}
+
+
+def needs_door(agent: str) -> bool:
+    """Whether an agent may run inside the sandbox, where it reaches nothing by itself.
+
+    Args:
+        agent: Harbor's name, or `module:Class`.
+    """
+    return agent not in TERMINUS | WITHOUT_MODEL

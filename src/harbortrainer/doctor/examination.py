@@ -1,0 +1,51 @@
+"""The checks in the order of what they cost, so that a mistake in the file is told before anything slow begins."""
+
+from harbortrainer.doctor import (
+    contamination,
+    demands,
+    folders,
+    model_files,
+    numbers,
+    predicted_roles,
+    roots,
+    served_adapter,
+)
+from harbortrainer.doctor.finding import Finding
+from harbortrainer.doctor.launch_plan import LaunchPlan
+
+
+def examine_file(plan: LaunchPlan) -> list[Finding]:
+    """What the file says, against itself and the disk."""
+    checks = (
+        folders.check_tasks,
+        roots.check,
+        demands.check,
+        contamination.check,
+        folders.check_run_folder,
+        model_files.check,
+        numbers.check,
+        predicted_roles.check,
+        served_adapter.check,
+    )
+    return [finding for check in checks for finding in check(plan)]
+
+
+def examine_machine(plan: LaunchPlan) -> list[Finding]:
+    """What there is for it: other programs are asked, and Harbor about the providers of sandboxes when it has some."""
+    from harbortrainer.doctor import credentials, docker_daemon, evaluation_size, gpus, machine, pace, prime_rl_setup
+
+    checks = (
+        credentials.check_providers,
+        prime_rl_setup.check,
+        model_files.check_hub,
+        gpus.check,
+        pace.check,
+        evaluation_size.check,
+        credentials.check_dotenv,
+        credentials.check_wandb,
+        machine.check_ports,
+        folders.check_disk,
+        machine.check_tools,
+        docker_daemon.check,
+    )
+    return [finding for check in checks for finding in check(plan)]

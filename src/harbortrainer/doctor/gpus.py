@@ -1,0 +1,94 @@
+"""Room for the model: GPUs enough for Prime-RL, and memory on either engine."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from harbortrainer.config.prime_rl_run import PrimeRun
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.doctor.finding import Finding, green, red, yellow
+from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.runs.ingredients import hub_folder
+
+INFERENCE_BYTES = 2.4
+"""Bytes a parameter while sampling: bf16 weights, and a fifth more so that some context fits."""
+
+TRAINING_BYTES = {"float32": 4.4, "bfloat16": 2.4}
+"""Bytes a parameter while a LoRA trains: the frozen weights, and some for activations; shared by the GPUs."""
+
+EMBEDDED_BYTES = {"GPU": 4.8, "CPU": 8.8}
+"""Bytes a parameter on the embedded engine, which holds the model twice: bf16 on a GPU, float32 on a CPU."""
+
+USABLE = 0.9
+MIB = 1024**2
+GIB = 1024**3
+
+
+def check(plan: LaunchPlan) -> Iterator[Finding]:
+    """Count, then memory."""
+    run = plan.run
+    if isinstance(run, RunConfig):
+        yield from embedded(plan, run)
+    elif run is not None and run.slurm is None:
+        yield from prime_rl(plan, run)
+
+
+def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
+    """The embedded engine on the first GPU, else in this machine's memory."""
+    size = None if run.warmup is not None else parameters(run.model.name)
+    if size is None:
+        return
+    import psutil
+
+    device = "GPU" if plan.gpus else "CPU"
+    room = plan.gpus[0].memory_mib * MIB if plan.gpus else psutil.virtual_memory().total
+    needed = size * EMBEDDED_BYTES[device]
+    what = f"{run.model.name} needs about {needed / GIB:.1f} GiB on the {device}, {room * USABLE / GIB:.1f} can be used"
+    if needed > room * USABLE:
+        yield red("memory", what, "use a smaller model, or Prime-RL (docs/sizing.md)", plan.where("model.name"))
+    else:
+        yield green("memory", what)
+
+
+def prime_rl(plan: LaunchPlan, run: PrimeRun) -> Iterator[Finding]:
+    """Prime-RL wants GPUs of their own for sampling and for training."""
+    sampling = run.deployment.num_infer_gpus if run.inference is not None else 0
+    training = run.deployment.num_train_gpus
+    if len(plan.gpus) < sampling + training:
+        what = f"{sampling} for sampling and {training} for training are asked for, {len(plan.gpus)} are there"
+        yield red("GPUs", what, "lower [deployment], or use --engine local", plan.where("deployment"))
+        return
+    yield green("GPUs", ", ".join(f"{gpu.name} {gpu.memory_mib // 1024} GiB" for gpu in plan.gpus))
+    smallest = min((gpu.memory_mib for gpu in plan.gpus), default=0) * MIB * USABLE
+    yield memory(run, smallest, sampling, training, plan.where("model.name"))
+
+
+def memory(run: PrimeRun, smallest: float, sampling: int, training: int, where: str) -> Finding:
+    """A rough bound, by the number of parameters, on the bytes that the smallest GPU can give."""
+    size = parameters(run.model.name)
+    if size is None:
+        return yellow("GPU memory", f"the size of {run.model.name} is not known here", "see docs/sizing.md", where)
+    shards = run.inference.vllm.tensor_parallel_size if run.inference else 1
+    needs = {
+        "sampling": size * INFERENCE_BYTES / shards if sampling else 0.0,
+        "training": size * TRAINING_BYTES[run.trainer.model.optimization_dtype] / max(training, 1),
+    }
+    for what, bytes_needed in needs.items():
+        if bytes_needed > smallest:
+            said = f"{what} needs about {bytes_needed / GIB:.0f} GiB a GPU, {smallest / GIB:.0f} can be used"
+            return red("GPU memory", said, "use a smaller model or more GPUs (docs/sizing.md)", where)
+    return green("GPU memory", f"about {max(needs.values()) / GIB:.0f} GiB a GPU are needed at least")
+
+
+def parameters(model: str) -> float | None:
+    """How many parameters a model has: by its weights when they are here, else by its name (`Qwen3-8B`)."""
+    folders = [Path(model), *hub_folder(model).glob("snapshots/*")] if "/" in model else [Path(model)]
+    for folder in folders:
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            return json.loads(index.read_text())["metadata"]["total_size"] / 2
+        if weights := list(folder.glob("*.safetensors")):
+            return sum(file.stat().st_size for file in weights) / 2
+    named = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", Path(model).name)
+    return float(named[1]) * (1e9 if named[2] == "B" else 1e6) if named else None

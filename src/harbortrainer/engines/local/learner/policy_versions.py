@@ -1,0 +1,172 @@
+"""The policy's versions: their adapters, and every trained token again under the version that sampled it, and others.
+
+The version that is claimed has to fit best. Each other version costs a forward pass, so that a share of the samples is
+asked, evenly spread over the step. Afterwards the policy has its newest adapter again, exactly.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from harbortrainer.engines.local.learner.evidence import Compared
+from harbortrainer.engines.local.learner.lora_policy import AdapterWeights, LoraPolicy
+from harbortrainer.engines.local.learner.loss import TrainedBatch
+from harbortrainer.engines.local.learner.micro_batch import TrainedTokens, pack
+from harbortrainer.engines.local.learner.proof import Recomputed
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.errors import ProofError
+
+SHARE = 6
+"""One sample in so many is asked about other versions."""
+LEAST_TOKENS, MOST_TOKENS = 1024, 65536
+"""Of the samples that are asked, prompts included."""
+LARGER = 1.2
+"""The adapter beside which one that is scaled shows."""
+
+
+class AdapterHistory:
+    """The adapters of the last policy versions, on the CPU: at most `keep`, the oldest goes first. Never empty."""
+
+    def __init__(self, keep: int, adapter: AdapterWeights) -> None:
+        self._keep = max(1, keep)
+        self._adapters = {0: adapter}
+        self._neighbour: dict[int, AdapterWeights] = {}
+
+    @property
+    def versions(self) -> list[int]:
+        """The kept versions, oldest first."""
+        return list(self._adapters)
+
+    @property
+    def newest(self) -> int:
+        """The current version."""
+        return self.versions[-1]
+
+    def __getitem__(self, version: int) -> AdapterWeights:
+        return self._adapters[version]
+
+    def add(self, adapter: AdapterWeights) -> None:
+        """Take in the next version and forget the oldest when there are too many."""
+        self._adapters[self.newest + 1] = adapter
+        if len(self._adapters) > self._keep:
+            oldest = self.versions[0]
+            self._neighbour = {oldest: self._adapters.pop(oldest)}
+
+    def restart(self, version: int, adapter: AdapterWeights) -> None:
+        """Keep this version alone."""
+        self._adapters, self._neighbour = {version: adapter}, {}
+
+    def known(self, version: int) -> AdapterWeights | None:
+        """The adapter of a version to compare with: kept, or the last one that was forgotten."""
+        return (self._adapters | self._neighbour).get(version)
+
+
+def under_own_version(
+    policy: LoraPolicy,
+    samples: Sequence[Sample],
+    trained: Sequence[TrainedBatch],
+    history: AdapterHistory,
+    *,
+    budget: int,
+) -> Recomputed:
+    """Log-probability and entropy of every trained token under the version that sampled it.
+
+    The forward that trained serves for the current version, unless dropout disturbed it. Every other version costs a
+    forward over the samples that have tokens of it; afterwards the policy has its newest adapter again, exactly.
+
+    Raises:
+        ProofError: A version is not kept.
+    """
+    versions = {v for s in samples for v, trains in zip(s.versions, s.mask, strict=True) if trains}
+    again = versions if policy.has_dropout else versions - {history.newest}
+    missing = sorted(again - set(history.versions))
+    if missing:
+        raise ProofError(
+            f"a token was sampled under policy version {missing[0]}, which is not kept (kept: {history.versions}); "
+            "the staleness bound must keep such samples out"
+        )
+    parts = [] if policy.has_dropout else [batch.of_version(history.newest) for batch in trained]
+    try:
+        for version in sorted(again):
+            policy.set_adapter(history[version])
+            for micro_batch in pack(samples, budget, policy.device, version=version):
+                parts.append((micro_batch.tokens, *policy.logprobs(micro_batch, training=False)))
+    finally:
+        if again:
+            policy.set_adapter(history[history.newest])
+    tokens, logprobs, entropy = zip(*parts, strict=True)
+    return Recomputed(TrainedTokens.joined(tokens), torch.cat(logprobs), torch.cat(entropy))
+
+
+def other_versions(
+    policy: LoraPolicy, samples: Sequence[Sample], recomputed: Recomputed, history: AdapterHistory, *, budget: int
+) -> dict[str, tuple[Compared, Tensor]]:
+    """Some tokens beside other versions than the one that is claimed.
+
+    Returns:
+        For "before", "after", "base" (version 0, the version before where that is 0) and "larger" (the newest version,
+        its adapter times `LARGER`): the tokens of which that one is known, and their log-probability [n] under it. A
+        name is missing where there are no such tokens.
+    """
+    everything, stride = compared(samples, recomputed), stride_of(samples)
+    claimed = sorted(set(recomputed.tokens.version.tolist()))
+    found: dict[str, list[tuple[Compared, Tensor]]] = {}
+    try:
+        for version in claimed:
+            micro_batches = pack(samples[::stride], budget, policy.device, version=version)
+            if not micro_batches:
+                continue
+            asked = TrainedTokens.joined([m.tokens for m in micro_batches])
+            own = everything.where(_places(recomputed.tokens, asked, stride))
+            for name, adapter in _others(history, version, newest=version == claimed[-1]).items():
+                policy.set_adapter(adapter)
+                logprobs = torch.cat([policy.logprobs(m, training=False)[0] for m in micro_batches])
+                found.setdefault(name, []).append((own, logprobs.double().cpu()))
+    finally:
+        policy.set_adapter(history[history.newest])
+    return {
+        name: (Compared.joined([own for own, _ in of]), torch.cat([lp for _, lp in of])) for name, of in found.items()
+    }
+
+
+def stride_of(samples: Sequence[Sample]) -> int:
+    """Every how-manieth sample is asked: `SHARE`, less where that gives few tokens, more where it gives many."""
+    total = sum(map(len, samples))
+    return max(1, round(total / min(max(total / SHARE, LEAST_TOKENS), MOST_TOKENS)))
+
+
+def _others(history: AdapterHistory, version: int, *, newest: bool) -> dict[str, AdapterWeights]:
+    """What is known of the versions beside this one, by the direction's name."""
+    others = {"after": history.known(version + 1)}
+    if version > 0:
+        own = history[version]
+        others["base"] = {name: torch.zeros_like(weight) for name, weight in own.items()}
+        others["before"] = history.known(version - 1) if version > 1 else None
+        others["larger"] = {n: w * LARGER if "lora_B" in n else w for n, w in own.items()} if newest else None
+    return {name: adapter for name, adapter in others.items() if adapter is not None}
+
+
+def _places(everything: TrainedTokens, asked: TrainedTokens, stride: int) -> Tensor:
+    """[n] where each token that is asked stands among all; `asked` counts every `stride`-th sample only."""
+    width = int(everything.position.max()) + 1
+    keys, order = (everything.sample * width + everything.position).sort()
+    return order[torch.searchsorted(keys, asked.sample * stride * width + asked.position)].cpu()
+
+
+def compared(samples: Sequence[Sample], recomputed: Recomputed) -> Compared:
+    """Recorded and recomputed log-probabilities, and which tokens share everything before them."""
+    tokens = recomputed.tokens
+    contexts = [contexts_of(sample) for sample in samples]
+    where = zip(tokens.sample.tolist(), tokens.position.tolist(), strict=True)
+    return Compared(
+        tokens.sampled_logprob.double().cpu(),
+        recomputed.logprobs.double().cpu(),
+        torch.tensor([contexts[i][t] for i, t in where]),
+    )
+
+
+def contexts_of(sample: Sample) -> list[int]:
+    """[T] a number that is equal where a token and everything before it are."""
+    return list(accumulate(sample.token_ids, lambda before, token: hash((before, token)), initial=0))[1:]

@@ -1,0 +1,127 @@
+"""One token sequence that the learner sees, and the rules it has to keep.
+
+A sample is one branch of a trial: the tokens from the first prompt to a leaf. A sampled token that several
+branches share is trainable in one of them only; that is up to whoever builds the samples. The invariant of
+a checked sample: every trainable token carries the log-probability it was sampled at and the policy version
+that sampled it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One branch of one trial. All sequences have the same length T.
+
+    `logprobs[t]` is log p(token_ids[t] | token_ids[:t]) of the distribution that was sampled from,
+    temperature applied.
+    """
+
+    token_ids: Sequence[int]
+    """[T] the branch's tokens, prompt and answers."""
+
+    mask: Sequence[bool]
+    """[T] true where the token was sampled and trains; never at position 0."""
+
+    logprobs: Sequence[float]
+    """[T] the engine's log-probability where mask is true; ignored (0 by convention) elsewhere."""
+
+    versions: Sequence[int]
+    """[T] the policy version that sampled the token where mask is true; ignored elsewhere."""
+
+    temperature: float
+    """The sampling temperature, greater than 0."""
+
+    advantage: float
+    """The trial's advantage; the same for each of its branches and tokens."""
+
+    ce_weights: Sequence[float] | None = None
+    """[T] above 0 where the token was given to the model, which learns to predict it (ECHO): the weight of its
+    cross-entropy. None where nothing is predicted."""
+
+    task_key: str = ""
+    """The task, for messages."""
+
+    trial_name: str = ""
+    """The trial, for messages."""
+
+    @property
+    def where(self) -> str:
+        """Task and trial in words, for messages."""
+        return f"task {self.task_key or '?'}, trial {self.trial_name or '?'}"
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class SampleError(ValueError):
+    """A sample that cannot be trained on: a defect of whoever built it, never of the model."""
+
+
+def require_trainable(sample: Sample) -> None:
+    """Raise SampleError unless the sample keeps the module's rules."""
+    problem = _problem(sample)
+    if problem:
+        raise SampleError(f"{sample.where}: {problem}")
+
+
+def _problem(sample: Sample) -> str | None:
+    lengths = {len(sample.token_ids), len(sample.mask), len(sample.logprobs), len(sample.versions)}
+    if len(lengths) != 1:
+        return f"token_ids, mask, logprobs and versions differ in length: {sorted(lengths)}"
+    if not any(sample.mask):
+        return "no trainable token"
+    if sample.mask[0]:
+        return "the first token is trainable, but nothing comes before it that could have sampled it"
+    if not (math.isfinite(sample.temperature) and sample.temperature > 0):
+        return f"temperature {sample.temperature} is not above 0"
+    if not math.isfinite(sample.advantage):
+        return f"advantage {sample.advantage}"
+    return _bad_logprob(sample) or _bad_weight(sample)
+
+
+def _bad_logprob(sample: Sample) -> str | None:
+    trained = (lp for lp, m in zip(sample.logprobs, sample.mask, strict=True) if m)
+    bad = next((lp for lp in trained if not (math.isfinite(lp) and lp <= 1e-4)), None)
+    return None if bad is None else f"log-probability {bad} at a trainable token"
+
+
+def _bad_weight(sample: Sample) -> str | None:
+    weights = sample.ce_weights
+    if weights is None:
+        return None
+    if len(weights) != len(sample.mask) or not all(math.isfinite(w) and w >= 0 for w in weights):
+        return "ce_weights are not one weight of at least 0 for each token"
+    if weights[0] or any(w and m for w, m in zip(weights, sample.mask, strict=True)):
+        return "a token that was sampled, or comes first, is to be predicted"
+    return None
+
+
+def cut(sample: Sample, length: int) -> Sample:
+    """The sample's first `length` tokens (Prime-RL cuts a sample at seq_len in the same way)."""
+    told = None if sample.ce_weights is None else sample.ce_weights[:length]
+    return replace(
+        sample,
+        token_ids=sample.token_ids[:length],
+        mask=sample.mask[:length],
+        logprobs=sample.logprobs[:length],
+        versions=sample.versions[:length],
+        ce_weights=told if told is not None and any(told) else None,
+    )
+
+
+def trained_tokens(samples: Iterable[Sample]) -> int:
+    """How many sampled tokens may train."""
+    return sum(sum(map(bool, s.mask)) for s in samples)
+
+
+def prune(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples that have something to teach: an advantage other than 0, or tokens to predict."""
+    return [sample for sample in samples if sample.advantage != 0.0 or sample.ce_weights is not None]
+
+
+def predicted_tokens(samples: Iterable[Sample]) -> int:
+    """How many tokens the model learns to predict."""
+    return sum(sum(map(bool, s.ce_weights or ())) for s in samples)

@@ -1,0 +1,232 @@
+"""The sampled model: its device, dtype and attention, how much of the memory its cache takes, and its one adapter.
+
+Contract: what the user can get wrong raises `UserError` naming the folder or the key; the model comes back in eval
+mode, without gradients, with an attention that continuous batching can use; the cache holds at least one request of
+the longest length. An adapter is taken whole or not at all: names and shapes are checked before the first weight
+changes.
+
+The adapter is not merged into the base weights: the sampler computes x W + (x A) B exactly as the learner does. Merged
+weights are as good in float32 (measured: 1e-6 in log-probability), but in bfloat16 an update smaller than 1/256 of a
+weight would be rounded away and the sampled policy would not be the trained one.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+from peft import LoraConfig
+from torch import nn
+from transformers import (
+    ContinuousBatchingConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from harbortrainer.engines import pretrained
+from harbortrainer.engines.local.sampler.continuous_batching import RAGGED_ATTENTION
+from harbortrainer.engines.peft_internals import inject_for_sampling
+from harbortrainer.errors import UserError
+
+# Below this a second thread costs more than it brings (two spinning threads on two shared cores: 3 times slower).
+_ONE_THREAD_BELOW = 50_000_000
+# Small pages let short prompts share their beginning; transformers shares whole pages only.
+_PAGE_SIZE = 16
+# More requests than this in one forward pass wait for a place.
+_MAX_REQUESTS = 256
+# Of the memory that is free when the engine starts. The learner needs the rest.
+_SHARE = {"cpu": 0.15, "cuda": 0.4}
+# On a CPU few: the members of a group that come together share no pages before one of them has been prefilled.
+_MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+# On a CPU the cache is the run's memory too: this much, or four requests of the longest length.
+_CPU_CACHE_BYTES = 128 * 2**20
+
+_ADAPTER_NAME = "policy"
+_PREFIX = "base_model.model."
+_COMPUTED = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is the first GPU when there is one.
+
+    Raises:
+        UserError: not a torch device, or a GPU that is not there.
+    """
+    if device == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"no such device: {device}", do='use "auto", "cpu" or "cuda"') from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {device}, but torch sees no GPU", do='use "auto" or "cpu"')
+    return resolved
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 elsewhere.
+
+    Raises:
+        UserError: not a floating point dtype of torch.
+    """
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    resolved = getattr(torch, dtype, None)
+    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
+        raise UserError(f"no such dtype: {dtype}", do="use float32, bfloat16 or float16")
+    return resolved
+
+
+def load_model(model: str | Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal LM, loaded for sampling; raises as `pretrained.load_model`."""
+    loaded = pretrained.load_model(model, dtype, where=str(model), attention=attention_for)
+    loaded.requires_grad_(False)
+    return loaded.eval().to(device)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a completion: the generation config's and the tokenizer's."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int) and i >= 0)
+
+
+def attention_for(config: PreTrainedConfig) -> str:
+    """Our ragged attention where every layer attends to everything before it, else torch's SDPA with a mask."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    plain = kinds == {"full_attention"} and not windowed and not getattr(text, "attn_logit_softcapping", None)
+    return RAGGED_ATTENTION if plain else "sdpa"
+
+
+def context_limit(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Longest prompt plus completion: what is wanted, or what the model was made for.
+
+    Raises:
+        UserError: more than the model was made for.
+    """
+    own = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if wanted is None:
+        return own or 4096
+    if own is not None and wanted > own:
+        raise UserError(
+            f"max_model_len {wanted} is more than the model's {own} positions", do=f"set it to {own} or less"
+        )
+    return wanted
+
+
+def use_threads(model: PreTrainedModel) -> None:
+    """One thread for a small model on the CPU, unless OMP_NUM_THREADS decides."""
+    if (
+        model.device.type == "cpu"
+        and "OMP_NUM_THREADS" not in os.environ
+        and model.num_parameters() < _ONE_THREAD_BELOW
+    ):
+        torch.set_num_threads(1)
+
+
+def batching_config(model: PreTrainedModel, max_model_len: int) -> ContinuousBatchingConfig:
+    """Sizes for this model on this machine.
+
+    Raises:
+        UserError: the cache of one request of `max_model_len` tokens does not fit.
+    """
+    per_token = _cache_bytes_per_token(model)
+    affordable = int(_free_bytes(model.device) * _SHARE.get(model.device.type, 0.3)) // per_token
+    if affordable < max_model_len:
+        raise UserError(
+            f"no memory for a context of {max_model_len} tokens ({per_token * max_model_len / 2**30:.1f} GiB of cache)",
+            do=f"lower max_model_len, to at most {affordable}",
+        )
+    tokens = min(affordable, _MAX_REQUESTS * max_model_len)
+    if model.device.type == "cpu":
+        tokens = min(tokens, max(4 * max_model_len, _CPU_CACHE_BYTES // per_token))
+    return ContinuousBatchingConfig(
+        return_logprobs=True,
+        page_size=_PAGE_SIZE,
+        num_blocks=-(-tokens // _PAGE_SIZE) + 1,
+        max_batch_tokens=_MAX_BATCH_TOKENS.get(model.device.type, 512),
+        max_requests_per_batch=_MAX_REQUESTS,
+        max_memory_percent=1.0,
+        # Shapes change with every batch; graphs and a second set of buffers would only cost memory.
+        use_cuda_graph=False,
+        use_async_batching=False,
+        auto_switch_to_flash=False,
+    )
+
+
+def _cache_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of keys and values per token over all layers."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * dim * model.dtype.itemsize
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+class AdapterError(ValueError):
+    """The adapter does not fit the model."""
+
+
+class SampledAdapter:
+    """The one adapter of a model: absent until the first load, then overwritten in place.
+
+    Args:
+        model: The sampled model; modules are added to it at the first load.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._config: LoraConfig | None = None
+        self.weights: Mapping[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, torch.Tensor], config: LoraConfig | None) -> None:
+        """Copies `state` (peft's keys) into the model.
+
+        Raises:
+            AdapterError: no config yet, another shape than the adapter already loaded, names that do not match.
+        """
+        if config is not None:
+            self._inject(config)
+        if self._config is None:
+            raise AdapterError("the first adapter needs its LoraConfig")
+        given = {key.removeprefix(_PREFIX): tensor for key, tensor in state.items()}
+        if odd := sorted(given.keys() ^ self.weights.keys()):
+            raise AdapterError(f"the adapter's tensors are not the model's: {len(odd)} differ, first {odd[0]}")
+        for name, tensor in given.items():
+            if tensor.shape != self.weights[name].shape:
+                raise AdapterError(f"{name} is {tuple(tensor.shape)}, not {tuple(self.weights[name].shape)}")
+        for name, tensor in given.items():
+            self.weights[name].copy_(tensor)
+
+    def _inject(self, config: LoraConfig) -> None:
+        _check_plain(config)
+        if self._config is None:
+            # Initialization is overwritten at once; the expensive kinds must not run.
+            self._config = replace(config, init_lora_weights=True, inference_mode=True)
+            self.weights = inject_for_sampling(self._model, self._config, _ADAPTER_NAME)
+        elif _computed(config) != _computed(self._config):
+            raise AdapterError("another rank, alpha or target than the adapter already loaded")
+
+
+def _check_plain(config: LoraConfig) -> None:
+    for key in ("use_dora", "modules_to_save", "trainable_token_indices", "lora_bias"):
+        if getattr(config, key):
+            raise AdapterError(f"{key} is not supported, only plain LoRA")
+
+
+def _computed(config: LoraConfig) -> tuple[object, ...]:
+    """What decides which function the weights are."""
+    targets = config.target_modules
+    return (*(getattr(config, key) for key in _COMPUTED), targets if isinstance(targets, str) else set(targets or ()))

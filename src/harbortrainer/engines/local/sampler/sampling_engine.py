@@ -1,0 +1,236 @@
+"""The engine: requests in, completions out, and the hand-over of weights between them.
+
+Contract: lives on one event loop (the server's); transformers' engine thread does the work. A request ends in a
+`Completion` or in `EngineFailedError`; none hangs when the engine thread dies. One completion = one policy version.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from harbortrainer.engines.local.sampler.continuous_batching import GenerationOutput, SamplingJob, SeededManager
+from harbortrainer.engines.local.sampler.ledger import Completion, Ledger
+from harbortrainer.engines.local.sampler.rescoring import RecentSamples, ScoredAgain, score_again
+from harbortrainer.engines.local.sampler.sampled_model import batching_config
+
+
+class EngineFailedError(RuntimeError):
+    """The engine could not finish a request, or is gone."""
+
+
+@dataclass
+class EngineCounters:
+    """Seconds and tokens since the start; `handover_s` and `handover_wait_s` are the last hand-over's."""
+
+    requests: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    handovers: int = 0
+    handover_s: float = 0.0
+    handover_wait_s: float = 0.0
+    handover_total_s: float = 0.0
+
+
+class Gate:
+    """Who may be in the engine: counts who is inside and who waits. For one event loop, not for threads."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.waiting = 0
+        self._holds = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncGenerator[None]:
+        """Waits until nobody keeps the gate shut; inside until the block ends."""
+        async with self._changed:
+            self.waiting += 1
+            try:
+                await self._changed.wait_for(lambda: not self._holds)
+            finally:
+                self.waiting -= 1
+            self.inside += 1
+        try:
+            yield
+        finally:
+            # No lock and no await: a cancelled request must leave too.
+            self.inside -= 1
+            if not self.inside:
+                _ = asyncio.ensure_future(self._notify())  # noqa: RUF006 (nothing to do with its result)
+
+    @asynccontextmanager
+    async def shut(self) -> AsyncGenerator[None]:
+        """Keeps new requests waiting until the block ends, which begins when the last one inside has left."""
+        self._holds += 1
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self.inside)
+            yield
+        finally:
+            self._holds -= 1
+            await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+@dataclass
+class SamplingEngine:
+    """Samples for the server.
+
+    Attributes:
+        model: Loaded for sampling (see `sampled_model.load_model`).
+        max_model_len: Longest prompt plus completion.
+        ledger: Where finished completions are entered.
+        version: The policy version that samples now.
+    """
+
+    model: PreTrainedModel
+    max_model_len: int
+    ledger: Ledger
+    version: int = 0
+    counters: EngineCounters = field(default_factory=EngineCounters)
+
+    def __post_init__(self) -> None:
+        self.gate = Gate()
+        self._pending: dict[str, asyncio.Future[GenerationOutput]] = {}
+        self._swap_lock = asyncio.Lock()
+        self._recent = RecentSamples()
+        self._manager = SeededManager(self.model, batching_config(self.model, self.max_model_len))
+
+    def start(self) -> None:
+        """Allocates the cache and starts the engine thread; raises what the allocation raises."""
+        loop = asyncio.get_running_loop()
+        self._manager.on_end = lambda: loop.call_soon_threadsafe(self._fail_pending)
+        self._manager.warmup()
+        self._manager.start()
+
+    async def stop(self) -> None:
+        """Ends the engine thread; what is still running fails."""
+        await asyncio.to_thread(self._manager.stop, timeout=30, hard_stop=True)
+        self._fail_pending()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine thread, None while it runs."""
+        return self._manager.failure
+
+    def stats(self) -> dict[str, float]:
+        """The counters, and what holds now: running, waiting, cache_used_tokens, cache_tokens, version."""
+        used, size = self._manager.cache_tokens()
+        return asdict(self.counters) | {
+            "running": len(self._pending),
+            "waiting": self.gate.waiting,
+            "cache_used_tokens": used,
+            "cache_tokens": size,
+            "version": self.version,
+        }
+
+    async def sample(self, job: SamplingJob) -> Completion:
+        """Samples one completion and enters it in the ledger. Cancelling the call frees the request's slot.
+
+        Raises:
+            EngineFailedError: the engine is gone, or produced something that is not a probability.
+        """
+        async with self.gate.enter():
+            version = self.version
+            try:
+                output = await self._submit(job)
+            except asyncio.CancelledError:
+                self.counters.cancelled += 1
+                raise
+            except EngineFailedError:
+                self.counters.failed += 1
+                raise
+            completion = Completion(
+                job.session_id, job.request_id, len(job.prompt),
+                tuple(output.generated_tokens), tuple(output.logprobs), version,
+            )  # fmt: skip
+        self.counters.requests += 1
+        self.counters.prompt_tokens += completion.prompt_len
+        self.counters.sampled_tokens += len(completion.token_ids)
+        self.ledger.enter(completion)
+        self._recent.keep(job.prompt, job.draw, completion)
+        return completion
+
+    async def score_again(self) -> list[ScoredAgain]:
+        """Scores some of what the current version sampled since the last call once more; empty for nothing new.
+
+        Sampling goes on beside it; a hand-over waits for it.
+        """
+        async with self.gate.enter():
+            return await asyncio.to_thread(score_again, self.model, self._recent.take(self.version))
+
+    async def _submit(self, job: SamplingJob) -> GenerationOutput:
+        self._raise_failure()
+        future = self._pending[job.request_id] = asyncio.get_running_loop().create_future()
+        self._manager.submit(job, lambda output: future.done() or future.set_result(output))
+        try:
+            output = await future
+        except asyncio.CancelledError:
+            self._manager.forget(job.request_id)
+            raise
+        finally:
+            self._pending.pop(job.request_id, None)
+        if output.error is not None:
+            raise EngineFailedError(f"the engine failed on this request: {output.error}")
+        if not all(map(math.isfinite, output.logprobs)):
+            raise EngineFailedError("the model's output is not a distribution (NaN or infinite logits)")
+        return output
+
+    def _fail_pending(self) -> None:
+        """Fails the waiting requests once the engine thread is gone: it answers nobody then."""
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(EngineFailedError(f"the engine has failed: {self.failure}"))
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise EngineFailedError(f"the engine has failed: {self.failure}")
+
+    async def swap(self, change: Callable[[], None], version: int) -> float:
+        """Lets the running requests end, applies `change` to the weights, drops the prefix cache.
+
+        Returns:
+            Seconds between the end of the last old request and the moment new ones may start.
+
+        Raises:
+            EngineFailedError: the engine is gone.
+            Whatever `change` raises; the old version then stays.
+        """
+        async with self._swap_lock:
+            begin = time.perf_counter()
+            async with self.gate.shut():
+                await self._idle()
+                idle = time.perf_counter()
+                await asyncio.to_thread(self._apply, change)
+                self.version = version
+            seconds = time.perf_counter() - idle
+        counters = self.counters
+        counters.handovers += 1
+        counters.handover_s, counters.handover_wait_s = seconds, idle - begin
+        counters.handover_total_s += seconds
+        return seconds
+
+    def _apply(self, change: Callable[[], None]) -> None:
+        with self._manager.pause():
+            change()
+            self._manager.drop_prefix_cache()
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize(self.model.device)  # the engine computes on another stream
+
+    async def _idle(self) -> None:
+        """Waits until cancelled requests have left the engine thread as well."""
+        self._raise_failure()
+        while self._manager.busy:
+            await asyncio.sleep(0.001)
+            self._raise_failure()

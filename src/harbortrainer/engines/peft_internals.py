@@ -1,0 +1,77 @@
+"""All that goes behind peft's public surface: the layers it puts into a model, their weights' names, their forward.
+
+Written for peft `WRITTEN_FOR`; `COUPLINGS` lists what is touched, and is checked before the first use.
+"""
+
+import warnings
+from functools import partial
+from typing import cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
+from torch import nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from harbortrainer.couplings import Couplings, places_in
+
+WRITTEN_FOR = "0.21"
+_USED = {
+    "peft": "inject_adapter_in_model(peft_config, model, adapter_name, ...)",
+    "peft.tuners.lora:Linear": "forward(x, ...); base_layer; lora_A; lora_B; lora_dropout; scaling",
+}
+COUPLINGS = Couplings("peft", WRITTEN_FOR, __name__, places_in(_USED))
+COUPLINGS.check()
+
+from peft.tuners.lora import Linear  # noqa: E402 (not before the check)
+
+
+def adapter_weights(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
+    """The weights of one adapter by the names under which peft saves them."""
+    marker = f".{adapter}"
+    return {
+        name.replace(marker, ""): parameter
+        for name, parameter in model.named_parameters()
+        if "lora_" in name and marker in name
+    }
+
+
+def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[PeftModel, list[nn.Dropout]]:
+    """Puts a LoRA's layers into `base`, named "default".
+
+    Returns:
+        The model as peft wraps it, and the dropouts on the LoRA's input, none when the config's dropout is 0.
+    """
+    with warnings.catch_warnings():
+        # peft asks transformers by a name that is on its way out.
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        model = get_peft_model(base, config)
+    assert isinstance(model, PeftModel)
+    named = model.named_modules()
+    return model, [module for name, module in named if "lora_dropout" in name and isinstance(module, nn.Dropout)]
+
+
+def inject_for_sampling(model: nn.Module, config: LoraConfig, adapter: str) -> dict[str, nn.Parameter]:
+    """Puts a LoRA's layers into `model`, without gradients.
+
+    Returns:
+        Their weights as `adapter_weights` names them, in float32 on any base: as peft keeps them in the learner.
+    """
+    inject_adapter_in_model(config, model, adapter_name=adapter)
+    model.requires_grad_(False).eval()
+    weights = adapter_weights(model, adapter)
+    for weight in weights.values():
+        weight.data = weight.data.float()
+    for module in model.modules():
+        if type(module) is Linear:
+            module.forward = partial(_add_lora, module, adapter)
+    return weights
+
+
+def _add_lora(layer: Linear, adapter: str, x: torch.Tensor) -> torch.Tensor:
+    """What peft's `lora.Linear.forward` computes for one active adapter, without its bookkeeping: on a small model
+    that was a quarter of a step (forward pass of 64 tokens, 0.7 M parameters: 2.3 ms instead of 2.0)."""
+    down = cast("torch.Tensor", layer.lora_A[adapter].weight)
+    up = cast("torch.Tensor", layer.lora_B[adapter].weight)
+    added = linear(linear(x.to(down.dtype), down), up)
+    return layer.base_layer(x).add_(added, alpha=layer.scaling[adapter])

@@ -1,0 +1,116 @@
+"""OpenAI's responses at the door, translated by LiteLLM's adapter.
+
+Nothing is kept between requests: each has to bring its history, as agents send it that ask for `store: false`.
+LiteLLM is imported with the first request. `COUPLINGS` lists what of it is touched, and is checked before.
+"""
+
+import copy
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+from harbortrainer.couplings import Couplings
+from harbortrainer.environment.door.spoken_dialect import TRANSLATED, Json, WireCompletion, event
+from harbortrainer.harbor_side import keep_litellm_offline
+
+if TYPE_CHECKING:
+    from litellm.responses.litellm_completion_transformation.transformation import LiteLLMCompletionResponsesConfig
+
+_ADAPTER = "litellm.responses.litellm_completion_transformation.transformation:LiteLLMCompletionResponsesConfig."
+COUPLINGS = Couplings(
+    library="litellm",
+    written_for="1.106",
+    used_by="harbortrainer.environment.door.openai_responses",
+    places=(
+        f"{_ADAPTER}transform_responses_api_request_to_chat_completion_request"
+        "(model, input, responses_api_request, ...)",
+        f"{_ADAPTER}transform_chat_completion_response_to_responses_api_response"
+        "(request_input, responses_api_request, chat_completion_response)",
+    ),
+)
+
+
+@cache
+def adapter() -> "type[LiteLLMCompletionResponsesConfig]":
+    """LiteLLM's."""
+    keep_litellm_offline()
+    COUPLINGS.check()
+    from litellm.responses.litellm_completion_transformation.transformation import LiteLLMCompletionResponsesConfig
+
+    return LiteLLMCompletionResponsesConfig
+
+
+class OpenAIResponses:
+    """`/v1/responses`."""
+
+    ping = b": waiting\n\n"
+
+    def to_chat(self, body: Json) -> Json:
+        """Instructions, input and tools; what only OpenAI's own service carries out (its built-in tools) goes."""
+        if body.get("previous_response_id"):
+            raise ValueError("previous_response_id: nothing is kept here; send the whole input")
+        request = copy.deepcopy(body)
+        tools = cast("list[Json]", request.get("tools") or [])
+        request["tools"] = [tool for tool in tools if tool.get("type") == "function"]
+        translate = adapter().transform_responses_api_request_to_chat_completion_request
+        asked = translate(
+            model="policy",
+            custom_llm_provider="hosted_vllm",  # one that LiteLLM need not look for
+            input=request.pop("input"),  # ty: ignore[invalid-argument-type] - as the agent wrote it
+            responses_api_request=request,  # ty: ignore[invalid-argument-type]
+        )
+        return {key: asked[key] for key in TRANSLATED if asked.get(key)}
+
+    def answer(self, completion: WireCompletion, body: Json) -> Json:
+        """A response whose items are the reasoning, the message and the calls of functions."""
+        from litellm import ModelResponse
+
+        response = adapter().transform_chat_completion_response_to_responses_api_response(
+            request_input=copy.deepcopy(body["input"]),  # ty: ignore[invalid-argument-type]
+            responses_api_request=copy.deepcopy(body),  # ty: ignore[invalid-argument-type]
+            chat_completion_response=ModelResponse(**completion),
+        )
+        return response.model_dump(mode="json", exclude_none=True) | {"model": body.get("model")}
+
+    def events(self, answer: Json, body: Json) -> list[bytes]:
+        """The beginning, each item with its text in one piece, and the whole at the end."""
+        del body
+        begun = answer | {"status": "in_progress", "output": []}
+        told: list[Json] = [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+        for number, item in enumerate(cast("list[Json]", answer["output"])):
+            told += [piece | {"output_index": number} for piece in _item(item)]
+        last = "incomplete" if answer.get("status") == "incomplete" else "completed"
+        told.append({"type": f"response.{last}", "response": answer})
+        return [event(data | {"sequence_number": n}, str(data["type"])) for n, data in enumerate(told)]
+
+    def error(self, message: str) -> Json:
+        """As OpenAI's."""
+        return {"error": {"message": message, "type": "invalid_request_error"}}
+
+    def error_event(self, message: str) -> bytes:
+        """The clients end on it."""
+        return event({"type": "error", "message": message}, "error")
+
+
+def _item(item: Json) -> list[Json]:
+    """One item: its empty form, its content, the whole."""
+    parts: list[Json] = []
+    empty = item | {"status": "in_progress"}
+    if item["type"] == "message":
+        empty |= {"content": []}
+        for number, part in enumerate(cast("list[Json]", item["content"])):
+            where: Json = {"item_id": item["id"], "content_index": number}
+            parts += [
+                {"type": "response.content_part.added", "part": part | {"text": ""}} | where,
+                {"type": "response.output_text.delta", "delta": part["text"]} | where,
+                {"type": "response.output_text.done", "text": part["text"]} | where,
+                {"type": "response.content_part.done", "part": part} | where,
+            ]
+    elif item["type"] == "function_call":
+        empty |= {"arguments": ""}
+        of = {"item_id": item["id"]}
+        parts = [
+            {"type": "response.function_call_arguments.delta", "delta": item["arguments"]} | of,
+            {"type": "response.function_call_arguments.done", "arguments": item["arguments"]} | of,
+        ]
+    begun: Json = {"type": "response.output_item.added", "item": empty}
+    return [begun, *parts, {"type": "response.output_item.done", "item": item}]

@@ -1,0 +1,99 @@
+"""A policy on disk: a model, an adapter on a model, a checkpoint of a run, or a run (its last good checkpoint).
+
+Contract: what `find` returns has its files; the adapter is loaded as the run's own sampler would get it.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from harbortrainer.engines.model_folder import check_folder
+from harbortrainer.errors import UserError
+from harbortrainer.runs.progress import steps_in, wrong_with
+
+if TYPE_CHECKING:
+    from harbortrainer.engines.local.sampler import Sampler
+
+ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class PolicyFiles:
+    """The files of one policy."""
+
+    base: str
+    """Folder or hub id of the model."""
+    adapter: Path | None = None
+    """Folder of a peft adapter on it."""
+
+    @classmethod
+    def find(cls, named: str) -> Self:
+        """The policy of a folder or a hub id.
+
+        Raises:
+            UserError: There is no such folder, or it holds no policy.
+        """
+        folder = Path(named)
+        if not folder.is_dir():
+            if folder.exists() or named.startswith((".", "/", "~")) or (folder.parent.name and folder.parent.is_dir()):
+                raise UserError("no such folder", where=named, do="name a model's folder or its hub id")
+            return cls(named)
+        if (folder / "checkpoints").is_dir():
+            folder = _last_checkpoint(folder)
+        if not (folder / ADAPTER_CONFIG).is_file():
+            check_folder(folder)
+            return cls(named)
+        if not (folder / ADAPTER_FILE).is_file():
+            raise UserError(f"no {ADAPTER_FILE} beside {ADAPTER_CONFIG}", where=str(folder), do="name a whole adapter")
+        return cls(_base_of(folder), folder)
+
+    def __str__(self) -> str:
+        return f"{self.adapter} on {self.base}" if self.adapter else self.base
+
+    def context_limit(self, wanted: int) -> int | None:
+        """`wanted`, or less where the model was made for less; None where nobody knows yet."""
+        try:
+            told = json.loads((Path(self.base) / "config.json").read_text(encoding="utf-8"))
+            own = told.get("max_position_embeddings")
+        except (OSError, ValueError, AttributeError):
+            return None
+        return min(wanted, own) if isinstance(own, int) else wanted
+
+    def load_adapter(self, sampler: "Sampler") -> None:
+        """Give the adapter to a sampler of the base. Raises `UserError` when it does not fit."""
+        if self.adapter is None:
+            return
+        from peft import LoraConfig
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        from harbortrainer.engines.local.sampler.sampled_model import AdapterError
+
+        try:
+            config = LoraConfig.from_pretrained(str(self.adapter))
+            sampler.load_adapter(load_file(self.adapter / ADAPTER_FILE), 1, config=config)
+        except (AdapterError, SafetensorError, TypeError, ValueError) as error:
+            do = "name the adapter's own base model, and an adapter of plain LoRA"
+            raise UserError(f"does not fit {self.base}: {error}", where=str(self.adapter), do=do) from error
+
+
+def _last_checkpoint(run: Path) -> Path:
+    folder = run / "checkpoints"
+    for step in reversed(steps_in(folder)):
+        if wrong_with(folder / f"step_{step}") is None:
+            return folder / f"step_{step}"
+    raise UserError("no whole checkpoint in this run", where=str(folder), do="name a model or an adapter")
+
+
+def _base_of(adapter: Path) -> str:
+    file = adapter / ADAPTER_CONFIG
+    try:
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    if not isinstance(base, str) or not base:
+        raise UserError("no base_model_name_or_path", where=str(file), do="write there which model it was trained on")
+    if base.startswith(("/", ".")) and not Path(base).is_dir():
+        raise UserError(f"its base model {base} is not there", where=str(file), do="put it there, or correct the name")
+    return base

@@ -1,0 +1,178 @@
+"""The post-mortem of a container, and the end of what keeps one from being graded.
+
+A container that ended by itself was ended from inside: the daemon notes when somebody outside kills or stops one, and
+the sign holds only as long as the daemon still remembers both. A container that runs is asked what a fresh one of its
+image is asked.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from tempfile import SpooledTemporaryFile
+from typing import IO
+
+from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.sandbox.post_mortem import ASK, ASK_S, SHELLS, PostMortem, answered
+from harbortrainer.sandbox.uploaded_tests import Uploads, changed, is_whole, size_of
+
+_FROM_OUTSIDE = {"kill", "stop", "restart", "pause", "destroy", "update"}
+_START_S = 60.0
+_ROOM, _IN_MEMORY = 64 << 20, 8 << 20
+_A_SECOND = 1.1
+# Every process that neither belongs to the container's own command (its session is 1) nor to this one.
+_KILL = (
+    "for i in {1..50}; do n=0; for d in /proc/[0-9]*; do s=$(<$d/stat) || continue; set -- ${s##*) }; "
+    "[[ $4 == 1 || $4 == $$ ]] || { kill -9 ${d#/proc/} && n=1; }; done 2>/dev/null; [[ $n == 0 ]] && break; done; true"
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a docker command said."""
+
+    code: int
+    raw: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        """Its standard output."""
+        return self.raw.decode(errors="replace")
+
+
+async def docker(*arguments: str, seconds: float = ASK_S) -> Said:
+    """Run the docker command. One that does not end in time has code -1."""
+    process = await asyncio.create_subprocess_exec(
+        "docker",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), seconds)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return Said(-1, b"", f"docker {arguments[0]} did not end within {seconds:.0f} s")
+    return Said(process.returncode or 0, out, err.decode(errors="replace"))
+
+
+async def kill_leftovers(label: str) -> None:
+    """Kill what is in the labelled container and does not belong to its own command."""
+    for container in await _containers(label):
+        await docker("exec", "-u", "0", container, "bash", "-c", _KILL)
+
+
+type CopyOut = Callable[[str, IO[bytes], int], Awaitable[bool]]
+"""Writes an archive of a container's folder; false when it cannot, or the archive grows beyond so many bytes."""
+
+
+async def are_whole(label: str, target: str, uploaded: Uploads) -> bool:
+    """Whether what was uploaded into a folder of the labelled container is there as it was put. Nothing runs inside."""
+    for container in await _containers(label):
+        return await holds(partial(_copy_out, container), target, uploaded)
+    return True  # it is gone: what follows will say so
+
+
+async def holds(copy_out: CopyOut, target: str, uploaded: Uploads) -> bool:
+    """The same of a container whose folders can be copied out."""
+    with SpooledTemporaryFile(_IN_MEMORY) as archive:
+        if not await copy_out(target, archive, size_of(uploaded) + _ROOM):
+            return False
+        archive.seek(0)
+        return await asyncio.to_thread(is_whole, archive, target, uploaded)
+
+
+async def _copy_out(container: str, path: str, archive: IO[bytes], most: int) -> bool:
+    process = await asyncio.create_subprocess_exec(
+        *("docker", "cp", f"{container}:{path}", "-"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    try:
+        while archive.tell() <= most and (chunk := await process.stdout.read(1 << 16)):
+            archive.write(chunk)
+        if archive.tell() > most:
+            return False
+        return await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def examine(found: PostMortem, label: str, uploaded: Uploads) -> None:
+    """Note what is wrong in the labelled container and, if something is, whether the daemon can start another.
+
+    Args:
+        found: Where it is noted.
+        label: The label of the trial's container.
+        uploaded: What was put there for grading.
+    """
+    daemon = await docker("version", "--format", "{{.Server.Version}}")
+    found.check(daemon.code == 0, f"the daemon answers ({daemon.out.strip() or daemon.err.strip()})")
+    for container in await _containers(label):
+        inspected = await docker("inspect", container)
+        if inspected.code == 0:
+            (details,) = json.loads(inspected.out)
+            await _examine(found, container, details["State"], details["HostConfig"])
+            if details["State"]["Running"]:
+                found.signs += await changed(uploaded, partial(_read, container))
+            if found.signs:
+                await _try_fresh(found, details["Image"])
+
+
+async def _read(container: str, path: str) -> bytes | None:
+    said = await docker("exec", "-u", "0", container, "cat", path)
+    return said.raw if said.code == 0 else None
+
+
+async def _containers(label: str) -> list[str]:
+    return (await docker("ps", "-aq", "--no-trunc", "--filter", f"label={label}")).out.split()
+
+
+async def _examine(found: PostMortem, container: str, state: dict, limits: dict) -> None:
+    if state["Running"]:
+        said = await docker("exec", "-u", "0", container, "bash", "-c", ASK)
+        if wrong := answered(said.code, said.out, said.err):
+            found.signs.append(wrong)
+        found.signs += await _changed_shells(container)
+    elif state["OOMKilled"]:
+        if limits["Memory"]:
+            found.signs.append(f"it ended at its own limit of memory ({limits['Memory'] >> 20} MB)")
+        else:
+            found.check(False, "the machine's memory ran out")
+    else:
+        since, until = state["StartedAt"], state["FinishedAt"]
+        actions = await _events(container, since)
+        if "die" in actions and not actions & _FROM_OUTSIDE:
+            found.signs.append(f"it ended from inside with code {state['ExitCode']} at {until[:19]}: nobody stopped it")
+
+
+async def _events(container: str, since: str) -> set[str]:
+    """What the daemon remembers of a container: of the last hundreds of events of all."""
+    await asyncio.sleep(_A_SECOND)  # the end of the span is cut to whole seconds
+    arguments = ("--since", since, "--until", "0s", "--filter", f"container={container}", "--format", "{{.Action}}")
+    said = await docker("events", *arguments)
+    return {line.split(":")[0] for line in said.out.splitlines()}
+
+
+async def _changed_shells(container: str) -> list[str]:
+    said = await docker("diff", container)
+    kinds = {"C": "replaced", "A": "replaced", "D": "removed"}
+    changes = [line.split(" ", 1) for line in said.out.splitlines() if " " in line]
+    return [f"{path} was {kinds.get(kind, 'changed')}" for kind, path in changes if path in SHELLS]
+
+
+async def _try_fresh(found: PostMortem, image: str) -> None:
+    label = f"{RUN_LABEL}={os.environ.get(RUN_VARIABLE, 'none')}"
+    asked = ("--rm", "--network", "none", "--label", label, "--entrypoint", "bash", image, "-c", ASK)
+    said = await docker("run", *asked, seconds=_START_S)
+    wrong = answered(said.code, said.out, said.err)
+    found.check(not wrong, f"in a fresh container {wrong}" if wrong else "a fresh container starts and answers")

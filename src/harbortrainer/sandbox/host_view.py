@@ -1,0 +1,142 @@
+"""What of the host's root filesystem a sandbox sees: data that `inside.filesystem` and `inside.mask_layers` carry out.
+
+The rule is a list of what is shown, not of what is hidden: the system's own folders (`/usr`, `/bin`, `/lib*`, `/sbin`,
+`/etc`, and of `/var` what package managers need). Of what is shown, a file that not everybody on the host may read is
+hidden too, and some that everybody may read (`/etc/machine-id`, `/etc/ssh`, ...).
+
+Invariant: nothing outside the shown folders is ever reachable, whatever is put on the host later.
+"""
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from harbortrainer.sandbox.inside.messages import HostView, encode
+
+_SHOWN = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix", "/gnu"),
+    *("/var/lib/dpkg", "/var/lib/apt", "/var/lib/pacman", "/var/lib/rpm"),
+)
+_WALKED = ("/etc", "/usr/local", "/var/lib/dpkg", "/var/lib/apt")
+_AGE_S = 60.0
+_HIDDEN_ETC = (
+    *("machine-id", "environment", "fstab", "crypttab", "exports", "pip.conf", "npmrc", "netrc", "motd", "resolv.conf"),
+    *("ssh", "docker", "containerd", "kubernetes", "rancher", "cni", "cloud", "wireguard", "openvpn", "letsencrypt"),
+    *("NetworkManager", "systemd", "uv", "pip", "conda", "google-cloud", "boto", "boto.cfg", "aws", "azure"),
+    *("sudoers.d", "cron.d", "krb5.keytab", "ppp", "salt", "puppet", "chef", "vault", "consul.d", "nomad.d"),
+)
+_FOLDERS = {
+    **dict.fromkeys(("/boot", "/home", "/media", "/mnt", "/opt", "/run", "/run/lock", "/srv", "/var"), 0o755),
+    **dict.fromkeys(("/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/mail", "/var/lib/misc"), 0o755),
+    **dict.fromkeys(("/var/cache/apt", "/var/cache/apt/archives", "/var/cache/apt/archives/partial"), 0o755),
+    **{"/root": 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777},
+}
+_LINKS = {"/var/run": "/run", "/var/lock": "/run/lock"}
+_FILES = {
+    "/etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n",
+    "/etc/hostname": "sandbox\n",
+    "/etc/shadow": "root:*:19000:0:99999:7:::\n",
+    "/etc/gshadow": "root:*::\n",
+}
+_made: tuple[float, tuple[Path, ...], HostView | None] = (0.0, (), None)
+
+
+def view_of(rootfs: Path, *, hidden: tuple[Path, ...] = ()) -> HostView | None:
+    """The view of a root filesystem; None for one that is not the host's: it is shown as it is.
+
+    Args:
+        hidden: Folders that are hidden wherever they lie (the project's, the cache's).
+    """
+    global _made
+    if rootfs != Path("/"):
+        return None
+    when, which, made = _made
+    if made is None or which != hidden or time.monotonic() - when > _AGE_S:
+        made = _view(hidden)
+        _made = (time.monotonic(), hidden, made)
+    return made
+
+
+def _view(hidden: tuple[Path, ...]) -> HostView:
+    links = {path: str(Path(path).readlink()) for path in _SHOWN if Path(path).is_symlink()} | _LINKS
+    shown, plain = _split([path for path in _SHOWN if Path(path).is_dir() and path not in links])
+    masked = sorted({*(f"/etc/{name}" for name in _HIDDEN_ETC), *_private(), *(str(p.resolve()) for p in hidden)})
+    kept: list[str] = []
+    for path in masked:  # sorted, so that a folder comes before what is in it
+        if _below(path, shown) and not _below(path, kept) and _is_there(path):
+            kept.append(path)
+    folders = [path for path in kept if Path(path).is_dir()]
+    around = {str(parent) for path in (*shown, *plain) for parent in Path(path).parents} - {"/"}
+    above = sorted({str(parent) for path in (*kept, *_FILES) for parent in Path(path).parents})
+    view = HostView(
+        shown=shown,
+        plain=[path for path in plain if path not in masked],
+        links=links,
+        folders=dict(sorted((dict.fromkeys(around, 0o755) | _FOLDERS).items())),
+        hidden=folders,
+        files={path: "" for path in kept if path not in folders} | _FILES,
+        modes={path: _mode(path) for path in above},
+    )
+    return replace(view, key=hashlib.sha256(encode(view)).hexdigest()[:32])
+
+
+def _below(path: str, tops: list[str]) -> bool:
+    return any(path.startswith(top + "/") or path == top for top in tops)
+
+
+def _split(folders: list[str]) -> tuple[list[str], list[str]]:
+    """Take folders apart that have another filesystem mounted in them: an overlay does not see it."""
+    mounted = _mounted_below()
+    shown, plain = [], []
+    while folders:
+        folder = folders.pop()
+        if not any(point.startswith(folder + "/") for point in mounted):
+            shown.append(folder)
+            continue
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            else:
+                plain.append(entry.path)
+    return sorted(shown), sorted(plain)
+
+
+def _mounted_below() -> list[str]:
+    """Mount points that matter: folders, and for an ordinary user files too (the kernel refuses to uncover them)."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in points if os.geteuid() != 0 or Path(point).is_dir()]
+
+
+def _private() -> list[str]:
+    return [path for top in _WALKED for path in _unreadable(top)]
+
+
+def _unreadable(top: str) -> Iterator[str]:
+    try:
+        entries = list(os.scandir(top))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_symlink():
+            continue
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if not mode & stat.S_IROTH:
+            if entry.path not in _FILES:
+                yield entry.path
+        elif stat.S_ISDIR(mode):
+            yield from _unreadable(entry.path)
+
+
+def _is_there(path: str) -> bool:
+    return os.path.lexists(path) and not Path(path).is_symlink()
+
+
+def _mode(path: str) -> int:
+    try:
+        return stat.S_IMODE(Path(path).stat().st_mode)
+    except OSError:
+        return 0o755

@@ -1,0 +1,233 @@
+"""Files in and out of a sandbox and folders emptied, with the sandbox's own root: a planted link leads nowhere else.
+
+Small requests run in the first process itself, which must never block: every file is opened without following links
+and without waiting. Others run in a process of their own.
+"""
+
+import errno
+import itertools
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+
+_SMALL_BYTES, _SMALL_ENTRIES = 8 << 20, 500
+_MOST_NOTES = 20
+_MOST_ENTRIES, _MOST_DEPTH = 20_000, 64  # of what is taken out: the host checks every name against its folders
+_MOST_ROUNDS = 100_000
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def unpack(fds: list[int], folder: str) -> int:
+    """Unpack the archive on standard input into a folder, which is made. What is there already is replaced."""
+    os.makedirs(folder, exist_ok=True)
+    folders = []
+    with os.fdopen(os.dup(fds[0]), "rb") as source, tarfile.open(fileobj=source, mode="r|") as tar:
+        for member in tar:
+            path = os.path.join(folder, member.name)
+            if member.isdir():
+                _clear(path, keep_folder=True)
+                os.makedirs(path, exist_ok=True)
+                folders.append((path, member))
+                continue
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _clear(path, keep_folder=False)
+            _write(tar, member, path, folder)
+    for path, member in folders:
+        os.chmod(path, member.mode)
+    return 0
+
+
+def _clear(path: str, *, keep_folder: bool) -> None:
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_folder:
+        os.unlink(path)
+    elif not keep_folder:
+        _remove_tree(path)
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, folder: str) -> None:
+    if member.issym():
+        os.symlink(member.linkname, path)
+    elif member.islnk():
+        os.link(os.path.join(folder, member.linkname), path, follow_symlinks=False)
+    elif member.isreg() and (content := tar.extractfile(member)) is not None:
+        with os.fdopen(os.open(path, _NEW, 0o600), "wb") as file:
+            shutil.copyfileobj(content, file)
+            os.fchmod(file.fileno(), member.mode)
+        os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
+
+
+def pack(fds: list[int], folder: str, limit: str) -> int:
+    """Write an archive of a folder's content to standard output: folders, files, links, and nothing else.
+
+    Args:
+        limit: Bytes, for the sizes that files claim; what goes beyond is left out and named on standard error.
+    """
+    left, notes = int(limit), 0
+    with os.fdopen(os.dup(fds[1]), "wb") as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
+        for path, name in itertools.islice(_walk(folder, _MOST_DEPTH), _MOST_ENTRIES):
+            try:
+                left -= _add(tar, path, name, left)
+            except (OSError, ValueError) as error:
+                notes += 1
+                if notes <= _MOST_NOTES:
+                    os.write(fds[2], f"left out: {name}: {error}\n".encode())
+    return 0
+
+
+def _add(tar: tarfile.TarFile, path: str, name: str, most: int) -> int:
+    """Add one entry. Returns its size; raises before anything is written when it cannot be added."""
+    member = tar.gettarinfo(path, name)
+    if member is None or member.isdev():
+        raise ValueError("neither file nor folder nor link")
+    if member.size > most:
+        raise ValueError("too large")
+    if not member.isreg():
+        tar.addfile(member)
+        return 0
+    fd = os.open(path, _READ | os.O_NOFOLLOW)
+    try:
+        tar.addfile(member, _Exactly(fd, member.size))
+    finally:
+        os.close(fd)
+    return member.size
+
+
+def send(fds: list[int], path: str, limit: str) -> int:
+    """Write one regular file to standard output."""
+    fd = os.open(path, _READ)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > int(limit):
+            os.write(fds[2], f"{path}: not a regular file, or too large\n".encode())
+            return 1
+        while os.sendfile(fds[1], fd, None, 1 << 20):
+            pass
+    finally:
+        os.close(fd)
+    return 0
+
+
+def empty(_: list[int], mode: str, *folders: str) -> int:
+    """Make folders that are empty, or make them when they are not there, in place of whatever has their names.
+
+    Args:
+        mode: In octal; empty for the one they have.
+    """
+    for folder in folders:
+        _clear(folder, keep_folder=True)
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(folder):
+            _clear(f"{folder}/{name}", keep_folder=False)
+        if mode:
+            os.chmod(folder, int(mode, 8))
+    return 0
+
+
+def is_kind(_: list[int], kind: str, path: str) -> int:
+    """0 for a folder (`d`) or a regular file (`f`), links followed; else 1."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return 1
+    return 0 if (stat.S_ISDIR if kind == "d" else stat.S_ISREG)(mode) else 1
+
+
+CALLS: dict[str, Callable[..., int]] = {"unpack": unpack, "pack": pack, "send": send, "empty": empty, "is": is_kind}
+
+
+def is_small(fds: list[int], name: str, *arguments: str) -> bool:
+    """Whether a call is done in a few milliseconds, so that the first process may carry it out itself.
+
+    Output to a pipe may block, so only a file in memory counts as small output.
+    """
+    if name == "is":
+        return True
+    if name == "unpack":
+        return os.fstat(fds[0]).st_size <= _SMALL_BYTES and stat.S_ISREG(os.fstat(fds[0]).st_mode)
+    if name == "empty":
+        return all(map(_is_small, arguments[1:]))
+    return stat.S_ISREG(os.fstat(fds[1]).st_mode) and _is_small(arguments[0])
+
+
+def _is_small(path: str) -> bool:
+    """Of a file, or of a folder with all that is in it."""
+    try:
+        if os.path.isdir(path):
+            entries = itertools.islice(_walk(path, _SMALL_ENTRIES), _SMALL_ENTRIES + 1)
+            sizes = [os.lstat(entry).st_size for entry, _ in entries]
+        else:
+            sizes = [os.stat(path).st_size]
+    except OSError:
+        return True  # it is not there, or goes while we look: quickly said
+    return len(sizes) <= _SMALL_ENTRIES and sum(sizes) <= _SMALL_BYTES
+
+
+def _walk(folder: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Every entry of a folder down to a depth. Without recursion: an agent may nest as deep as it likes."""
+    waiting = [(folder, "", depth)]
+    while waiting:
+        top, prefix, depth = waiting.pop()
+        try:
+            entries = os.scandir(top)
+        except OSError:
+            if top == folder:
+                raise
+            continue
+        with entries:
+            for entry in entries:
+                yield entry.path, prefix + entry.name
+                if depth > 1 and entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, f"{prefix}{entry.name}/", depth - 1))
+
+
+def _remove_tree(top: str) -> None:
+    """Remove a folder of any depth: what lies deeper is moved up, so that no path grows and nothing recurses."""
+    names = itertools.count()
+    for _ in range(_MOST_ROUNDS):
+        folders = []
+        for name in os.listdir(top):
+            if not _removed(f"{top}/{name}"):
+                folders.append(f"{top}/{name}")
+        if not folders:
+            os.rmdir(top)
+            return
+        for folder in folders:
+            for name in os.listdir(folder):
+                if not _removed(f"{folder}/{name}"):
+                    os.rename(f"{folder}/{name}", f"{top}/.removed-{os.getpid()}-{next(names)}")
+    raise OSError(errno.EBUSY, f"{top}: something keeps filling it")
+
+
+def _removed(path: str) -> bool:
+    """Remove a file, a link or an empty folder; False for a folder that is not empty."""
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
+
+
+class _Exactly:
+    """A file that has the length it had when we looked, whatever is written to it meanwhile."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd, self._left = fd, size
+
+    def read(self, count: int = -1) -> bytes:
+        wanted = self._left if count < 0 else min(count, self._left)
+        self._left -= wanted
+        return os.read(self._fd, wanted).ljust(wanted, b"\0")

@@ -1,0 +1,41 @@
+"""An agent of Harbor's that cheats: it runs one of the scripts of `cheats`, in every step of the task."""
+
+from pathlib import Path
+from typing import override
+
+from harbor.agents.base import BaseAgent
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+
+from harbortrainer.tasks.cheats import CHEATS
+
+LONGEST_S = 60
+
+
+class CheatingAgent(BaseAgent):
+    """Needs no model, and nothing else that Harbor gives an agent.
+
+    Args:
+        cheat: Name of the script.
+    """
+
+    def __init__(self, logs_dir: Path, *, cheat: str, **others: object) -> None:
+        super().__init__(logs_dir=logs_dir)
+        self._script = CHEATS[cheat]
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "cheat"
+
+    @override
+    def version(self) -> str:
+        return "1"
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Nothing to install."""
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        await environment.exec(self._script, timeout_sec=LONGEST_S)

@@ -1,0 +1,70 @@
+"""What an agent that is no Terminus is told of the model: a name in its own form, and variables with address and key.
+
+The name is a label: what is sampled is the run's model, whatever a request says. So characters that a shell, a path or
+an agent's own rules would trip over are replaced.
+"""
+
+import importlib
+import re
+from dataclasses import dataclass
+
+from harbortrainer.config.agent_table import AGENTS, UNKNOWN, AgentEntry, Dialect
+from harbortrainer.harbor_side import LITELLM_OFFLINE
+from harbortrainer.trials.trial_spec import ModelEndpoint
+
+_ODD = re.compile(r"[^A-Za-z0-9._/-]")
+_ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "LLM_BASE_URL")
+# Of whoever starts the run: it stays out of sandboxes.
+_NO_SUBSCRIPTION = {"CLAUDE_CODE_OAUTH_TOKEN": "", "CLAUDE_FORCE_OAUTH": "false"}
+_KEYS = ("OPENAI_API_KEY", "LLM_API_KEY")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one agent is told."""
+
+    entry: AgentEntry
+    variables: tuple[Dialect, ...]
+    """For whose clients there are variables."""
+
+    def of(self, model: ModelEndpoint) -> tuple[str, dict[str, str]]:
+        """The model's name, and the variables."""
+        key, variables = model.api_key.get_secret_value(), dict(LITELLM_OFFLINE)
+        if set(self.variables) - {"messages"}:
+            variables |= dict.fromkeys(_ADDRESSES, model.base_url) | dict.fromkeys(_KEYS, key)
+        if "messages" in self.variables:
+            # Anthropic's clients put the /v1 behind it themselves.
+            variables |= {"ANTHROPIC_BASE_URL": model.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
+            variables |= _NO_SUBSCRIPTION
+        return self.entry.model.format(label(model.name)), variables
+
+
+def label(name: str) -> str:
+    """The model's name as agents are told it.
+
+    Example:
+        >>> label("/home/a user/models/Qwen3-8B")
+        'home/a-user/models/Qwen3-8B'
+    """
+    return _ODD.sub("-", name).strip("/-") or "policy"
+
+
+def told(agent: str) -> Told:
+    """What an agent is told; a class that a user made from one of Harbor's as that one.
+
+    Args:
+        agent: Harbor's name, or `module:Class`.
+    """
+    name = _name_of(agent) if ":" in agent else agent
+    if (entry := AGENTS.get(name)) is not None:
+        return Told(entry, (entry.speaks,))
+    return Told(UNKNOWN if ":" in agent else AgentEntry(), ("chat completions", "messages"))
+
+
+def _name_of(import_path: str) -> str:
+    """The name that an agent's class gives; "" where it gives none (what is wrong with it Harbor says)."""
+    module, _, name = import_path.partition(":")
+    try:
+        return str(getattr(importlib.import_module(module), name).name())
+    except (ImportError, AttributeError, TypeError):
+        return ""

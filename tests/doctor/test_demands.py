@@ -1,0 +1,65 @@
+"""Where `auto` plays a run's tasks, and what is refused before a run."""
+
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.doctor import demands
+from harbortrainer.doctor.finding import Level
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.task_folder import load_folder
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that a local sandbox honours, one with a sidecar."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain", "sidecar"):
+        folder = tmp_path / "tasks" / name
+        (folder / "environment").mkdir(parents=True)
+        (folder / "environment" / "Dockerfile").write_text("FROM debian:12-slim\n")
+        (folder / "task.toml").write_text('version = "1.0"\n')
+        (folder / "instruction.md").write_text(name)
+    (tmp_path / "tasks/sidecar/environment/docker-compose.yaml").write_text("services: {}\n")
+    return tmp_path / "tasks"
+
+
+def run(plan, environment_type: str, **env):
+    harness = {"environment_type": environment_type, "environment_kwargs": {"image": "host"}}
+    taskset = {"id": "harbor_env", "tasks_dir": "tasks"} | env
+    return plan(sources=[{"env": {"taskset": taskset, "agent": {"harness": harness}}}])
+
+
+def test_auto_says_where_it_plays_what_and_why(tasks, plan):
+    told = run(plan, "auto")
+    line = "auto: 1 in local, 1 in docker: sidecar (environment/docker-compose.yaml)"
+    assert demands.told_at_the_start(told) == [line]
+    assert list(told.environment_types) == ["docker", "local"]
+    assert demands.told_at_the_start(run(plan, "local")) == []
+
+
+def test_a_task_that_a_kind_of_sandbox_cannot_play_is_refused_with_its_reason(tasks, plan):
+    (found,) = [finding for finding in demands.check(run(plan, "local")) if finding.level is Level.RED]
+    assert found.what == (
+        "1 task cannot be played with environment_type = 'local': sidecar (environment/docker-compose.yaml)"
+    )
+    assert "auto" in found.do and found.where.endswith("agent.harness.environment_type")
+    assert list(demands.check(run(plan, "docker"))) == []
+    assert list(demands.check(run(plan, "local", exclude=["sidecar"]))) == []
+
+
+def test_a_variable_in_the_dotenv_file_counts(tasks, plan):
+    (tasks / "plain" / "task.toml").write_text('[verifier.env]\nKEY = "${NOBODY_SETS_THIS}"\n')
+    (found,) = demands.check(run(plan, "docker"))
+    assert "plain ([verifier.env] KEY: $NOBODY_SETS_THIS is not set)" in found.what
+    (tasks.parent / ".env").write_text("NOBODY_SETS_THIS=1\n")
+    assert list(demands.check(run(plan, "docker"))) == []
+
+
+def test_an_evaluation_refuses_it_too(tasks):
+    with pytest.raises(UserError, match=r"sidecar \(environment/docker-compose.yaml\)"):
+        demands.refuse(load_folder(tasks), "local", {"image": "host"}, "--environment")
+    assert demands.refuse(load_folder(tasks), "auto", {"image": "host"}, "--environment").places == {
+        "local": ["plain"],
+        "docker": ["sidecar"],
+    }

@@ -1,0 +1,71 @@
+"""Play one of Harbor's agents that is installed on this machine, with a scripted model, and say what was captured.
+
+    PYTHONPATH=tests:datasets/quickstart .venv/bin/python tests/e2e/real_agents.py mini-swe-agent
+    PYTHONPATH=tests:datasets/quickstart .venv/bin/python tests/e2e/real_agents.py claude-code
+
+Its program has to be on the PATH below /usr, which the sandbox of the host's root shows (a virtual environment of the
+system's Python in /usr/local with a link in /usr/local/bin; for claude and opencode the one file that npm brings).
+The sandbox has no network. The model uses the agent's own tool for commands twice and is done.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from fakes import make_task
+from plugin_runs import config, play
+from renderers import Qwen3RendererConfig
+from scripted_engine import ScriptedEngine, by_turn
+
+from tiny_policy.prompts import episode
+from tiny_policy.tokenizer import train_tokenizer
+
+TOOLS: dict[str, tuple[str, str, dict]] = {
+    "mini-swe-agent": ("bash", "command", {}),
+    "claude-code": ("Bash", "command", {"description": "look"}),
+    "opencode": ("bash", "command", {"description": "look"}),
+    "codex": ("exec_command", "cmd", {}),
+}
+"""What each calls its tool for commands, the argument with the command, and what else the tool wants."""
+LAST = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
+TASK = "[environment]\nallow_internet = false\nmemory_mb = 3000\n"
+
+
+def answers(agent: str) -> list[str]:
+    """What the model says: text and a command, a command, the end."""
+    tool, argument, more = TOOLS[agent]
+
+    def runs(command: str) -> str:
+        call = json.dumps({"name": tool, "arguments": {argument: command, **more}})
+        return f"<tool_call>\n{call}\n</tool_call>"
+
+    last = runs(LAST[agent]) if agent in LAST else "All done."
+    return ["I look.\n\n" + runs("mkdir -p /app && touch /app/answer"), runs("ls /app"), last]
+
+
+def main(agent: str, environment: str = "local") -> None:
+    """Play one trial and print what came of it."""
+    work = Path(tempfile.mkdtemp(prefix="real-agents-"))
+    train_tokenizer([episode("x", ["touch /app/answer"])]).save_pretrained(work / "tokenizer")
+    make_task(work / "tasks" / "answer", agent_timeout_s=300, extra=TASK if environment == "local" else "")
+    kwargs = {"image": "host"} if environment == "local" else {}
+    own = {"agent": agent, "environment_type": environment, "environment_kwargs": kwargs}
+    env = config(work / "tasks", work / "trials", harness=own, retries={"max_retries": 0})
+    script, form = by_turn(answers(agent)), Qwen3RendererConfig(thinking_retention="all")
+    with ScriptedEngine(work / "tokenizer", script, format=form) as engine:
+        (played,) = asyncio.run(play(env, engine))
+    (trace,) = played.traces
+    record = trace.info["harbor"]
+    kept = [[t for t, m in zip(node.token_ids, node.mask, strict=True) if m] for node in trace.nodes if node.sampled]
+    exact = kept == [sample.token_ids for sample in engine.samples]
+    print(f"{agent} in {environment}: {record['outcome']}, reward {record['reward']}, {engine.calls} calls, ", end="")
+    print(f"{len(trace.branches)} branches, {'every token as sampled' if exact else 'TOKENS DIFFER'}")
+    print(f"seconds of the agent: {record['timings']['agent_execution']}; trials: {work / 'trials'}")
+    if record["error"]:
+        print(f"{record['error']['type']}: {record['error']['message']}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

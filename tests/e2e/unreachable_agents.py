@@ -1,0 +1,38 @@
+"""Agents inside the sandbox that cannot reach the model's endpoint, named by import path."""
+
+import os
+from typing import Any
+
+from harbor.agents.base import BaseAgent
+from harbor.agents.installed.base import NonZeroAgentExitCodeError
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+
+
+class TriesForEver(BaseAgent):
+    """Opens a connection to the endpoint from inside, again and again."""
+
+    def __init__(self, *args: Any, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._url = (extra_env or dict(os.environ))["OPENAI_BASE_URL"]
+
+    @staticmethod
+    def name() -> str:
+        return "tries-for-ever"
+
+    def version(self) -> str | None:
+        return "1"
+
+    async def setup(self, environment: BaseEnvironment) -> None:
+        pass
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        host, port = self._url.split("/")[2].split(":")
+        await environment.exec(f"bash -c 'until (exec 3<>/dev/tcp/{host}/{port}) 2>/dev/null; do sleep 0.2; done'")
+
+
+class GivesUp(TriesForEver):
+    """Ends with an error when it could not connect."""
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        raise NonZeroAgentExitCodeError("connect: connection refused")

@@ -1,0 +1,80 @@
+"""What we use of peft's private side: it is there, and it means what we take it for."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from harbortrainer.engines.peft_internals import (
+    COUPLINGS,
+    WRITTEN_FOR,
+    adapter_weights,
+    inject_for_sampling,
+    inject_for_training,
+)
+
+LORA = LoraConfig(r=2, lora_alpha=6, target_modules=["up"])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(3, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)
+
+
+@pytest.mark.parametrize("place", COUPLINGS.places)
+def test_the_place_is_as_it_was(place):
+    COUPLINGS.check_place(place)
+
+
+def test_an_adapters_weights_bear_the_names_that_peft_saves():
+    model = Net()
+    saved = get_peft_model_state_dict(get_peft_model(Net(), LORA))
+    ours = inject_for_sampling(model, LORA, "policy")
+    told = f"peft {WRITTEN_FOR} named parameters by layer and adapter; adapter_weights no longer finds them"
+    assert ours.keys() == {name.removeprefix("base_model.model.") for name in saved}, told
+    assert adapter_weights(model, "policy").keys() == ours.keys(), told
+    assert adapter_weights(model, "another") == {}, told
+
+
+def test_the_shorter_forward_computes_what_pefts_does():
+    ours, theirs = Net(), get_peft_model(Net(), LORA).eval()
+    weights = inject_for_sampling(ours, LORA, "policy")
+    state = {name: torch.randn_like(weight) for name, weight in weights.items()}
+    for name, weight in weights.items():
+        weight.data.copy_(state[name])
+    for name, weight in adapter_weights(theirs, "default").items():
+        weight.data.copy_(state[name.removeprefix("base_model.model.")])
+    x = torch.randn(5, 3)
+    told = f"inject_for_sampling replaces the forward that peft {WRITTEN_FOR} gave lora.Linear; it is another one now"
+    assert torch.allclose(ours(x), theirs(x), atol=1e-6), told
+
+
+def test_a_trainable_adapter_starts_at_nothing_and_its_dropout_is_found():
+    dropout = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
+    for config, count in ((dropout, 1), (LoraConfig(r=2, target_modules=["q_proj"]), 0)):
+        model, dropouts = inject_for_training(_one_layer(), config)
+        weights = adapter_weights(model, "default")
+        told = f"peft {WRITTEN_FOR} called the wrapped adapter default and its dropouts lora_dropout"
+        assert [p for p in model.parameters() if p.requires_grad] == [*weights.values()], told
+        assert len(dropouts) == count, told
+        assert all(not weight.any() for name, weight in weights.items() if "lora_B" in name), told
+
+
+def _one_layer() -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=16,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=8,
+        )
+    )

@@ -1,0 +1,35 @@
+"""Every fault that a sampler can have stops a run within three steps, in float32 and in bfloat16.
+
+Real sampler, real learner, a random model; `benchmarks/sabotage.py` does the same to whole quickstarts.
+"""
+
+import pytest
+from proof_rig import ProofRig
+from sabotages import SABOTAGES, sabotaged
+from sampler_setup import random_prompt
+from tiny_model import build_tiny_model
+
+DTYPES = ["float32", "bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def rig_of(tmp_path_factory):
+    model = build_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=64, layers=2)
+    prompts = [random_prompt(6 + i, seed=i) for i in range(12)]
+    return lambda dtype: ProofRig(model, dtype, prompts, group=6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_a_sabotaged_sampler_stops_the_run_within_three_steps(rig_of, name, dtype):
+    rig = rig_of(dtype)
+    with sabotaged(name):
+        assert rig.stopped_at(3) is not None, rig.reached
+    assert "ikely cause" in rig.message or "not kept" in rig.message
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sampler_without_fault_does_not_stop_the_run(rig_of, dtype):
+    rig = rig_of(dtype)
+    assert rig.stopped_at(5) is None, rig.message
+    assert rig.reached["proof/spread"] < 2

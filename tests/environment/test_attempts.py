@@ -1,0 +1,74 @@
+"""Which failed trials verifiers plays again."""
+
+import pytest
+from verifiers.v1.trace import Error
+from verifiers.v1.utils import retries as verifiers_retries
+
+from harbortrainer.environment.attempts import (
+    Attempts,
+    TrialFailedError,
+    TrialRetriedError,
+    failure,
+)
+from harbortrainer.environment.plugin_config import retry_config
+from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.record import Failure, TrialRecord
+
+
+def record(outcome: Outcome) -> TrialRecord:
+    return TrialRecord(
+        outcome=outcome,
+        task="a-task",
+        reward=(0.0 if outcome is Outcome.self_inflicted else 0.5) if outcome.trains else None,
+        evidence="inside: no shell. sound: the daemon answers" if outcome is Outcome.self_inflicted else "",
+        error=None if outcome.trains else Failure(type="SomeError", message="it broke"),
+    )
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.trains])
+def test_an_outcome_that_trains_is_no_error(outcome: Outcome) -> None:
+    assert failure(record(outcome), Attempts()) is None
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if not outcome.trains])
+def test_a_failure_is_retried_as_often_as_its_row_says_and_then_final(outcome: Outcome) -> None:
+    attempts = Attempts()
+    errors = [failure(record(outcome), attempts) for _ in range(outcome.retries + 1)]
+    assert [type(error) for error in errors] == [TrialRetriedError] * outcome.retries + [TrialFailedError]
+    assert all(str(error).startswith(f"{outcome}: SomeError: it broke") for error in errors)
+
+
+def test_a_sandbox_is_tried_again_after_a_pause_that_doubles_and_a_verifier_at_once() -> None:
+    attempts, pauses = Attempts(), []
+    for _ in range(3):
+        failure(record(Outcome.sandbox_error), attempts)
+        pauses.append(attempts.pause_s)
+    assert pauses == [1.0, 2.0, 4.0]
+    failure(record(Outcome.verifier_error), attempts)
+    assert attempts.pause_s == 0.0
+
+
+def test_each_outcome_has_attempts_of_its_own() -> None:
+    attempts = Attempts()
+    failure(record(Outcome.verifier_error), attempts)
+    assert isinstance(failure(record(Outcome.sandbox_error), attempts), TrialRetriedError)
+
+
+def test_a_trial_that_never_ended_is_cancelled_and_final() -> None:
+    error = failure(None, Attempts())
+    assert isinstance(error, TrialFailedError)
+    assert str(error).startswith("cancelled:")
+
+
+def _retried(*names: str) -> bool:
+    errors = [Error(type=name, message="m") for name in names]
+    if hasattr(verifiers_retries, "_retryable"):  # 0.3
+        return any(verifiers_retries._retryable(error, retry_config()) for error in errors)
+    return verifiers_retries.RetryState(retry_config()).next_error(errors) is not None
+
+
+def test_verifiers_retries_exactly_what_is_worth_it() -> None:
+    assert _retried("TrialRetriedError")
+    assert _retried("ProviderError", "TrialRetriedError")
+    assert not _retried("TrialFailedError")
+    assert not _retried("HarnessError")

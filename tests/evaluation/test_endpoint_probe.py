@@ -1,0 +1,130 @@
+"""A model's server that is down, silent, dripping, lying or closed is one line before anything is played."""
+
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from harbortrainer.errors import UserError
+from harbortrainer.evaluation.endpoint_probe import probe
+
+GOOD = '{"choices": [{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]}'
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as its server's `reply` says: status and body by what was asked."""
+
+    server: "Replying"  # ty: ignore[incompatible-mutable-override] - made by one alone
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.server.asked.append((self.path, asked, self.headers.get("Authorization", "")))
+        status, body = self.server.reply(asked)
+        if status == 0:
+            self.server.let_go.wait(60)  # silent
+            return
+        self.send_response(status)
+        self.send_header("Content-Length", "10000" if body == " " else str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+        if body == " ":
+            self._drip()
+
+    def _drip(self) -> None:
+        try:
+            while not self.server.let_go.wait(0.1):
+                self.wfile.write(b" ")
+        except OSError:
+            pass
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is logged."""
+
+
+class Replying(ThreadingHTTPServer):
+    """A server that answers everything alike."""
+
+    daemon_threads = True
+
+    def __init__(self, reply) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.reply, self.asked, self.let_go = reply, [], threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+@contextmanager
+def replying(status: int, body: str = "", *, reply=None) -> Generator[Replying]:
+    server = Replying(reply or (lambda asked: (status, body)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.let_go.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask(url: str, answer_s: float = 60.0) -> None:
+    probe(url, "m", key="sk-secret", key_var="MY_KEY", answer_s=answer_s)
+
+
+def test_a_server_that_answers_is_asked_once_and_for_no_logprobs() -> None:
+    with replying(200, GOOD) as server:
+        ask(server.url)
+    ((path, asked, key),) = server.asked
+    assert (path, key) == ("/v1/chat/completions", "Bearer sk-secret")
+    assert "logprobs" not in asked and "token_ids" not in asked
+
+
+def test_a_server_that_wants_another_name_for_the_limit_is_asked_again() -> None:
+    def newer(asked: str) -> tuple[int, str]:
+        return (400, "Unsupported parameter: 'max_tokens'") if "max_tokens" in asked else (200, GOOD)
+
+    with replying(0, reply=newer) as server:
+        ask(server.url)
+    assert len(server.asked) == 2
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        with pytest.raises(UserError, match=r"cannot be reached .*start the server"):
+            ask(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+
+
+@pytest.mark.parametrize(("status", "body"), [(0, ""), (200, " ")], ids=["silent", "drips"])
+def test_a_server_that_never_ends_its_answer(status: int, body: str) -> None:
+    with replying(status, body) as server, pytest.raises(UserError, match=r"no whole answer within 0\.5 s"):
+        ask(server.url, answer_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, "<html>a proxy's page</html>", "no chat completion .*a proxy's page"),
+        (200, '{"id": "x"}', "no chat completion"),
+        (200, '{"choices": []}', "no chat completion"),
+        (200, "", r"no chat completion \(nothing\)"),
+        (401, "bad key", r"refuses the key .*\$MY_KEY"),
+        (404, "no such model", "knows no 'm'.*ends in /v1"),
+        (500, "out of memory", "answers 500: out of memory"),
+    ],
+)
+def test_what_is_no_answer_is_told_in_one_line(status: int, body: str, told: str) -> None:
+    with replying(status, body) as server, pytest.raises(UserError, match=told) as caught:
+        ask(server.url)
+    assert "\n" not in str(caught.value) and "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[", "http://no-such-host.invalid/v1"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(UserError, match="cannot be reached"):
+        ask(url)

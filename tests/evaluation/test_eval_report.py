@@ -1,0 +1,76 @@
+"""A report counts what was graded, says what was lost, and never takes the one for the other."""
+
+import pytest
+from eval_folders import LOST, about, row, rows_of
+
+from harbortrainer.estimates.interval import mean_reward
+from harbortrainer.evaluation.eval_report import EvalReport, Prices
+from harbortrainer.evaluation.report_text import as_lines, as_markdown
+
+REWARDS = {"a": [1.0, LOST, 1.0], "b": [0.0, 0.0, 1.0], "c": [LOST, LOST, LOST], "d": [0.0, 0.0]}
+TAGS = {"key-a": ["bash"], "key-b": ["bash", "category:git"], "key-c": ["lost"], "key-d": []}
+
+
+@pytest.fixture
+def report() -> EvalReport:
+    return EvalReport.of(about(list(REWARDS), attempts=3), rows_of(REWARDS), tags=TAGS)
+
+
+def test_a_lost_trial_is_counted_apart_and_never_as_0(report: EvalReport) -> None:
+    graded = {"a": [1.0, 1.0], "b": [0.0, 0.0, 1.0], "d": [0.0, 0.0]}
+    assert report.mean == mean_reward(graded)
+    assert (report.mean.tasks, report.mean.attempts) == (3, 7)
+    assert (report.lost, report.missing) == ({"sandbox_error": 4}, 1)
+    assert report.outcomes == {"completed": 7, "sandbox_error": 4}
+    assert report.by_task["key-c"].mean_reward is None
+    text = "\n".join(as_lines(report))
+    assert "4 lost and not counted (sandbox_error 4)" in text and "1 tasks without a graded trial" in text
+    assert "1 not played yet" in text
+
+
+def test_tags_have_figures_of_their_own(report: EvalReport) -> None:
+    assert list(report.by_tag) == ["bash", "category:git"]
+    assert report.by_tag["bash"] == mean_reward({"a": [1.0, 1.0], "b": [0.0, 0.0, 1.0]})
+
+
+def test_tasks_are_listed_hardest_first_and_all_of_them_on_the_page(report: EvalReport) -> None:
+    tasks = [line.split()[-1] for line in as_lines(report)[-4:]]
+    assert tasks == ["c", "d", "b", "a"]
+    assert "| c | 0 | 3 | 0 | none |" in as_markdown(report) and "| category:git | 1 |" in as_markdown(report)
+
+
+def test_difficulty_leaves_out_what_was_not_measured(report: EvalReport) -> None:
+    rates = report.rates().tasks
+    assert {key: (rate.attempts, rate.pass_rate) for key, rate in rates.items()} == {
+        "key-a": (2, 1.0),
+        "key-b": (3, pytest.approx(1 / 3)),
+        "key-d": (2, 0.0),
+    }
+
+
+def test_a_partial_reward_is_no_pass_but_counts_in_the_mean() -> None:
+    report = EvalReport.of(about(["a"]), rows_of({"a": [0.5, 1.0]}))
+    rate = report.rates().tasks["key-a"]
+    assert (rate.pass_rate, rate.mean_reward, report.passes) == (0.5, 0.75, [])
+
+
+def test_tokens_and_cost_are_of_all_trials_and_turns_of_the_graded() -> None:
+    rows = [
+        row("a", 0, 1.0, turns=2, prompt_tokens=3_000_000, sampled_tokens=500_000, timings={"total": 2.0}),
+        row("a", 1, LOST, turns=8, prompt_tokens=1_000_000, sampled_tokens=500_000, timings={"total": 50.0}),
+    ]
+    report = EvalReport.of(about(["a"]), rows, prices=Prices(prompt=0.5, sampled=2.0))
+    assert (report.turns, report.seconds) == (2.0, {"total": 2.0})
+    assert (report.prompt_tokens, report.sampled_tokens, report.cost_usd) == (4_000_000, 1_000_000, 4.0)
+    assert "4.0000 USD" in "\n".join(as_lines(report))
+    assert EvalReport.of(about(["a"]), rows).cost_usd is None
+
+
+def test_nothing_graded_is_no_figure() -> None:
+    report = EvalReport.of(about(["a"]), rows_of({"a": [LOST, LOST]}))
+    assert (report.mean.mean, report.turns, report.passes) == (None, None, [])
+    assert "none" in as_lines(report)[2]
+
+
+def test_a_report_survives_its_file(report: EvalReport) -> None:
+    assert EvalReport.model_validate_json(report.model_dump_json()) == report

@@ -1,0 +1,59 @@
+"""A policy from disk is served whole: its adapter changes what is sampled, and one that does not fit is one line."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from tiny_model import build_tiny_model
+
+from harbortrainer.errors import UserError
+from harbortrainer.evaluation.candidate import LocalModel
+from harbortrainer.evaluation.play_rules import PlayRules
+from harbortrainer.evaluation.policy_files import PolicyFiles
+
+RULES = PlayRules.of(None).changed(temperature=None, max_tokens=None, max_turns=None, max_model_len=256)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("base") / "model")
+
+
+def write_adapter(folder: Path, base: Path, *, does_something: bool) -> Path:
+    """An adapter as peft writes it: with random weights, or as one starts, which changes nothing."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    config = LoraConfig(
+        r=4, lora_alpha=64, target_modules=["q_proj", "down_proj"], init_lora_weights=not does_something
+    )
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(str(folder))
+    return folder
+
+
+def said_by(policy: Path) -> str:
+    """The likeliest answer of a policy."""
+    with LocalModel(PolicyFiles.find(str(policy))).serve(RULES) as served:
+        assert served.seeded
+        body = {"model": served.model, "messages": [{"role": "user", "content": "the quick brown"}], "temperature": 0}
+        url = f"{served.client.base_url}/chat/completions"
+        reply = httpx.post(url, json=body | {"max_tokens": 24}, timeout=120, trust_env=False).raise_for_status()
+        return reply.json()["choices"][0]["message"]["content"]
+
+
+def test_an_adapter_is_part_of_the_policy(tmp_path: Path, base: Path) -> None:
+    alone = said_by(base)
+    assert said_by(write_adapter(tmp_path / "fresh", base, does_something=False)) == alone
+    assert said_by(write_adapter(tmp_path / "trained", base, does_something=True)) != alone
+
+
+def test_an_adapter_of_another_model_is_one_line(tmp_path: Path, base: Path) -> None:
+    other = build_tiny_model(tmp_path / "other", hidden=32)
+    adapter = write_adapter(tmp_path / "adapter", other, does_something=True)
+    config = adapter / "adapter_config.json"
+    config.write_text(config.read_text().replace(str(other), str(base)))
+    with pytest.raises(UserError, match=f"does not fit {base}") as caught:
+        said_by(adapter)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,96 @@
+"""A server that takes models as the Hugging Face hub does: its client's calls, files inside of the commit."""
+
+import base64
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+OID = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class HubModels:
+    """What such a hub holds."""
+
+    url: str = ""
+    token: str = "hf_right"
+    private: dict[str, bool] = field(default_factory=dict)
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    def commit(self, name: str, lines: list[dict]) -> None:
+        """Take a commit over."""
+        for line in lines:
+            if line["key"] == "file":
+                self.files[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            elif line["key"] == "deletedFile":
+                del self.files[name][line["value"]["path"]]
+
+
+@contextmanager
+def hub_for_models() -> Generator[HubModels]:
+    """Serve an empty hub."""
+    hub = HubModels()
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name, _, rest = self.path.partition("?")[0].removeprefix("/api/models/").partition("/tree/")
+            files = hub.files.get(name)
+            if files is None:
+                self.answer(404, {})
+            elif rest:
+                told = [{"type": "file", "path": path, "size": len(own), "oid": OID} for path, own in files.items()]
+                self.answer(200, told)
+            else:
+                siblings = [{"rfilename": path} for path in files]
+                self.answer(200, {"id": name, "sha": OID, "private": hub.private[name], "siblings": siblings})
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            path = self.path.partition("?")[0]
+            name = path.removeprefix("/api/models/").rpartition("/")[0].rpartition("/")[0]
+            if path == "/api/validate-yaml":
+                self.answer(200, {"errors": [], "warnings": []})
+            elif self.headers.get("Authorization") != f"Bearer {hub.token}":
+                self.answer(401, {"error": "Invalid username or password."})
+            elif path == "/api/repos/create":
+                self.create(json.loads(body))
+            elif "/preupload/" in path:
+                wanted = json.loads(body)["files"]
+                told = [{"path": own["path"], "uploadMode": "regular", "shouldIgnore": False} for own in wanted]
+                self.answer(200, {"files": told})
+            else:
+                hub.commit(name, [json.loads(line) for line in body.splitlines()])
+                self.answer(200, {"commitUrl": f"{hub.url}/{name}/commit/{OID}", "commitOid": OID})
+
+        def create(self, asked: dict) -> None:
+            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+            there = name in hub.files
+            if not there:
+                hub.private[name] = asked.get("private") or asked.get("visibility") == "private"
+                hub.files[name] = {"old.safetensors": b"old", "LICENSE": b"MIT"}
+            self.answer(409 if there else 200, {"url": f"{hub.url}/{name}"})
+
+        def answer(self, status: int, told: object) -> None:
+            body = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

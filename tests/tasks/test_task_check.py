@@ -1,0 +1,165 @@
+"""`tasks check` on a folder with planted faults: all of them found, none wrongly, and one does not hide the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.cli import main
+from harbortrainer.tasks.cheats import CHEATS
+from harbortrainer.tasks.task_check import CHECKED, check_tasks, passed
+from harbortrainer.tasks.task_folder import load_folder
+from harbortrainer.tasks.verdict import CheckedTrial, Verdict, judge
+from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.record import Timings
+
+RIGHT = """
+if [ -f /app/done ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+[ -f /app/done ] || echo /app/done is missing
+"""
+SEPARATE = 'artifacts = ["/app/out"]\n[verifier]\nenvironment_mode = "separate"\n'
+SOLVES_OUT = "touch /app/out/done"
+BY_COMPARING = (
+    "echo right | cmp -s - /app/done && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+)
+AT_TIMES = "if [ -f /app/done ]; then echo $(($(cat /start-number) % 2)); else echo 0; fi > /logs/verifier/reward.txt"
+
+
+def plant(
+    folder: Path, name: str, *, test: str = RIGHT, solution: str | None = "touch /app/done", toml: str = ""
+) -> None:
+    task = folder / name
+    for part in ("environment", "tests"):
+        (task / part).mkdir(parents=True)
+    (task / "task.toml").write_text(f'version = "1.0"\n{toml}')
+    (task / "instruction.md").write_text(f"Make the file /app/done. ({name})")
+    (task / "environment/Dockerfile").write_text("FROM debian:12-slim\nWORKDIR /app\n")
+    (task / "tests/test.sh").write_text(test)
+    if solution is not None:
+        (task / "solution").mkdir()
+        (task / "solution/solve.sh").write_text(solution)
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tasks"
+    plant(folder, "good")
+    plant(folder, "no-solution", solution=None)
+    plant(folder, "passes-everybody", test="echo 1 > /logs/verifier/reward.txt")
+    plant(folder, "oracle-fails", solution="true")
+    plant(folder, "cannot-build")
+    (folder / "cannot-build/environment/Dockerfile").write_text("FROM debian:12-slim\nRUN false\n")
+    return folder
+
+
+@pytest.mark.e2e
+async def test_every_planted_fault_is_found_with_its_reason(planted: Path, tmp_path: Path) -> None:
+    verdicts = await check_tasks(load_folder(planted), concurrency=4, keep=tmp_path / "kept")
+    by_name = {verdict.task: verdict for verdict in verdicts}
+    assert list(by_name) == sorted(by_name)
+    assert {name for name, verdict in by_name.items() if not verdict.problem} == {"good", "no-solution"}
+    assert by_name["no-solution"].note == "no solution: the oracle was not tried"
+    assert "passes everybody" in by_name["passes-everybody"].problem
+    assert "the oracle's reward is 0" in by_name["oracle-fails"].problem
+    assert "/app/done is missing" in by_name["oracle-fails"].problem
+    assert "sandbox_error" in by_name["cannot-build"].problem
+    assert list((tmp_path / "kept").glob("*/result.json"))
+
+
+@pytest.mark.e2e
+async def test_a_verifier_that_changes_its_mind_is_flaky_and_no_cheat_is_blamed(tmp_path: Path) -> None:
+    plant(tmp_path, "flaky", test=AT_TIMES)
+    plant(tmp_path, "good")
+    flaky, good = await check_tasks(
+        load_folder(tmp_path), repeats=3, concurrency=1, environment_type="e2e_environments:NumbersItsStarts"
+    )
+    assert flaky.problem.startswith("flaky: oracle got ")
+    assert len({trial.reward for trial in flaky.of("oracle")}) == 2
+    assert good.problem == "" and [trial.reward for trial in good.of("oracle")] == [1, 1, 1]
+
+
+@pytest.mark.e2e
+async def test_a_cheat_that_gets_a_reward_is_named_and_a_verifier_out_of_reach_rewards_none(tmp_path: Path) -> None:
+    plant(tmp_path, "asks-a-tool", test=BY_COMPARING, solution="echo right > /app/done")
+    plant(tmp_path, "asks-python", test="python3 /tests/check.py > /logs/verifier/reward.txt", solution=None)
+    (tmp_path / "asks-python/tests/check.py").write_text("print(0)")
+    needs = "RUN which python3 || (apt-get update && apt-get install -y --no-install-recommends python3)\n"
+    (tmp_path / "asks-python/environment/Dockerfile").write_text(f"FROM debian:12-slim\n{needs}")
+    plant(tmp_path, "out-of-reach", toml=SEPARATE, test=RIGHT.replace("/app/", "/app/out/"), solution=SOLVES_OUT)
+    dockerfile = "FROM debian:12-slim\nWORKDIR /app\n"
+    (tmp_path / "out-of-reach/environment/Dockerfile").write_text(f"{dockerfile}RUN mkdir /app/out\n")
+    (tmp_path / "out-of-reach/tests/Dockerfile").write_text(f"{dockerfile}COPY . /tests\n")
+    tool, python, out_of_reach = await check_tasks(load_folder(tmp_path), cheats=list(CHEATS), concurrency=3)
+    assert [verdict.problem for verdict in (tool, python, out_of_reach)] == [""] * 3
+    assert tool.forged["replaced-tools"] == 1 and python.forged["python-hooks"] == 1
+    assert out_of_reach.forged == {} and {trial.agent for trial in out_of_reach.trials} >= set(CHEATS)
+    assert out_of_reach.seconds.verifier and out_of_reach.seconds.agent_execution
+
+
+@pytest.mark.e2e
+def test_the_command_goes_on_after_a_bad_task_reports_and_resumes(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (planted / "unreadable").mkdir()
+    (planted / "unreadable/task.toml").write_text("version = ")
+    quick = ["--repeats", "1", "--cheats", "forged-reward", "--parallel", "4"]
+    reports = ["--json", "reports/check.json", "--markdown", "reports/check.md"]
+    assert main(["tasks", "check", str(planted), *quick, *reports]) == 1
+    said = capsys.readouterr().out
+    assert "BAD" in said.splitlines()[0] and "unreadable/task.toml" in said.splitlines()[0]
+    assert "2 of 6 tasks are fit to train on" in said
+    assert set(json.loads(CHECKED.read_text())) == passed("local") != passed("docker")
+    told = json.loads(Path("reports/check.json").read_text())
+    verdicts = {task["task"]: Verdict.model_validate(task) for task in told["tasks"]}
+    assert told["fit"] == 2 and len(verdicts) == 5 and "unreadable" in told["unreadable"][0]
+    assert [trial.agent for trial in verdicts["good"].trials] == ["oracle", "nop", "forged-reward"]
+    assert all(trial.seconds.total for trial in verdicts["good"].trials)
+    table = Path("reports/check.md").read_text().splitlines()
+    assert any(row.startswith("| good | ok | 1 | 0 | ") for row in table) and len(table) == 6 + 6
+    assert main(["tasks", "check", str(planted), *quick, "--resume"]) == 1
+    again = capsys.readouterr().out
+    assert "2 tasks passed before" in again and "ok   good" not in again
+    assert "2 of 6 tasks are fit to train on" in again
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--cheats", "bribery"], "no cheat is called 'bribery'"),
+        (["--json", "/"], "--json /: cannot be written"),
+    ],
+)
+def test_a_wrong_option_is_told_before_any_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    plant(tmp_path, "good")
+    assert main(["tasks", "check", str(tmp_path), *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+def trial(agent: str, reward: float | None, outcome: Outcome = Outcome.completed) -> CheckedTrial:
+    failure = "" if outcome is Outcome.completed else f"ended as {outcome}"
+    return CheckedTrial(agent=agent, outcome=outcome, reward=reward, seconds=Timings(verifier=1.0), failure=failure)
+
+
+def test_a_coin_is_flaky_and_not_taken_in_by_cheats() -> None:
+    coin = judge("t", "k", [trial("oracle", 1), trial("nop", 0), trial("forged-reward", 1), trial("nop", 1)])
+    assert coin.problem == "flaky: nop got 0, 1" and coin.forged == {}
+    some = judge("t", "k", [trial("oracle", 1), trial("nop", 0.2), trial("written-tests", 0.2), trial("x", 0.3)])
+    assert some.problem == "" and some.forged == {"x": 0.3}, "what nop gets is no forgery"
+
+
+def test_a_repeat_that_fails_is_flaky_and_a_cheat_that_broke_its_grading_is_no_fault() -> None:
+    lost = trial("oracle", None, Outcome.verifier_error)
+    assert "flaky: oracle got 1, no reward" in judge("t", "k", [trial("oracle", 1), lost, trial("nop", 0)]).problem
+    broke = trial("removed-tests", None, Outcome.verifier_error)
+    sound = judge("t", "k", [trial("oracle", 1), trial("nop", 0), broke])
+    assert sound.problem == "" and sound.forged == {}
+
+
+def test_seconds_are_means_over_the_oracles_trials() -> None:
+    trials = [trial("oracle", 1), trial("oracle", 1), trial("nop", 0)]
+    trials[0].seconds.verifier, trials[2].seconds.verifier = 3.0, 100.0
+    assert judge("t", "k", trials).seconds == Timings(verifier=2.0)

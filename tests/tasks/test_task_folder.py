@@ -1,0 +1,145 @@
+"""Reading a folder of Harbor tasks."""
+
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.task_folder import BadTasksError, content_key, load_folder, load_task
+
+
+def make_task(folder: Path, toml: str = 'version = "1.0"\n', instruction: str = "Do it.") -> Path:
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.toml").write_text(toml)
+    (folder / "instruction.md").write_text(instruction)
+    (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    return folder
+
+
+def test_tasks_come_sorted_with_their_instruction(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        make_task(tmp_path / name, instruction=f"Do {name}.\n")
+    tasks = load_folder(tmp_path)
+    assert [(task.name, task.instruction, task.n_steps) for task in tasks] == [
+        ("a", "Do a.", 1),
+        ("b", "Do b.", 1),
+        ("c", "Do c.", 1),
+    ]
+    assert all(task.path.is_absolute() for task in tasks)
+
+
+def test_patterns_choose_by_name(tmp_path: Path) -> None:
+    for name in ("easy-1", "easy-2", "hard-1"):
+        make_task(tmp_path / name, instruction=name)
+    assert [task.name for task in load_folder(tmp_path, ["easy-*"], ["*-2"])] == ["easy-1"]
+
+
+def test_two_copies_of_one_task_are_refused_by_name(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_task(tmp_path / name)
+    with pytest.raises(UserError, match="first and second are the same task"):
+        load_folder(tmp_path)
+    assert [task.name for task in load_folder(tmp_path, exclude=["second"])] == ["first"]
+
+
+def test_a_folder_that_is_a_task_is_that_task(tmp_path: Path) -> None:
+    assert [task.name for task in load_folder(make_task(tmp_path / "only"))] == ["only"]
+
+
+def test_a_multi_step_task_has_the_instructions_of_its_steps(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "m", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
+    for step in ("one", "two"):
+        (folder / "steps" / step).mkdir(parents=True)
+        (folder / "steps" / step / "instruction.md").write_text(f"Step {step}.")
+    task = load_task(folder)
+    assert (task.instruction, task.n_steps) == ("Step one.\n\nStep two.", 2)
+
+
+def test_the_key_is_of_the_content_alone(tmp_path: Path) -> None:
+    first, second = make_task(tmp_path / "x" / "task"), make_task(tmp_path / "y" / "renamed")
+    assert content_key(first) == content_key(second)
+    (second / "tests" / "test.sh").chmod(0o755)
+    executable = content_key(second)
+    assert executable != content_key(first)
+    (second / "tests" / "test.sh").write_text("something else\n")
+    assert content_key(second) != executable
+    (first / "tests" / "extra").write_text("")
+    assert content_key(first) != executable
+
+
+@pytest.mark.parametrize(
+    ("toml", "where", "what"),
+    [
+        ("version = ", "task.toml", "not valid TOML"),
+        ('agent = "terminus"\n', "task.toml: agent", "must be a table"),
+        ("[[steps]]\ninstruction = 1\n", "task.toml: steps", "every step needs a name"),
+    ],
+)
+def test_a_malformed_task_toml_is_named_with_its_key(tmp_path: Path, toml: str, where: str, what: str) -> None:
+    make_task(tmp_path / "broken", toml)
+    with pytest.raises(UserError, match=what) as error:
+        load_folder(tmp_path)
+    assert str(tmp_path / "broken") in error.value.where
+    assert where in error.value.where
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        load_folder(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no tasks here"):
+        load_folder(tmp_path)
+    (tmp_path / "no-toml").mkdir()
+    with pytest.raises(UserError, match=r"no task\.toml"):
+        load_folder(tmp_path)
+    (tmp_path / "no-toml" / "task.toml").write_text("")
+    with pytest.raises(UserError, match=r"no instruction\.md"):
+        load_folder(tmp_path)
+    (tmp_path / "no-toml" / "instruction.md").write_text(" \n")
+    with pytest.raises(UserError, match="empty"):
+        load_folder(tmp_path)
+    with pytest.raises(UserError, match="none of the 1 tasks matches"):
+        load_folder(tmp_path, ["else*"])
+
+
+def test_tasks_are_found_at_any_depth_under_the_name_of_their_way(tmp_path: Path) -> None:
+    for name in ("shell/easy/one", "shell/two", "three"):
+        make_task(tmp_path / name, instruction=name)
+    (tmp_path / "three" / "environment" / "task.toml").parent.mkdir()
+    (tmp_path / "three" / "environment" / "task.toml").write_text("not a task of its own")
+    assert [task.name for task in load_folder(tmp_path)] == ["shell/easy/one", "shell/two", "three"]
+    assert [task.name for task in load_folder(tmp_path, ["shell/*"], ["*/two"])] == ["shell/easy/one"]
+
+
+def test_all_bad_tasks_are_told_at_once_a_line_each(tmp_path: Path) -> None:
+    make_task(tmp_path / "good")
+    make_task(tmp_path / "no-toml", "version = ")
+    make_task(tmp_path / "silent", instruction="")
+    with pytest.raises(BadTasksError) as error:
+        load_folder(tmp_path)
+    first, second, last = str(error.value).splitlines()
+    assert "no-toml/task.toml: not valid TOML" in first
+    assert "silent/instruction.md: empty" in second
+    assert last.endswith("1 of 3 tasks load; correct the others, exclude them by name, or set skip_bad = true")
+
+
+def test_bad_tasks_can_be_left_out_but_never_in_silence(tmp_path: Path) -> None:
+    make_task(tmp_path / "good")
+    make_task(tmp_path / "bad", "version = ")
+    told: list[UserError] = []
+    assert [task.name for task in load_folder(tmp_path, skip=told.append)] == ["good"]
+    assert ["bad/task.toml" in error.where for error in told] == [True]
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_folder(tmp_path, ["bad"], skip=told.append)
+
+
+def test_the_key_follows_links_by_name_and_passes_over_compiled_files(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "task")
+    before = content_key(task)
+    (task / "tests" / "__pycache__").mkdir()
+    (task / "tests" / "__pycache__" / "x.pyc").write_text("compiled")
+    assert content_key(task) == before
+    (task / "link").symlink_to("nowhere")
+    linked = content_key(task)
+    (task / "link").unlink()
+    (task / "link").symlink_to("elsewhere")
+    assert len({before, linked, content_key(task)}) == 3

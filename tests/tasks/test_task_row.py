@@ -1,0 +1,117 @@
+"""What `tasks list` says of a task is what Harbor would do with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from task_sets import make_task
+
+from harbortrainer.cli import main
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, write_rates
+from harbortrainer.tasks.task_check import remember
+from harbortrainer.tasks.task_folder import load_task
+from harbortrainer.tasks.task_row import TaskRow, image_of, task_row
+
+PLAIN = """
+[environment]
+network_mode = "no-network"
+cpus = 2
+memory_mb = 512
+[agent]
+timeout_sec = 90
+[verifier]
+timeout_sec = 30
+environment_mode = "separate"
+"""
+STEPS = """
+[agent]
+timeout_sec = 100
+[verifier]
+timeout_sec = 30
+[environment]
+docker_image = "python:3.12"
+[[steps]]
+name = "one"
+[steps.agent]
+timeout_sec = 50
+network_mode = "no-network"
+[[steps]]
+name = "two"
+[steps.verifier]
+environment_mode = "separate"
+timeout_sec = 20
+"""
+
+
+def row(folder: Path, toml: str, **known) -> TaskRow:
+    task = make_task(folder)
+    (task / "task.toml").write_text(toml)
+    for step in ("one", "two"):
+        (task / "steps" / step).mkdir(parents=True)
+        (task / "steps" / step / "instruction.md").write_text(step)
+    return task_row(load_task(task), known.get("checked", {}), known.get("rates", {}))
+
+
+def test_a_row_says_what_the_task_asks_for(tmp_path: Path) -> None:
+    found = row(tmp_path / "t", PLAIN)
+    assert (found.steps, found.verifier, found.network, found.image) == (1, "separate", "no-network", "")
+    assert (found.cpus, found.memory_mb, found.storage_mb, found.gpus) == (2, 512, None, None)
+    assert (found.agent_s, found.verifier_s, found.build_s) == (90, 30, 600)
+    assert (found.checked, found.pass_rate, found.attempts) == ([], None, None)
+
+
+def test_steps_have_the_times_that_harbor_gives_them(tmp_path: Path) -> None:
+    found = row(tmp_path / "t", STEPS)
+    assert (found.steps, found.verifier, found.image) == (2, "shared, separate", "python:3.12")
+    assert found.network == "no-network, public"
+    assert (found.agent_s, found.verifier_s) == (50 + 100, 600 + 20)
+
+
+def test_an_agent_without_a_limit_has_none(tmp_path: Path) -> None:
+    assert row(tmp_path / "t", "").agent_s is None
+
+
+def test_the_image_is_the_one_that_the_last_stage_starts_from(tmp_path: Path) -> None:
+    assert image_of(tmp_path) == ""
+    (tmp_path / "Dockerfile").write_text("ARG V=12\nFROM python:3 AS build\nRUN true\nFROM debian:${V}\n")
+    assert image_of(tmp_path) == "debian:12"
+    (tmp_path / "docker-compose.yaml").write_text("")
+    assert image_of(tmp_path) == "compose"
+
+
+def test_what_harbor_would_refuse_is_named_with_its_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.toml: environment\.cpus"):
+        row(tmp_path / "t", '[environment]\ncpus = "many"\n')
+
+
+def test_the_list_is_a_table_or_json_with_what_is_known(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = load_task(make_task(tmp_path / "tasks" / "a", "Do a."))
+    make_task(tmp_path / "tasks" / "b", "Do b.")
+    (tmp_path / "tasks" / "bad").mkdir()
+    remember([task], "docker")
+    rate = MeasuredRate(name="a", attempts=8, pass_rate=0.25, mean_reward=0.3)
+    write_rates(tmp_path / "rates.json", MeasuredRates(tasks={task.key: rate}))
+    assert main(["tasks", "list", "tasks", "--difficulty", "rates.json"]) == 1
+    head, first, second, count, bad = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["task", "steps"] and head.endswith("pass rate")
+    assert first.startswith("a ") and "docker" in first and "0.25 of 8" in first
+    assert second.startswith("b ") and second.rstrip().endswith("-")
+    assert count == "2 tasks, 1 checked" and bad.startswith("BAD ") and "no task.toml" in bad
+    assert main(["tasks", "list", "tasks", "--difficulty", "rates.json", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["checked"], row["pass_rate"]) for row in found["tasks"]] == [
+        ("a", ["docker"], 0.25),
+        ("b", [], None),
+    ]
+    assert found["tasks"][0]["task_key"] == task.key and len(found["unreadable"]) == 1
+    assert main(["tasks", "list", "nowhere"]) == 2
+    assert main(["tasks", "list", "tasks", "--difficulty", "none.json"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_name_is_no_command_to_the_terminal(tmp_path: Path, capsys) -> None:
+    make_task(tmp_path / "tasks" / "a\x1b[2Jb")
+    assert main(["tasks", "list", str(tmp_path / "tasks")]) == 0
+    assert "\x1b[2J" not in capsys.readouterr().out

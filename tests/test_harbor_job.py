@@ -1,0 +1,34 @@
+"""A training run as a job of Harbor's: which of its trials can be opened there."""
+
+from pathlib import Path
+
+from harbortrainer.commands.harbor_job import link_trials
+from harbortrainer.runs.folder import RunFolder
+
+
+def keep(run: RunFolder, *names: str) -> None:
+    for name in names:
+        (run.trials / name).mkdir(parents=True)
+        (run.trials / name / "result.json").write_text("{}")
+
+
+def links(run: RunFolder) -> list[str]:
+    return sorted(path.name for path in run.path.iterdir() if path.is_symlink())
+
+
+def test_the_kept_trials_that_the_run_lists_are_linked_and_no_others(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    keep(run, "a", "b", "lost")
+    (run.trials / "torn").mkdir()
+    assert sorted(link_trials(run, {"a", "b", "pruned", "torn"})) == links(run) == ["a", "b"]
+    assert (run.path / "a" / "result.json").is_file()
+    (run.trials / "b" / "result.json").unlink()
+    assert link_trials(run, {"a", "b"}) == links(run) == ["a"]
+
+
+def test_a_trial_that_is_called_like_a_file_of_the_run_replaces_nothing(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    keep(run, "model")
+    run.model.mkdir()
+    link_trials(run, {"model"})
+    assert not run.model.is_symlink()

@@ -1,0 +1,67 @@
+"""Each agent is told of the model in its own form, and of no key but its trial's."""
+
+from pathlib import Path
+
+import pytest
+from harbor.models.agent.name import AgentName
+from pydantic import SecretStr, ValidationError
+
+from harbortrainer.config.agent_table import AGENTS, OWN_SERVICE, TERMINUS, WITHOUT_MODEL
+from harbortrainer.config.plugin import HarnessKeys
+from harbortrainer.trials.agent_model import label, told
+from harbortrainer.trials.trial_spec import ModelEndpoint
+
+MODEL = ModelEndpoint(name="Qwen/Qwen3-8B", base_url="http://127.0.0.1:9/v1", api_key=SecretStr("its-own"))
+
+
+@pytest.mark.parametrize(
+    ("agent", "name", "variable"),
+    [
+        ("mini-swe-agent", "openai/Qwen/Qwen3-8B", "OPENAI_BASE_URL"),
+        ("opencode", "openai/Qwen/Qwen3-8B", "OPENAI_BASE_URL"),
+        ("codex", "openai/Qwen/Qwen3-8B", "OPENAI_BASE_URL"),
+        ("claude-code", "Qwen/Qwen3-8B", "ANTHROPIC_BASE_URL"),
+        ("harbor.agents.installed.claude_code:ClaudeCode", "Qwen/Qwen3-8B", "ANTHROPIC_BASE_URL"),
+        ("inside_agents:IsNotThere", "openai/Qwen/Qwen3-8B", "OPENAI_BASE_URL"),
+        ("inside_agents:AsksFromInside", "Qwen/Qwen3-8B", "OPENAI_BASE_URL"),
+    ],
+)
+def test_an_agent_is_told_of_the_model_in_its_own_form(
+    agent: str, name: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "e2e"))
+    model_name, variables = told(agent).of(MODEL)
+    assert model_name == name
+    assert variables[variable] == MODEL.base_url.removesuffix("/v1" if "ANTHROPIC" in variable else "")
+    assert "its-own" in variables.values()
+
+
+def test_a_subscription_of_the_users_stays_out_of_the_sandbox() -> None:
+    assert told("claude-code").of(MODEL)[1]["CLAUDE_CODE_OAUTH_TOKEN"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("/models/my model;rm -rf", "models/my-model-rm--rf"), ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"), ("///", "policy")],
+)
+def test_a_name_is_safe_in_a_shell(name: str, expected: str) -> None:
+    assert label(name) == expected
+
+
+def test_every_agent_of_the_table_is_one_of_harbors() -> None:
+    newer = {"junie"}  # of Harbor 0.24
+    assert set(AGENTS) | OWN_SERVICE - newer <= AgentName.values()
+    assert not set(AGENTS) & (OWN_SERVICE | TERMINUS | WITHOUT_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "says"),
+    [
+        ("cursor-cli", "local", "its vendor's own service"),
+        ("mini-swe-agent", "modal", "nothing there reaches the model"),
+    ],
+)
+def test_an_agent_that_cannot_be_trained_is_refused_before_the_run(agent: str, kind: str, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        HarnessKeys(agent=agent, environment_type=kind)
+    HarnessKeys(agent="terminus-2", environment_type="modal")

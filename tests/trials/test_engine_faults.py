@@ -1,0 +1,138 @@
+"""Who is to blame for a limit, by the agent's calls: the units. tests/e2e/test_model_faults.py has real servers."""
+
+import asyncio
+
+import pytest
+from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse, OutputLengthExceededError
+from harbor.models.metric import UsageInfo
+
+from harbortrainer.trials.engine_faults import AgentPhase, engine_fault
+from harbortrainer.trials.faults import ModelServerError
+from harbortrainer.trials.model_calls import AgentCall, RecentAnswers, watch
+
+HUNDRED_S = [AgentPhase(0, 100)]
+
+
+def answered(start: float, end: float, tokens: int = 0) -> AgentCall:
+    return AgentCall(start, end, "answered", tokens)
+
+
+def failed(start: float, end: float) -> AgentCall:
+    return AgentCall(start, end, "failed", 0, "ProviderError: 503")
+
+
+def fault(
+    calls: list[AgentCall],
+    phases: list[AgentPhase] | None = None,
+    *,
+    max_tokens: int | None = None,
+    timed_out: bool = True,
+) -> str:
+    recent = RecentAnswers()
+    recent.add(calls)
+    played = HUNDRED_S if phases is None else phases
+    return engine_fault(calls, played, recent, endpoint="http://m/v1", max_tokens=max_tokens, timed_out=timed_out)
+
+
+def test_a_policy_that_was_cut_off_while_the_server_works_is_not_excused():
+    assert fault([answered(0, 5), answered(6, 12), AgentCall(75)]) == ""
+
+
+def test_no_call_at_all_names_what_could_not_be_reached():
+    assert "ever reached http://m/v1" in fault([])
+
+
+def test_an_agent_that_never_played_blames_nobody():
+    assert fault([], []) == ""
+
+
+def test_a_trial_without_one_answer_in_time_is_the_servers():
+    assert "none of 1 model calls" in fault([AgentCall(1)])
+    assert "none of 1 model calls" in fault([answered(1, 101)])
+    assert "waited 99.0 s; the last error: ProviderError: 503" in fault([AgentCall(1), failed(2, 3)])
+
+
+def test_a_refusal_is_an_answer():
+    assert fault([AgentCall(1, 2, "refused")]) == ""
+
+
+def test_a_call_that_waits_far_longer_than_the_recent_answers_has_stalled():
+    quick, slow = [answered(i, i + 1) for i in range(5)], [answered(i * 10, i * 10 + 6) for i in range(5)]
+    assert "had waited 31.0 s" in fault([*quick, AgentCall(69)])
+    assert fault([*quick, AgentCall(71)]) == "", "not before half a minute"
+    assert fault([*slow, AgentCall(60)]) == "", "forty seconds are not ten times six"
+
+
+def test_a_policy_that_thinks_as_long_as_it_may_is_not_blamed_on_the_server():
+    short = [answered(i, i + 1, tokens=20) for i in range(5)]
+    assert fault([*short, AgentCall(10)], max_tokens=4096) == "", "4 096 tokens take 205 s at this speed"
+    assert fault([*short, AgentCall(10)], max_tokens=512) != ""
+
+
+def test_an_answer_that_came_far_too_late_cost_the_agent_its_time():
+    late = [*[answered(i, i + 1, tokens=20) for i in range(5)], answered(10, 90, tokens=20), AgentCall(91)]
+    assert "answered only after 80.0 s" in fault(late)
+    assert fault(late, timed_out=False) == "", "the agent came to its end all the same"
+    thought = [*late[:5], answered(10, 90, tokens=1600), AgentCall(91)]
+    assert fault(thought) == "", "a long answer at the usual speed"
+
+
+def test_the_last_call_of_any_step_counts():
+    steps = [AgentPhase(0, 10), AgentPhase(20, 30)]
+    assert "503" in fault([answered(0, 1), failed(2, 3), answered(21, 22)], steps)
+    assert fault([failed(0, 1), answered(2, 3), answered(21, 22)], steps) == "", "what a retry made good"
+
+
+def test_settings_move_both_bounds():
+    calls = [answered(0, 1), answered(1, 2), AgentCall(95)]
+    recent = RecentAnswers(factor=2.0, least_s=3.0)
+    recent.add(calls)
+    assert "had waited 5.0 s" in engine_fault(calls, HUNDRED_S, recent, endpoint="", timed_out=True)
+
+
+class Client(BaseLLM):
+    """Does what it is told."""
+
+    def __init__(self, does: BaseException | None = None) -> None:
+        super().__init__()
+        self.does = does
+
+    async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
+        await asyncio.sleep(60 if prompt == "hang" else 0)
+        if self.does is not None:
+            raise self.does
+        return LLMResponse(
+            content="", usage=UsageInfo(prompt_tokens=1, completion_tokens=7, cache_tokens=0, cost_usd=0)
+        )
+
+    def get_model_context_limit(self) -> int:
+        return 1
+
+    def get_model_output_limit(self) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("does", "fate"),
+    [
+        (None, "answered"),
+        (ContextLengthExceededError(), "refused"),
+        (OutputLengthExceededError("cut"), "answered"),
+        (ModelServerError("down"), "failed"),
+    ],
+)
+async def test_a_watched_client_notes_how_each_call_ended(does: Exception | None, fate: str):
+    client = Client(does)
+    calls = watch(client)
+    await asyncio.gather(client.call("x"), return_exceptions=True)
+    (call,) = calls
+    assert (call.fate, call.tokens) == (fate, 0 if does else 7)
+    assert call.end is not None and call.end >= call.start
+
+
+async def test_a_call_that_is_cut_off_stays_without_an_end():
+    client = Client()
+    calls = watch(client)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.call("hang"), 0.05)
+    assert [(call.fate, call.end) for call in calls] == [("waiting", None)]

@@ -1,0 +1,36 @@
+"""A folder with a run file, a model and a task that are all fine, as a user's before a launch."""
+
+from pathlib import Path
+
+RUN_FILE = """
+max_steps = 1
+seq_len = 512
+[run]
+name = "r"
+[model]
+name = "model"
+[trainer.model.lora]
+[orchestrator]
+batch_size = 4
+group_size = 2
+[orchestrator.concurrency]
+max_inflight = 2
+[orchestrator.renderer]
+name = "qwen3"
+[[orchestrator.train.source]]
+env = { taskset = { id = "harbor_env", tasks_dir = "tasks" }, agent = { harness = { environment_type = "local" } } }
+"""
+
+
+def lay_out(folder: Path) -> Path:
+    """Write it all into an empty folder, which is returned."""
+    (folder / "run.toml").write_text(RUN_FILE)
+    (folder / "tasks" / "one").mkdir(parents=True)
+    (folder / "tasks" / "one" / "task.toml").write_text('version = "1.0"\n')
+    (folder / "tasks" / "one" / "instruction.md").write_text("do it")
+    (folder / "tasks" / "one" / "environment").mkdir()
+    (folder / "tasks" / "one" / "environment" / "Dockerfile").write_text("FROM debian:12-slim\n")
+    (folder / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / "model" / name).write_text("{}")
+    return folder
