@@ -1,0 +1,56 @@
+// Keys, the theme, and the word that there is something new. Every page works without it.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const remembered = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
+  if (remembered === "light" || remembered === "dark") root.dataset.theme = remembered;
+
+  const turnTheme = () => {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
+    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* a file may have no store */ }
+  };
+  const keys = document.getElementById("keys");
+  document.getElementById("theme").addEventListener("click", turnTheme);
+  document.getElementById("help").addEventListener("click", () => keys.showModal());
+
+  const stops = () => [...document.querySelectorAll("tbody tr[data-href], th[data-href], article.turn")];
+  const move = (by) => {
+    const all = stops();
+    if (!all.length) return;
+    const now = all.findIndex((one) => one.classList.contains("here"));
+    const next = all[Math.min(all.length - 1, Math.max(0, now < 0 ? (by > 0 ? 0 : all.length - 1) : now + by))];
+    if (now >= 0) all[now].classList.remove("here");
+    next.classList.add("here");
+    next.scrollIntoView({ block: next.matches("article") ? "start" : "nearest" });
+  };
+  const follow = (selector) => { const found = document.querySelector(selector); if (found) found.click(); };
+  const go = (index) => { const found = document.querySelectorAll(".bar nav a")[index]; if (found) found.click(); };
+  const acts = {
+    j: () => move(1), k: () => move(-1),
+    o: () => go(0), t: () => go(1), l: () => go(2),
+    "]": () => follow("a[rel=next]"), "[": () => follow("a[rel=prev]"), u: () => follow("a.up"),
+    c: () => follow("#colour"), r: () => location.reload(), d: turnTheme, "?": () => keys.showModal(),
+    "/": () => { const found = document.querySelector(".filters input, .filters select"); if (found) found.focus(); },
+    Enter: () => { const here = document.querySelector(".here[data-href]"); if (here) location.href = here.dataset.href; },
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
+    if (event.target.closest("input, select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
+    if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
+    const act = acts[event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+  document.addEventListener("click", (event) => {
+    const row = event.target.closest("tr[data-href]");
+    if (row && !event.target.closest("a") && !String(getSelection())) location.href = row.dataset.href;
+  });
+
+  const { stamp, running } = document.body.dataset;
+  if (stamp && running === "yes") setInterval(async () => {
+    try {
+      const answer = await fetch("/stamp");
+      if (answer.ok && (await answer.text()) !== stamp) document.getElementById("fresh").hidden = false;
+    } catch { /* the server has ended: the page stays as it is */ }
+  }, 4000);
+})();
