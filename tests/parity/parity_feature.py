@@ -1,0 +1,69 @@
+"""A feature of Harbor's as a small task, with what the model types and which sandboxes refuse it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+type Place = Literal["host", "image", "docker", "harbor"]
+PLACES: tuple[Place, ...] = ("host", "image", "docker", "harbor")
+
+DOCKERFILE = "FROM debian:12-slim\nWORKDIR /app\n"
+SOLVED = "test -f /app/answer && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One row of the table."""
+
+    name: str
+    toml: str = ""
+    """Lines of task.toml, tables included."""
+    dockerfile: str = DOCKERFILE
+    """environment/Dockerfile; none when empty."""
+    test: str = SOLVED
+    """Body of tests/test.sh; none when empty."""
+    types: str = "touch answer"
+    """What the model types in its first turn, of each step."""
+    types_s: float = 1.0
+    """How long it waits after each line."""
+    steps: Mapping[str, str] = field(default_factory=dict)
+    """Body of each step's test.sh by the step's name."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Further files of the task; one that ends in .sh can be run."""
+    prompted: str = ""
+    """What the model has to be told with the first message."""
+    host_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of this machine."""
+    timeout_multiplier: float = 1.0
+    thinks_s: float = 0.0
+    """How long the model takes over its first answer."""
+    refused: Mapping[Place, str] = field(default_factory=dict)
+    """What the refusal before the run names, where there is one."""
+    differs: Mapping[Place, str] = field(default_factory=dict)
+    """Where it is not what Harbor's own trial gives, and in which way, in words."""
+    needs: str = ""
+    """What Harbor's own containers need for it that a machine may lack: `buildx`."""
+
+    def write(self, folder: Path) -> Path:
+        """Write the task; its folder."""
+        own = {"task.toml": self._toml()}
+        if self.dockerfile:
+            own["environment/Dockerfile"] = self.dockerfile
+        if self.steps:
+            for name, test in self.steps.items():
+                own |= {f"steps/{name}/instruction.md": f"Step {name}.", f"steps/{name}/tests/test.sh": test}
+        else:
+            own["instruction.md"] = "Create the file /app/answer."
+            own |= {"tests/test.sh": self.test} if self.test else {}
+        for name, text in (own | dict(self.files)).items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"#!/bin/bash\n{text}\n" if name.endswith(".sh") else text)
+            path.chmod(0o755 if name.endswith(".sh") else 0o644)
+        (folder / "environment").mkdir(exist_ok=True)
+        return folder
+
+    def _toml(self) -> str:
+        steps = "".join(f'[[steps]]\nname = "{name}"\n' for name in self.steps if f'name = "{name}"' not in self.toml)
+        return f"{self.toml}\n{steps}"
