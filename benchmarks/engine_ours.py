@@ -28,8 +28,8 @@ class Ours:
     """Sampler and learner on the setting's model, with a client process."""
 
     def __init__(self, case: Setting) -> None:
+        from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
         from harbortrainer.engines.local.learner.learner import Learner
-        from harbortrainer.engines.local.learner.settings import LoraSettings, LossSettings, OptimSettings
         from harbortrainer.engines.local.sampler import Sampler
 
         self.case = case
@@ -48,9 +48,13 @@ class Ours:
         self.sampler.stop()
 
     def hand_over(self) -> None:
+        from peft import LoraConfig
+
         learner = self.learner
         seconds = self.sampler.load_adapter(
-            learner.adapter(learner.version), learner.version, config=learner.adapter_config
+            learner.adapter(learner.version),
+            learner.version,
+            config=LoraConfig.from_peft_type(**learner.adapter_config),
         )
         self.handovers.append(seconds)
 
@@ -64,7 +68,7 @@ class Ours:
 
     def samples(self, choices: list[dict]) -> list:
         """What the learner trains on."""
-        from harbortrainer.engines.local.learner.sample import Sample
+        from harbortrainer.engines.local.learner.training_sample import Sample
 
         made = []
         for i, (prompt, choice) in enumerate(zip(self.case.prompt_ids, choices, strict=True)):
@@ -78,7 +82,6 @@ class Ours:
                     versions=[self.learner.version] * (len(prompt) + len(tokens)),
                     temperature=1.0,
                     advantage=1.0 if i % 2 else -1.0,
-                    group_id=str(i // self.case.group),
                 )
             )
         return made

@@ -4,11 +4,13 @@
 
 After each kill: no process of the run is there any more (its sandboxes' and their tmux included), no mount, no new
 folder under the temporary folder, and every step that was finished is still finished. At the end the run is resumed
-once more and must finish. Anything else that works on the machine meanwhile shows up as left over.
+once more and must finish. As root it plays with mounts and a temporary folder of its own, where nothing is seen of what
+else the machine does; otherwise anything that works meanwhile shows up as left over.
 """
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -19,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-
-from harbortrainer.sandbox.leftovers import orphans
+from leftovers import orphans
 
 GONE_S = 20.0
 NAME = "kills"
@@ -47,6 +48,14 @@ class Traces:
             *(f"folder {item}" for item in sorted(self.folders - before.folders)),
             *orphans(),
         ]
+
+
+def apart() -> None:
+    """Begin again where only this process's mounts and temporary folder are seen; needs root."""
+    with tempfile.TemporaryDirectory(prefix="kills-of-") as folder, tempfile.TemporaryDirectory() as caches:
+        again = ["unshare", "--mount", "--kill-child", "--fork", sys.executable, *sys.argv, "--apart"]
+        own = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": caches}
+        raise SystemExit(subprocess.run(again, env=os.environ | own, check=False).returncode)
 
 
 def command(config: str, root: Path, extra: list[str], *, resume: bool) -> list[str]:
@@ -91,7 +100,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--longest", type=float, default=90.0, help="seconds after which the latest kill comes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     options, extra = parser.parse_known_args()
+    if os.geteuid() == 0 and not options.apart:
+        apart()
     rng, bad = random.Random(options.seed), 0
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         root = Path(folder)

@@ -21,12 +21,19 @@ class CpuClock:
 
     By a control group of its own where one can be made (version 1's cpuacct). Else by what the whole machine was busy,
     which is the same on a quiet machine only. Make it before anything is started.
+
+    Args:
+        group: One that is there already, `cpuacct/NAME`, in which a Docker daemon runs that only the benchmark asks.
+        machine: Take the whole machine's: a Docker daemon that was there before works for the benchmark too.
     """
 
-    def __init__(self) -> None:
-        self._group = _CPUACCT / f"harbortrainer-bench-{os.getpid()}"
+    def __init__(self, group: Path | None = None, *, machine: bool = False) -> None:
+        self._own = group is None
+        self._group = Path() if machine else group or _CPUACCT / f"harbortrainer-bench-{os.getpid()}"
+        if not self.exact:
+            return
         try:
-            self._group.mkdir()
+            self._group.mkdir(exist_ok=True)
             (self._group / "cgroup.procs").write_text("0")
         except OSError:
             self._group = Path()
@@ -45,11 +52,21 @@ class CpuClock:
             used = sum(times) - times.idle - times.iowait
         return used - sum(other.cpu_times()[:2])
 
+    def processes(self) -> list[psutil.Process]:
+        """All that are counted: those of the group, or this one and all below it."""
+        if not self.exact:
+            return [psutil.Process(), *psutil.Process().children(recursive=True)]
+        found = []
+        for listed in self._group.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError, psutil.Error):
+                found += [psutil.Process(int(pid)) for pid in listed.read_text().split()]
+        return found
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.exact:
+        if self.exact and self._own:
             with contextlib.suppress(OSError):
                 for pid in (self._group / "cgroup.procs").read_text().split():
                     (_CPUACCT / "cgroup.procs").write_text(pid)
@@ -81,10 +98,10 @@ async def watched_loop() -> AsyncGenerator[Stall]:
         watcher.cancel()
 
 
-def tree_memory() -> float:
-    """Megabytes of this process and all below it, shared pages counted once (PSS)."""
+def tree_memory(processes: list[psutil.Process] | None = None) -> float:
+    """Megabytes of this process and all below it, or of those given, shared pages counted once (PSS)."""
     total = 0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+    for process in processes or [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
             total += process.memory_full_info().pss
     return total / 1e6

@@ -1,6 +1,7 @@
 """A model server in its own process: answers every turn after about 20 ms, the last two with `task_complete`.
 
-Usage: scripted_model.py TURNS SECONDS. Prints its URL, then serves until its standard input closes.
+Usage: scripted_model.py TURNS SECONDS [TOKENIZER RENDERER]. Prints its URL, then serves until its input closes.
+With a tokenizer it is an engine, as a trainer needs it: real token ids, with log-probabilities.
 """
 
 import asyncio
@@ -10,15 +11,20 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from renderers import RendererConfig
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
 _KEY_WAIT_S = 0.1
+_QWEN_TOKENS = ("think", "tool_call", "tool_response")
 
 
 @contextmanager
-def model_server(turns: int, delay_s: float) -> Generator[tuple[str, int]]:
-    """Its URL and its process id, for as long as the block runs."""
-    command = [sys.executable, __file__, str(turns), str(delay_s)]
+def model_server(turns: int, delay_s: float, *engine: str) -> Generator[tuple[str, int]]:
+    """Its URL and its process id, for as long as the block runs. `engine`: a tokenizer's folder, and a renderer."""
+    command = [sys.executable, __file__, str(turns), str(delay_s), *engine]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -28,13 +34,46 @@ def model_server(turns: int, delay_s: float) -> Generator[tuple[str, int]]:
         process.wait()
 
 
-async def _serve(turns: int, delay_s: float) -> None:
-    sys.path.insert(0, str(_TESTS))
-    from fakes import DONE, ScriptedModel, keys  # ty: ignore[import-not-found] (the tests' own)
+def _answers(turns: int) -> list[str]:
+    from fakes import DONE, keys  # ty: ignore[import-not-found] (the tests' own)
 
     first = keys("echo 42 > /app/answer", duration=_KEY_WAIT_S)
     more = [keys(f"ls -la /app; echo turn {n}", duration=_KEY_WAIT_S) for n in range(turns - 3)]
-    model = ScriptedModel([first, *more, DONE, DONE], delay_s=delay_s)
+    return [first, *more, DONE, DONE]
+
+
+def _serve_engine(turns: int, delay_s: float, tokenizer: str, renderer: str) -> None:
+    from scripted_engine import Answer, ScriptedEngine, by_turn  # ty: ignore[import-not-found] (the tests' own)
+
+    answers = [Answer(text, delay_s=delay_s) for text in _answers(turns)]
+    engine = ScriptedEngine(Path(tokenizer), by_turn(answers), format=renderer_config(renderer))
+    engine.samples = engine.requests = _Nothing()
+    with engine:
+        print(f"{engine.url}/v1", flush=True)
+        os.read(0, 1)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """The tests' small tokenizer, with the tokens that Qwen3's chat format asks for."""
+    sys.path.insert(0, str(_TESTS))
+    from tiny_model import build_tiny_tokenizer  # ty: ignore[import-not-found] (the tests' own)
+
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.add_tokens([f"<{end}{name}>" for name in _QWEN_TOKENS for end in ("", "/")], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+
+
+def renderer_config(name: str) -> "RendererConfig":
+    """The chat format of that name: `default` renders the whole history again, `qwen3` only what is new."""
+    from renderers import DefaultRendererConfig, Qwen3RendererConfig
+
+    return Qwen3RendererConfig() if name == "qwen3" else DefaultRendererConfig()
+
+
+async def _serve(turns: int, delay_s: float) -> None:
+    from fakes import ScriptedModel  # ty: ignore[import-not-found] (the tests' own)
+
+    model = ScriptedModel(_answers(turns), delay_s=delay_s)
     model.requests = _Nothing()
     model.headers = _Nothing()
     async with model.serve():
@@ -50,4 +89,8 @@ class _Nothing(list):
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2])))
+    sys.path.insert(0, str(_TESTS))
+    if sys.argv[3:]:
+        _serve_engine(int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:])
+    else:
+        asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2])))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harbortrainer.sandbox.names import environment_config
+from harbortrainer.sandbox.environment_types import environment_config
 from harbortrainer.trials.runner import run_trial
-from harbortrainer.trials.spec import ModelEndpoint, TrialSpec
+from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec
 
 MODEL = "scripted"
 _LIMIT = 1_000_000
@@ -24,6 +24,13 @@ class Setting:
     task: Path
     url: str
     environment: str
+    image: str = "host"
+    """The root of a local sandbox."""
+
+    @property
+    def kwargs(self) -> dict[str, object]:
+        """What the environment is made with."""
+        return {"image": self.image} if self.environment == "local" else {}
 
 
 @asynccontextmanager
@@ -36,10 +43,11 @@ async def _folder() -> AsyncGenerator[Path]:
         await asyncio.to_thread(shutil.rmtree, folder)
 
 
-type Arm = Callable[[Setting], Awaitable[None]]
+type Arm = Callable[[Setting], Awaitable[int]]
+"""Runs one trial to its end; how many rows a trainer gets of it."""
 
 
-async def ours(setting: Setting) -> None:
+async def ours(setting: Setting) -> int:
     """`TrainableTerminus2` through `run_trial`, as an episode runs it: the endpoint keeps the tokens."""
     async with _folder() as folder:
         record = await run_trial(
@@ -49,28 +57,32 @@ async def ours(setting: Setting) -> None:
                 model=ModelEndpoint(name=MODEL, base_url=setting.url, context_limit=_LIMIT),
                 agent_kwargs={"collect_rollout_details": False},
                 environment_type=setting.environment,
+                environment_kwargs=setting.kwargs,
             )
         )
     if record.reward != 1.0:
         raise RuntimeError(f"a trial of ours went wrong: {record.outcome} {str(record.error)[:500]}")
+    return 0
 
 
-async def stock(setting: Setting) -> None:
+async def stock(setting: Setting) -> int:
     """Harbor's `terminus-2` through Harbor's own `Trial`, without token ids."""
-    await _stock(setting, details=False)
+    return await _stock(setting, details=False)
 
 
-async def stock_with_tokens(setting: Setting) -> None:
-    """The same with `collect_rollout_details`, without which a trainer has nothing to train on."""
-    await _stock(setting, details=True)
+async def stock_with_tokens(setting: Setting) -> int:
+    """The same with `collect_rollout_details`, without which a trainer has nothing to train on: a row for each turn."""
+    return await _stock(setting, details=True)
 
 
-def _stock_environment(environment: str) -> dict[str, Any]:
+def _stock_environment(setting: Setting) -> dict[str, Any]:
     """Docker as Harbor has it; there is no stock counterpart of the local sandbox, so both sides share ours."""
-    return {"type": "docker"} if environment == "docker" else environment_config(environment)
+    if setting.environment == "docker":
+        return {"type": "docker"}
+    return dict(environment_config(setting.environment, setting.kwargs))
 
 
-async def _stock(setting: Setting, *, details: bool) -> None:
+async def _stock(setting: Setting, *, details: bool) -> int:
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
@@ -90,12 +102,14 @@ async def _stock(setting: Setting, *, details: bool) -> None:
             task=TaskConfig(path=setting.task),
             trials_dir=folder,
             agent=AgentConfig(name="terminus-2", model_name=f"hosted_vllm/{MODEL}", kwargs=kwargs),
-            environment=EnvironmentConfig(**_stock_environment(setting.environment)),
+            environment=EnvironmentConfig(**_stock_environment(setting)),
         )
         trial = await Trial.create(config)
         result = await trial.run()
     if result.verifier_result is None or result.verifier_result.rewards != {"reward": 1.0}:
         raise RuntimeError(f"a stock trial went wrong: {str(result.exception_info)[:500]}")
+    details_of = (result.agent_result.rollout_details if result.agent_result else None) or []
+    return sum(len(detail.get("prompt_token_ids", [])) for detail in details_of)
 
 
 ARMS: dict[str, Arm] = {"ours": ours, "stock": stock, "stock + tokens": stock_with_tokens}

@@ -1,9 +1,10 @@
 """How fast trials run: ours against stock Terminus-2, same task, same sandbox, same scripted model, in one run.
 
-    python benchmarks/trials.py                       everything (about 15 minutes on a quiet machine)
+    python benchmarks/trials.py                       everything (about 15 minutes; it says how many before it begins)
     python benchmarks/trials.py --turns 3 --at 8 --repeats 1 --seconds 5
     python benchmarks/trials.py --environment docker --turns 3 --at 4 --in-flight 0
 
+The local sandbox stands on the host's root, as in the quickstart; `--image build` takes the task's image, built first.
 Prints trials per minute, CPU seconds per trial (all processes, the model server's not counted) and the longest stall of
 the event loop, each the median over repeats, and the ratios; then the memory of one trial in flight.
 """
@@ -89,7 +90,7 @@ async def compare(args: argparse.Namespace, turns: int, task: Path, clock: CpuCl
     total = len(args.at) * args.repeats * len(args.arms)
     bar = progress.add_task(f"{turns} turns", total=total)
     with model_server(turns, _MODEL_DELAY_S) as (url, pid):
-        setting, server = Setting(task, url, args.environment), psutil.Process(pid)
+        setting, server = Setting(task, url, args.environment, args.image), psutil.Process(pid)
         for name in args.arms:  # imports, layers and connections
             await ARMS[name](setting)
         for at_once in args.at:
@@ -113,10 +114,10 @@ def _rows(table: Table, at_once: int, found: dict[str, Measure]) -> None:
         table.add_row(str(at_once), name, f"{m.per_minute:.0f}", f"{m.cpu_s:.3f}", f"{m.stall_ms:.0f} ms", ratio)
 
 
-async def memory_in_flight(name: str, task: Path, environment: str, count: int) -> float:
+async def memory_in_flight(name: str, task: Path, environment: tuple[str, str], count: int) -> float:
     """Megabytes per trial while `count` of them wait for the model, everything that they started included."""
     with model_server(3, _IN_FLIGHT_DELAY_S) as (url, _):
-        setting = Setting(task, url, environment)
+        setting = Setting(task, url, *environment)
         await ARMS[name](setting)
         before = await asyncio.to_thread(tree_memory)
         running = asyncio.gather(*(ARMS[name](setting) for _ in range(count)))
@@ -145,14 +146,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each stretch")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--environment", default="local")
+    parser.add_argument("--image", choices=["host", "build", "auto"], default="host", help="root of a local sandbox")
     parser.add_argument("--in-flight", type=int, default=32, help="trials for the memory figure; 0 leaves it out")
     return parser.parse_args()
+
+
+def minutes(args: argparse.Namespace) -> float:
+    """How long it takes at least."""
+    stretches = len(args.turns) * len(args.at) * args.repeats * len(args.arms)
+    waits = len(args.arms) * 4 * _IN_FLIGHT_DELAY_S if args.in_flight else 0.0
+    return (stretches * args.seconds + waits) / 60
 
 
 def main() -> None:
     """Measure and print."""
     args, console = parse(), Console()
     logging.disable(logging.WARNING)
+    console.print(f"at least {minutes(args):.1f} minutes")
     with CpuClock() as clock, tempfile.TemporaryDirectory(prefix="bench-task-") as folder:
         task = write_task(Path(folder) / "write-answer")
         with Progress(console=console, transient=True) as progress:
@@ -160,7 +170,7 @@ def main() -> None:
         for table in tables:
             console.print(table)
         for name in args.arms if args.in_flight else []:
-            used = asyncio.run(memory_in_flight(name, task, args.environment, args.in_flight))
+            used = asyncio.run(memory_in_flight(name, task, (args.environment, args.image), args.in_flight))
             console.print(f"memory per trial in flight, {args.in_flight} at once, {name}: {used:.1f} MB")
 
 

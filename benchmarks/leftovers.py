@@ -1,0 +1,100 @@
+"""What sandboxes leave on the machine: looked at from outside, for the tests and for `kills.py`.
+
+A sandbox is processes, control groups and, while it is built, a folder. Its mounts and its network live in namespaces
+that end with its processes.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_HELPER = re.compile(r"harbortrainer\.sandbox\.inside import nursery; nursery\.main\((\d+)\)")
+_GROUPS = Path("/sys/fs/cgroup")
+_GROUP = re.compile(r"harbortrainer-(\d+)$")
+
+
+@dataclass
+class Footprint:
+    """All that one process's sandboxes consist of, remembered so that it can be looked for when the process is gone."""
+
+    processes: list[psutil.Process] = field(default_factory=list)
+    namespaces: set[str] = field(default_factory=set)
+
+    def remains(self) -> list[str]:
+        """What of it is still there, in words."""
+        alive = [f"process {p.pid} ({_name(p)})" for p in self.processes if p.is_running() and not _zombie(p)]
+        mounts = sorted(self.namespaces & {space for pid in psutil.pids() if (space := _space(pid, "mnt"))})
+        pids = {process.pid for process in self.processes}
+        return [*alive, *(f"mount namespace {m}" for m in mounts), *_groups(lambda pid: pid in pids)]
+
+    def wait_gone(self, seconds: float = 10.0) -> list[str]:
+        """Wait until nothing remains. Returns what still does."""
+        end = time.monotonic() + seconds
+        while (left := self.remains()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return left
+
+
+def footprint(owner: int) -> Footprint:
+    """The helper, monitors, first processes and commands of every sandbox that process `owner` has now."""
+    found = Footprint()
+    for process in psutil.Process(owner).children(recursive=True):
+        if _owner(process) == owner:
+            found.processes += [process, *process.children(recursive=True)]
+    found.processes = list(dict.fromkeys(found.processes))
+    ours = _space(os.getpid(), "mnt")
+    found.namespaces = {space for p in found.processes if (space := _space(p.pid, "mnt")) and space != ours}
+    return found
+
+
+def orphans() -> list[str]:
+    """Processes and control groups on this machine whose owner is gone, in words. Empty is how it should be."""
+    helpers = [p for p in psutil.process_iter() if (owner := _owner(p)) and not psutil.pid_exists(owner)]
+    lost = [f"process {p.pid} of sandboxes of process {_owner(p)}, which is gone" for p in helpers if not _zombie(p)]
+    return [*lost, *_groups(lambda pid: not psutil.pid_exists(pid))]
+
+
+def unfinished(cache: Path) -> list[Path]:
+    """Folders of builds that did not end. The next build of the same layer removes them."""
+    return sorted(cache.glob("*/layer/.*.part"))
+
+
+def _groups(wanted: Callable[[int], bool]) -> list[str]:
+    found = []
+    for folder, folders, _ in os.walk(_GROUPS):
+        found += [f"{folder}/{name}" for name in folders if (m := _GROUP.match(name)) and wanted(int(m[1]))]
+    return [f"control group {path}" for path in found]
+
+
+def _owner(process: psutil.Process) -> int | None:
+    try:
+        match = _HELPER.search(" ".join(process.cmdline()))
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+    return int(match[1]) if match else None
+
+
+def _zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return "gone"
+
+
+def _space(pid: int, kind: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}")  # noqa: PTH115
+    except OSError:
+        return None

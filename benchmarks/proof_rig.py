@@ -1,0 +1,95 @@
+"""A run without trials: the real sampler and the real learner, prompts for tasks and chance for rewards.
+
+What the proof sees of a run is all here: requests over HTTP, the sampler's ledger, a hand-over a step, samples that
+are one version old, the second scoring. A step takes a second or two.
+"""
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.engines.local.learner.learner import Learner
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.parts import hand_over
+from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.errors import ProofError
+
+
+@dataclass
+class ProofRig:
+    """Plays steps until the proof stops it.
+
+    Args:
+        model: The policy's folder.
+        dtype: Of sampler and learner.
+        prompts: Token ids; each is answered `group` times a step.
+    """
+
+    model: Path
+    dtype: str
+    prompts: Sequence[Sequence[int]]
+    group: int = 4
+    max_tokens: int = 24
+    lr: float = 2.5e-3
+    seed: int = 0
+    reached: dict[str, float] = field(default_factory=dict)
+    """Each figure of the proof, the largest up to now."""
+    message: str = ""
+    """What the proof said."""
+
+    def stopped_at(self, steps: int) -> int | None:
+        """The step that the proof refused, None when all trained."""
+        chance = random.Random(self.seed)
+        learner = Learner(
+            self.model, LoraSettings(rank=8, alpha=32), OptimSettings(lr=self.lr), LossSettings(),
+            dtype=self.dtype, seed=self.seed, keep_versions=2,
+        )  # fmt: skip
+        with (
+            Sampler(self.model, dtype=self.dtype, seed=self.seed) as sampler,
+            httpx.Client(timeout=120) as client,
+            ThreadPoolExecutor(16) as clients,
+        ):
+            waiting: list[Sample] = []
+            for step in range(1, steps + 1):
+                fresh = list(clients.map(lambda job: self._sample(sampler, client, *job), self._jobs(step, chance)))
+                chance.shuffle(fresh)
+                half = len(fresh) // 2
+                try:
+                    numbers = learner.train([*waiting, *fresh[:half]], sampler.score_again())
+                except ProofError as error:
+                    self.message = str(error)
+                    return step
+                for name, figure in numbers.items():
+                    if name.startswith("proof/"):
+                        self.reached[name] = max(self.reached.get(name, 0.0), abs(figure))
+                waiting = fresh[half:]
+                hand_over(learner, sampler)
+        return None
+
+    def _jobs(self, step: int, chance: random.Random) -> list[tuple[str, Sequence[int], float]]:
+        asked = [prompt for prompt in self.prompts for _ in range(self.group)]
+        return [(f"{self.seed}/{step}/{i}", prompt, chance.gauss(0.0, 0.4)) for i, prompt in enumerate(asked)]
+
+    def _sample(
+        self, sampler: Sampler, client: httpx.Client, session: str, prompt: Sequence[int], advantage: float
+    ) -> Sample:
+        body = {"token_ids": list(prompt), "sampling_params": {"max_tokens": self.max_tokens, "temperature": 1.0}}
+        url, headers = f"{sampler.url}/inference/v1/generate", {"X-Session-ID": session}
+        client.post(url, json=body, headers=headers).raise_for_status()
+        (done,) = sampler.ledger.take(session)
+        before, length = len(prompt), len(done.token_ids)
+        return Sample(
+            token_ids=[*prompt, *done.token_ids],
+            mask=[False] * before + [True] * length,
+            logprobs=[0.0] * before + list(done.logprobs),
+            versions=[0] * before + [done.version] * length,
+            temperature=1.0,
+            advantage=advantage,
+            task_key=f"prompt of {before}",
+            trial_name=session,
+        )
