@@ -13,16 +13,17 @@ BOTH_PAIRS := tests/sandbox tests/trials tests/tasks tests/environment tests/e2e
 ON_NEWER := $(filter-out tests/__pycache__ tests/e2e tests/parity tests/security tests/prime_rl,$(patsubst %/,%,$(wildcard tests/*/))) \
 	tests/test_house.py tests/test_cli.py tests/e2e/test_sample_tasks.py tests/e2e/test_plugin.py
 
-.PHONY: help setup setup-today quickstart test test-long test-prime-rl python-3.13 kills mutations parity lint unit today bench clean
+.PHONY: help setup setup-today quickstart test test-long test-prime-rl python-3.13 kills mutations parity lint unit today bench docs clean
 
 help:
 	@echo "make quickstart   train a tiny policy on real Harbor trials, in minutes, on a CPU"
 	@echo "make test         lint, types, unit tests and end-to-end tests, on both pairs of verifiers and harbor"
-	@echo "make test-long    what takes longer: Python 3.13, Prime-RL's real orchestrator, every broken file"
+	@echo "make test-long    what takes longer: Python 3.13, Prime-RL's real orchestrator, every broken file, the site"
 	@echo "make parity       each feature of Harbor's, in Docker too and by Harbor's own trial (half an hour)"
 	@echo "make kills        kill a run at random moments and look for what was left or lost (wants a quiet machine)"
 	@echo "make test-prime-rl  the tests against Prime-RL at its pin, in an environment that it makes"
 	@echo "make lint         ruff, ty, and the floors (import-linter)"
+	@echo "make docs         these pages as a site, with every key and command, in site/index.html"
 	@echo "make bench        the benchmarks (some minutes each)"
 
 setup:
@@ -76,7 +77,7 @@ test-long: PLAYED := -k "in_containers and docker]"
 parity: setup
 	$(PYTHON) -m pytest --in-containers $(PLAYED) tests/parity
 
-test-long: setup python-3.13 mutations parity
+test-long: setup python-3.13 mutations parity docs
 	@if tools/prime-rl --can; then $(MAKE) --no-print-directory test-prime-rl; fi
 
 bench: setup
@@ -84,5 +85,13 @@ bench: setup
 	$(PYTHON) benchmarks/episodes.py --arms local
 	.tools/uv run --frozen --extra local --group bench benchmarks/engine.py
 
+# An environment of its own, so that no other target installs what only the site needs.
+# A warning is an error; with --quiet none would be.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: setup
+	@UV_PROJECT_ENVIRONMENT=.venv-docs .tools/uv sync --quiet --frozen --no-default-groups --group docs --group pair-prime
+	.venv-docs/bin/mkdocs build --strict
+	@echo "site/index.html; with the search: $(PYTHON) -m http.server --bind 127.0.0.1 --directory site"
+
 clean:
-	rm -rf .venv .venv-today .venv-3.13 .venv-prime-rl .tools outputs
+	rm -rf .venv .venv-today .venv-3.13 .venv-prime-rl .venv-docs .tools outputs site

@@ -7,25 +7,13 @@
 not entered.
 """
 
-import types
 import typing
 
 from prime_rl.configs.rl import RLConfig  # ty: ignore[import-not-found]
 from pydantic import BaseModel
 
 from harbortrainer.config.fates import FOREIGN
-from harbortrainer.config.kinds import kinds
-
-
-def tables(annotation: object) -> list[type[BaseModel]]:
-    """The tables an annotation names, through unions, lists and Annotated."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return tables(typing.get_args(annotation)[0])
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
-        return [table for part in typing.get_args(annotation) for table in tables(part)]
-    return []
+from harbortrainer.config.kinds import kinds, tables
 
 
 def walk(table: type[BaseModel], prefix: str, found: dict[str, set[str]]) -> None:

@@ -1,4 +1,4 @@
-"""What a value may be, by the annotation of its field: the kinds that a key of the run file takes.
+"""What a value may be, by the annotation of its field: the kinds that a key of the run file takes, and the tables.
 
 Contract: the kinds are `bool`, `int`, `float`, `str`, `list`, `table` and `none`; a union has those of its members, and
 `any` stands for an annotation that says nothing.
@@ -26,6 +26,17 @@ def kinds(annotation: object) -> frozenset[str]:
         return _join(kinds(part) for part in arguments)
     kind = origin if isinstance(origin, type) else annotation
     return frozenset({_of(kind)})
+
+
+def tables(annotation: object) -> list[type[BaseModel]]:
+    """The tables that an annotation names, through unions, lists and Annotated, in its order."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return tables(typing.get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
+        return [table for part in typing.get_args(annotation) for table in tables(part)]
+    return []
 
 
 def _of(kind: object) -> str:
