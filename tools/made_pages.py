@@ -13,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
+from html import unescape
 from itertools import groupby
 from pathlib import Path
 
@@ -32,6 +33,7 @@ if typing.TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 LOG = logging.getLogger("mkdocs.hooks.made_pages")
+FORMULA = r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>'
 TURNED = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
 KEYS = """# Every key
@@ -52,6 +54,16 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
+    """Formulas as MathML, which browsers draw by themselves."""
+    from latex2mathml.converter import convert
+
+    def drawn(found: re.Match[str]) -> str:
+        return convert(unescape(found[2]), display="block" if found[1] == "[" else "inline")
+
+    return re.sub(FORMULA, drawn, html, flags=re.DOTALL)
 
 
 def on_post_page(output: str, page: "Page", config: "MkDocsConfig") -> None:
