@@ -143,6 +143,7 @@ def make_task(
     verifier_timeout_s: float = 20,
     extra: str = "",
     dockerfile: str = "FROM debian:12-slim\nWORKDIR /app\n",
+    compose: str = "",
 ) -> Path:
     """Write a Harbor task: the agent is to create /app/answer.
 
@@ -154,9 +155,12 @@ def make_task(
         verifier_timeout_s: Of each step.
         extra: Further lines of task.toml.
         dockerfile: What environment/Dockerfile says.
+        compose: What environment/docker-compose.yaml says; "" for none.
     """
     (folder / "environment").mkdir(parents=True)
     (folder / "environment" / "Dockerfile").write_text(dockerfile)
+    if compose:
+        (folder / "environment" / "docker-compose.yaml").write_text(compose)
     toml = f"[verifier]\ntimeout_sec = {verifier_timeout_s}\n[agent]\ntimeout_sec = {agent_timeout_s}\n{extra}\n"
     if steps is None:
         _write(folder / "instruction.md", "Create the file /app/answer.\n")

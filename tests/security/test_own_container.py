@@ -1,7 +1,7 @@
 """What a policy does to its own container never voids its trial. Real trials, `docker`.
 
-Not played here: a fork bomb and a full disk. Harbor's containers have no limit of their own for either, so that they
-are the machine's; docs/limits.md says so.
+What takes all its processes or memory: test_room_in_a_container. Not played: a full disk. Harbor's containers have no
+limit of it, so that it is the machine's; docs/limits.md says so.
 """
 
 from pathlib import Path

@@ -19,6 +19,7 @@ GRADES = (
 )
 LIMITS = {"disk_mb": 64, "memory_mb": 256, "pids": 100}
 PYTHON = "python3 -c '{}' &"
+HOLDS = PYTHON.format('x = bytearray({} << 20); __import__("time").sleep(500)')
 GRADED = {
     "a full disk": "dd if=/dev/zero of=/big bs=1M",
     "a full disk that stays full": "while :; do dd if=/dev/zero of=/big$RANDOM bs=1M; done 2>/dev/null &",
@@ -26,7 +27,9 @@ GRADED = {
     "a full disk under the logs": "cat /dev/zero > /logs/verifier/big",
     "a fork bomb": "bomb() { bomb | bomb & }; bomb",
     "processes without end": "for i in {1..300}; do sleep 500 & done",
-    "a memory hog": PYTHON.format('x = bytearray(280 << 20); __import__("time").sleep(500)'),
+    "a memory hog": HOLDS.format(280),
+    "one that never has enough": f"(while :; do {HOLDS.format(900)} wait; done) 2>/dev/null &",
+    "many small ones": f"for i in {{1..40}}; do {HOLDS.format(12)} done",
     "memory that is shared": PYTHON.format(
         'm = __import__("mmap").mmap(-1, 250 << 20); m.write(b"x" * (250 << 20)); __import__("time").sleep(500)'
     ),

@@ -7,6 +7,7 @@ above that method (users, variables, folders, healthchecks, network policies) st
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import override
@@ -56,8 +57,8 @@ class OverlaidDocker(DockerEnvironment):
     """Harbor's `docker`; Compose reads `overlay_file` last, and is asked only what `instead_of_compose` leaves."""
 
     @abstractmethod
-    def overlay_file(self) -> Path:
-        """The compose file, which exists."""
+    def overlay_file(self, others: Sequence[Path]) -> Path:
+        """The compose file, which exists; `others` are those that Compose reads before it."""
 
     @abstractmethod
     async def instead_of_compose(self, asked: Asked) -> ExecResult | None:
@@ -102,7 +103,8 @@ class OverlaidDocker(DockerEnvironment):
     @property
     @override
     def _docker_compose_paths(self) -> list[Path]:
-        return [*super()._docker_compose_paths, self.overlay_file()]
+        others = super()._docker_compose_paths
+        return [*others, self.overlay_file(others)]
 
     @override
     async def _run_docker_compose_command(

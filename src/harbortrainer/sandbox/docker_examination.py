@@ -1,4 +1,4 @@
-"""The post-mortem of a container, and the end of what keeps one from being graded.
+"""The post-mortem of a container.
 
 A container that ended by itself was ended from inside: the daemon notes when somebody outside kills or stops one, and
 the sign holds only as long as the daemon still remembers both. A container that runs is asked what a fresh one of its
@@ -8,6 +8,7 @@ image is asked.
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from tempfile import SpooledTemporaryFile
 from typing import IO
 
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.sandbox.containers.container_limits import used_up
 from harbortrainer.sandbox.post_mortem import ASK, ASK_S, SHELLS, PostMortem, answered
 from harbortrainer.sandbox.uploaded_tests import Uploads, changed, is_whole, size_of
 
@@ -22,11 +24,10 @@ _FROM_OUTSIDE = {"kill", "stop", "restart", "pause", "destroy", "update"}
 _START_S = 60.0
 _ROOM, _IN_MEMORY = 64 << 20, 8 << 20
 _A_SECOND = 1.1
-# Every process that neither belongs to the container's own command (its session is 1) nor to this one.
-_KILL = (
-    "for i in {1..50}; do n=0; for d in /proc/[0-9]*; do s=$(<$d/stat) || continue; set -- ${s##*) }; "
-    "[[ $4 == 1 || $4 == $$ ]] || { kill -9 ${d#/proc/} && n=1; }; done 2>/dev/null; [[ $n == 0 ]] && break; done; true"
-)
+_FULL_B = 64 << 10
+# Blocks left, their size, files left and files in all, of the places that a verifier writes to.
+_ASK_ROOM = "stat -f -c '%a %S %d %c %n' / /tmp /dev/shm"
+_ROOM_OF_A_PLACE = re.compile(r"^(\d{1,18}) (\d{1,18}) (\d{1,18}) (\d{1,18}) (/\S*)$", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,13 @@ async def docker(*arguments: str, seconds: float = ASK_S) -> Said:
     return Said(process.returncode or 0, out, err.decode(errors="replace"))
 
 
-async def kill_leftovers(label: str) -> None:
-    """Kill what is in the labelled container and does not belong to its own command."""
-    for container in await _containers(label):
-        await docker("exec", "-u", "0", container, "bash", "-c", _KILL)
-
-
 type CopyOut = Callable[[str, IO[bytes], int], Awaitable[bool]]
 """Writes an archive of a container's folder; false when it cannot, or the archive grows beyond so many bytes."""
 
 
 async def are_whole(label: str, target: str, uploaded: Uploads) -> bool:
     """Whether what was uploaded into a folder of the labelled container is there as it was put. Nothing runs inside."""
-    for container in await _containers(label):
+    for container in await containers(label):
         return await holds(partial(_copy_out, container), target, uploaded)
     return True  # it is gone: what follows will say so
 
@@ -117,15 +112,35 @@ async def examine(found: PostMortem, label: str, uploaded: Uploads) -> None:
     """
     daemon = await docker("version", "--format", "{{.Server.Version}}")
     found.check(daemon.code == 0, f"the daemon answers ({daemon.out.strip() or daemon.err.strip()})")
-    for container in await _containers(label):
+    for container in await containers(label):
         inspected = await docker("inspect", container)
         if inspected.code == 0:
             (details,) = json.loads(inspected.out)
             await _examine(found, container, details["State"], details["HostConfig"])
             if details["State"]["Running"]:
                 found.signs += await changed(uploaded, partial(_read, container))
+                found.signs += await _without_room(container, label)
             if found.signs:
                 await _try_fresh(found, details["Image"])
+
+
+async def _without_room(container: str, label: str) -> list[str]:
+    """The limits of the container, and the places in it, that are used up."""
+    short = await used_up(label)
+    said = await docker("exec", "-u", "0", container, "sh", "-c", _ASK_ROOM)
+    return [*([short] if short else []), *full_places(said.out)]
+
+
+def full_places(said: str) -> list[str]:
+    """Which of the places are full, by what `stat` says of them in a line each; whatever else it says is nothing."""
+    full = []
+    for line in _ROOM_OF_A_PLACE.finditer(said):
+        blocks, size, free, files = map(int, line.groups()[:4])
+        if blocks * size < _FULL_B:
+            full.append(f"{line[5]} was full")
+        elif files and not free:
+            full.append(f"{line[5]} was full of files")
+    return full
 
 
 async def _read(container: str, path: str) -> bytes | None:
@@ -133,7 +148,8 @@ async def _read(container: str, path: str) -> bytes | None:
     return said.raw if said.code == 0 else None
 
 
-async def _containers(label: str) -> list[str]:
+async def containers(label: str) -> list[str]:
+    """The ids of the labelled containers, whether they run or not."""
     return (await docker("ps", "-aq", "--no-trunc", "--filter", f"label={label}")).out.split()
 
 

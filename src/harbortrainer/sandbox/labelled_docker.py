@@ -10,6 +10,7 @@ Invariant: a container of a run carries the run's label, or belongs to the compo
 import json
 import os
 import socket
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import override
@@ -19,6 +20,9 @@ from harbor.environments.base import ExecResult
 from harbortrainer.harbor_side.overlaid_docker import Asked, OverlaidDocker
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox import container_sockets, docker_examination
+from harbortrainer.sandbox.containers import container_limits
+from harbortrainer.sandbox.containers.container_leftovers import kill_leftovers
+from harbortrainer.sandbox.containers.container_limits import PIDS, say_processes
 from harbortrainer.sandbox.containers.without_compose import WithoutCompose
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.uploaded_tests import Uploads
@@ -27,24 +31,37 @@ _TRIAL_LABEL = "harbortrainer.trial"
 IMAGE_LABEL = "harbortrainer.image"
 """On the images that are built for tasks: `docker image prune -a --filter label=harbortrainer.image`."""
 
+type _Command = tuple[str, str | None, dict[str, str] | None, int | None, str | int | None]
+
 
 class LabelledDocker(OverlaidDocker):
-    """Harbor's `docker`, with containers that end at once and carry the run's label."""
+    """Harbor's `docker`, with containers that end at once and carry the run's label.
+
+    Args:
+        pids: Processes and threads of a main container whose compose files say nothing of them.
+    """
 
     _grading = False
     _uploaded: tuple[tuple[Path, str], ...] = ()  # for grading
+    _asked: tuple[_Command, ...] = ()  # since then
+
+    def __init__(self, *args: object, pids: int = PIDS, **kwargs: object) -> None:
+        self._pids = pids
+        super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through
 
     @cached_property
     def _direct(self) -> WithoutCompose:
         return WithoutCompose(self)
 
     @override
-    def overlay_file(self) -> Path:
+    def overlay_file(self, others: Sequence[Path]) -> Path:
         path = self.trial_paths.trial_dir.resolve() / f"{self.session_id}.compose.json"
         labels = {RUN_LABEL: os.environ.get(RUN_VARIABLE, "none"), _TRIAL_LABEL: self.session_id}
         main: dict[str, object] = {"init": True, "stop_grace_period": "0s", "labels": labels}
         if self.builds and not self._uses_compose:
             main |= {"image": self.image, "build": {"labels": {IMAGE_LABEL: self.environment_name}}}
+        if not say_processes(others):
+            main["pids_limit"] = self._pids
         path.write_text(json.dumps({"services": {"main": main}}))  # JSON is YAML
         return path
 
@@ -60,16 +77,22 @@ class LabelledDocker(OverlaidDocker):
             await self._direct.close()
 
     async def make_room(self, *, kill: bool = False) -> None:
-        """Grading begins. There are no limits to widen; with `kill` what the agent left running is killed."""
-        self._grading, self._uploaded = True, ()
+        """Grading begins: with `kill`, or where the agent has used up a limit, what it left running is killed."""
+        self._grading, self._uploaded, self._asked = True, (), ()
         await self._direct.renew()
-        if kill:
-            await docker_examination.kill_leftovers(self._label)
+        if short := await self.used_up():
+            self.logger.warning("%s: what the agent left running is killed", short)
+        if kill or short:
+            await kill_leftovers(self._label)
 
     async def room_is_over(self) -> None:
         """An agent works again."""
-        self._grading, self._uploaded = False, ()
+        self._grading, self._uploaded, self._asked = False, (), ()
         await self._direct.renew()
+
+    async def used_up(self) -> str:
+        """Which of its limits the agent has all but reached, in words; "" for none."""
+        return await container_limits.used_up(self._label)
 
     async def listen_inside(self, port: int) -> socket.socket | None:
         """A socket that listens at `port` of its loopback; None where this process may not make one."""
@@ -104,15 +127,23 @@ class LabelledDocker(OverlaidDocker):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        done = await super().exec(command, cwd, env, timeout_sec, user)
-        if self._uploaded and not self._rewarded() and not await self._uploads_are_whole():
-            await self._upload_again(self._uploaded)
-            done = await super().exec(command, cwd, env, timeout_sec, user)
+        asked = [*self._asked, (command, cwd, env, timeout_sec, user)]
+        done = await super().exec(*asked[-1])
+        if self._uploaded:
+            if not self._rewarded() and not await self._can_be_graded():
+                await self._upload_again(self._uploaded)
+                for again in asked:  # also what made the tests fit to be run
+                    done = await super().exec(*again)
+            self._asked = tuple(asked)
         return done
 
     def _rewarded(self) -> bool:
         """Whether the verifier has given a reward: its folder is mounted."""
         return self.trial_paths.reward_text_path.exists() or self.trial_paths.reward_json_path.exists()
+
+    async def _can_be_graded(self) -> bool:
+        """Whether nothing that lives on has taken the verifier's room or its files."""
+        return not await self.used_up() and await self._uploads_are_whole()
 
     async def _uploads_are_whole(self) -> bool:
         targets, container = {target for _, target in self._uploaded}, self._direct.container
@@ -121,7 +152,7 @@ class LabelledDocker(OverlaidDocker):
         return all([await docker_examination.are_whole(self._label, t, self._uploaded) for t in targets])
 
     async def _upload_again(self, uploads: Uploads) -> None:
-        """Something that the agent left running keeps taking the place: without it."""
+        """Something that the agent left running keeps taking the place, or the room: without it."""
         await self.make_room(kill=True)
         await self.empty_dirs(sorted({target for _, target in uploads}), chmod=False)
         for folder, target in uploads:

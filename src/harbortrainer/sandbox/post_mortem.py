@@ -71,6 +71,15 @@ class Examinable(Protocol):
         ...
 
 
+@runtime_checkable
+class Crowded(Protocol):
+    """A sandbox in which nothing can be started any more once the agent has used up its limits."""
+
+    async def used_up(self) -> str:
+        """Which limit is all but reached, in words; "" for none."""
+        ...
+
+
 async def check_host(found: PostMortem, folder: Path) -> None:
     """Note whether this machine has memory, and room on the disk of `folder`."""
     memory, disk = await asyncio.to_thread(_memory_mb), await asyncio.to_thread(_disk_mb, folder)

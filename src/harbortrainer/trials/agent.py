@@ -19,6 +19,7 @@ from harbor.llms.chat import Chat
 from harbor.models.agent.context import AgentContext
 
 from harbortrainer.harbor_side.terminus import AnswerParser, OpenTerminus2
+from harbortrainer.sandbox.post_mortem import Crowded
 from harbortrainer.sandbox.sandbox_errors import SandboxDiedError
 from harbortrainer.trials.chat_client import ChatClient, ClientSettings
 from harbortrainer.trials.faults import RolloutEnd, SandboxTimeoutError
@@ -122,7 +123,7 @@ class TrainableTerminus2(OpenTerminus2):
             return
         if self.turns_used_up:
             self._ending = Outcome.turn_limit
-        elif (await environment.exec("true")).return_code != 0:
+        elif (await environment.exec("true")).return_code != 0 and not await _is_full(environment):
             raise SandboxDiedError("the sandbox does not answer any more")
 
     def _tell(self, context: AgentContext) -> None:
@@ -164,6 +165,11 @@ class TrainableTerminus2(OpenTerminus2):
                 raise
             # The model closed its own terminal: nobody's failure, and what it left is graded.
             raise RolloutEnd(Outcome.completed, "the terminal was closed") from error
+
+
+async def _is_full(environment: BaseEnvironment) -> bool:
+    """Whether there is no room for another command, so that the terminal is gone: grading makes room."""
+    return isinstance(environment, Crowded) and bool(await environment.used_up())
 
 
 def _client_of(kwargs: Mapping[str, Any], **patience: float) -> ChatClient:

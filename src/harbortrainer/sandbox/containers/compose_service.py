@@ -64,6 +64,8 @@ def container_config(service: dict) -> dict:
                 host["ExtraHosts"] = value
             case "cpus", int() | float():
                 host["NanoCpus"] = int(value * 1e9)
+            case "pids_limit", int():
+                host["PidsLimit"] = value
             case "mem_limit", str():
                 host["Memory"] = _bytes(value)
             case _:
