@@ -61,7 +61,9 @@ def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Fil
     from latex2mathml.converter import convert
 
     def drawn(found: re.Match[str]) -> str:
-        return convert(unescape(found[2]), display="block" if found[1] == "[" else "inline")
+        if found[1] == "(":
+            return convert(unescape(found[2]))
+        return f'<div class="formula">{convert(unescape(found[2]), display="block")}</div>'
 
     return re.sub(FORMULA, drawn, html, flags=re.DOTALL)
 
