@@ -4,6 +4,7 @@ MkDocs is not here; `make docs` itself fails on a broken link, and on a page tha
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 
 from harbortrainer.cli import app
 from harbortrainer.config.fates import fate
-from harbortrainer.config.known_keys import key_kinds, known_keys
+from harbortrainer.config.known_keys import is_known, key_kinds, known_keys
 
 ROOT = Path(__file__).parents[1]
 
@@ -75,6 +76,28 @@ def test_every_command_with_every_option_is_in_the_reference() -> None:
     for words, command in below.items():
         for option in [name for each in command.params for name in (*each.opts, *each.secondary_opts)]:
             assert option in told[words] or option.upper() in told[words], f"{words} {option}"
+
+
+def typed() -> list[str]:
+    """Every line of a block of code on a page that calls our command, without what a shell adds to it."""
+    lines = [
+        line.strip().removeprefix("$ ")
+        for page in (*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        for line in re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8")).splitlines()
+        if line.startswith(("harbortrainer ", "$ harbortrainer ", "    harbortrainer ", ".venv/bin/harbortrainer "))
+    ]
+    return sorted({line.removeprefix(".venv/bin/") for line in lines if "(one process)" not in line})
+
+
+@pytest.mark.parametrize("line", typed())
+def test_what_a_page_says_to_type_is_a_command_with_such_options(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(1)]
+    with command.make_context(words[0], words[1:]) as context:
+        keys = [word.removeprefix("--").replace("-", "_") for word in context.args if word.startswith("--")]
+        assert [key for key in keys if not is_known(key)] == []
 
 
 def pages(entry: object) -> Iterator[str]:
