@@ -17,6 +17,7 @@ from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.parts import hand_over
 from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
 from harbortrainer.errors import ProofError
 
 
@@ -55,19 +56,20 @@ class ProofRig:
             ThreadPoolExecutor(16) as clients,
         ):
             waiting: list[Sample] = []
+            rescored: list[ScoredAgain] = []
             for step in range(1, steps + 1):
                 fresh = list(clients.map(lambda job: self._sample(sampler, client, *job), self._jobs(step, chance)))
                 chance.shuffle(fresh)
                 half = len(fresh) // 2
                 try:
-                    numbers = learner.train([*waiting, *fresh[:half]], sampler.score_again())
+                    numbers = learner.train([*waiting, *fresh[:half]], rescored + sampler.score_again())
                 except ProofError as error:
                     self.message = str(error)
                     return step
                 for name, figure in numbers.items():
                     if name.startswith("proof/"):
                         self.reached[name] = max(self.reached.get(name, 0.0), abs(figure))
-                waiting = fresh[half:]
+                waiting, rescored = fresh[half:], sampler.score_again()
                 hand_over(learner, sampler)
         return None
 

@@ -63,11 +63,15 @@ class World:
     name, group_size, temperature = "scripted", GROUP, 1.0
 
     def __init__(self, tasks: Sequence[Script] = TASKS) -> None:
-        self.tasks, self.ledger, self.version = tasks, Ledger(), 0
+        self.tasks, self.ledger, self.version, self.sampling = tasks, Ledger(), 0, 0
         self.config, self.algo = SimpleNamespace(ratio=1.0), Algo()
         self.curriculum = Curriculum(None, [self.key_of(index) for index in range(len(tasks))])
         self.played: defaultdict[int, int] = defaultdict(int)
         self.taught: list[list[Sample]] = []
+        self.scored: list[int] = []
+        """The version that was asked each time to score again."""
+        self.rescored: list[list[object]] = []
+        """What the learner was given of that, step by step."""
         self.adapter_config = {"r": 1, "lora_alpha": 1, "lora_dropout": 0, "target_modules": ["q"], "bias": "none"}
         self.adapter_config |= {"task_type": "CAUSAL_LM"}
 
@@ -118,13 +122,15 @@ class World:
     url = "http://127.0.0.1:9/"
 
     def load_adapter(self, source: object, version: int, *, config: object) -> float:
+        self.sampling = version
         return 0.0
 
     def stats(self) -> dict[str, float]:
         return {"sampled_tokens": 0.0}
 
     def score_again(self) -> list:
-        return []
+        self.scored.append(self.sampling)
+        return [len(self.scored)]
 
     def stop(self) -> None: ...
 
@@ -134,6 +140,7 @@ class World:
 
     def train(self, samples: Sequence[Sample], rescored: Sequence[object] = ()) -> dict[str, float]:
         self.taught.append(list(samples))
+        self.rescored.append(list(rescored))
         self.version += 1
         # What the real one counts: of what it is given.
         return {"samples/trained": float(len(samples)), "samples/truncated": 0.0, "tokens/truncated": 0.0}

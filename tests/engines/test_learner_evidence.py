@@ -25,11 +25,12 @@ class Step:
         self.other = self.truth + (apart * normal() + RMS / 2**0.5 * normal()) * self.left
         self.recomputed = self.truth + RMS / 2**0.5 * normal() * self.left
         self.recorded = self.truth + RMS / 2**0.5 * normal() * self.left
+        self.again = torch.full_like(self.truth, torch.nan)
         self.context = torch.arange(tokens) + tokens * seed
 
     def weighed(self, evidence: Evidence) -> Doubt | None:
         tokens = Compared(self.recorded, self.recomputed, self.context)
-        return evidence.weigh(tokens, self.entropy, {"before": (tokens, self.other)})
+        return evidence.weigh(tokens, self.again, self.entropy, {"before": (tokens, self.other)})
 
 
 @pytest.fixture
@@ -71,6 +72,30 @@ def test_each_fault_is_found_by_its_own_test_and_named(evidence, fault):
     assert finding is not None
     assert finding.test == fault
     assert "Likely cause" in str(finding)
+
+
+def scored_again(step: Step, tokens: int, noise: float) -> None:
+    """The sampler scored the first tokens again, and differs from itself by this much."""
+    wave = torch.tensor([1.0, -1.0]).repeat(tokens // 2)
+    step.again[:tokens] = step.recorded[:tokens] + wave * noise * step.left[:tokens]
+
+
+@pytest.mark.parametrize(("noise", "found"), [(0.5 * RMS, True), (1.5 * RMS, False), (20 * RMS, False)])
+def test_tokens_that_were_scored_again_are_held_against_their_own_noise(evidence, noise, found):
+    step = Step(0)
+    scored_again(step, 500, noise)
+    # Far below what all tokens may be off by, and no other test's business.
+    step.recorded[:500] += 1.5 * RMS * torch.tensor([1.0, -1.0]).repeat(250) * step.left[:500]
+    step.again[:500] += 1.5 * RMS * torch.tensor([1.0, -1.0]).repeat(250) * step.left[:500]
+    doubt = step.weighed(evidence)
+    assert (doubt is not None and doubt.test == "spread") == found
+    assert evidence.figures["rescored"] == 0.5
+
+
+def test_a_few_tokens_that_were_scored_again_are_no_yardstick(evidence):
+    step = Step(0)
+    scored_again(step, 98, 0.0)
+    assert step.weighed(evidence) is None
 
 
 def test_a_small_fault_is_found_by_the_steps_together(evidence):

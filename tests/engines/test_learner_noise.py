@@ -1,11 +1,14 @@
 """The proof's yardstick: what it takes from a second scoring, and what it does not believe."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from harbortrainer.engines.local.learner.proof import ENOUGH, NOISE_BOUNDS, POOL, Noise, share_left
+from harbortrainer.engines.local.learner.micro_batch import pack
+from harbortrainer.engines.local.learner.proof import ENOUGH, NOISE_BOUNDS, POOL, Noise, SecondScores, share_left
+from harbortrainer.engines.local.learner.training_sample import Sample
 
 BOUNDS = NOISE_BOUNDS[torch.bfloat16]
 
@@ -14,6 +17,10 @@ BOUNDS = NOISE_BOUNDS[torch.bfloat16]
 class Scored:
     logprobs: list[float]
     again: list[float]
+    version: int = 0
+    temperature: float = 1.0
+    token_ids: Sequence[int] = ()
+    positions: Sequence[int] = ()
 
 
 def noisy(size: float, tokens: int = 1000, logprob: float = -5.0, seed: int = 0) -> Scored:
@@ -57,3 +64,47 @@ def test_only_the_newest_tokens_count():
     noise = measured(noisy(0.05, tokens=POOL))
     noise.measure([noisy(0.005, tokens=POOL)])
     assert noise.rms == pytest.approx(0.005, rel=0.1)
+
+
+def sample(token_ids: list[int], sampled: set[int], version: int = 3, temperature: float = 1.0) -> Sample:
+    mask = [i in sampled for i in range(len(token_ids))]
+    return Sample(
+        token_ids=token_ids, mask=mask, logprobs=[-1.0 * m for m in mask], versions=[version] * len(mask),
+        temperature=temperature, advantage=1.0,
+    )  # fmt: skip
+
+
+def second(scores: SecondScores, *samples: Sample) -> list[float | None]:
+    (micro_batch,) = pack(samples, 1000, torch.device("cpu"))
+    tokens = micro_batch.tokens
+    found = dict(
+        zip(zip(tokens.sample.tolist(), tokens.position.tolist(), strict=True), scores.of(samples, tokens), strict=True)
+    )
+    return [None if found[place].isnan() else found[place].item() for place in sorted(found)]
+
+
+@pytest.fixture
+def scores() -> SecondScores:
+    """The answers 5, 6 and 9 of one conversation, scored again."""
+    scores = SecondScores()
+    scores.add([Scored([-1.0] * 3, [-0.1, -0.2, -0.3], 3, 1.0, [1, 2, 5, 6, 7, 9], [2, 3, 5])])
+    return scores
+
+
+def test_a_token_finds_its_second_score_by_all_that_went_before(scores):
+    assert second(scores, sample([1, 2, 5, 6, 7, 9], {2, 3, 5})) == [-0.1, -0.2, -0.3]
+    assert second(scores, sample([1, 2, 5, 6, 8, 9], {2, 3, 5})) == [-0.1, -0.2, None], "told something else"
+    assert second(scores, sample([1, 2, 4, 6], {2, 3}), sample([1, 2, 5], {2})) == [None, None, -0.1]
+    assert second(scores, sample([1, 2, 5, 6, 7, 9], {4})) == [None], "it was not sampled there"
+
+
+def test_a_second_score_is_of_one_version_at_one_temperature(scores):
+    assert second(scores, sample([1, 2, 5], {2}, version=2)) == [None]
+    assert second(scores, sample([1, 2, 5], {2}, temperature=0.5)) == [None]
+
+
+def test_second_scores_of_versions_that_train_no_more_are_forgotten(scores):
+    scores.forget_before(3)
+    assert second(scores, sample([1, 2, 5], {2})) == [-0.1]
+    scores.forget_before(4)
+    assert second(scores, sample([1, 2, 5], {2})) == [None]

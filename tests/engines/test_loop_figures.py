@@ -147,3 +147,9 @@ def test_the_trials_too_old_are_those_that_were_dropped(run):
     for line, rows in steps(run):
         old = {row["group"] for row in rows if row["not_trained"] == "too old"}
         assert line["off_policy/dropped"] == sum(row["group"] in old for row in rows)
+
+
+def test_what_a_version_sampled_is_scored_again_before_it_trains_and_before_it_is_gone(run):
+    versions = [version for step in range(len(run.world.taught)) for version in (step, step)]
+    assert run.world.scored == versions, "before each step, and before each hand-over"
+    assert run.world.rescored == [[1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]

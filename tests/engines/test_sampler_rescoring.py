@@ -4,10 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from sampler_setup import LORA, Reference, generate, random_adapter, random_prompt
+from sampler_setup import LORA, Reference, generate, logprobs_of, random_adapter, random_prompt
 from tiny_model import build_tiny_model
 
-from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler import Completion, Sampler, rescoring
+from harbortrainer.engines.local.sampler.draw import Draw
+from harbortrainer.engines.local.sampler.rescoring import RecentSamples, SampledSequence, spread
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,57 @@ def test_the_adapter_takes_part(sampler, model):
     (scored,) = sampler.score_again()
     plain = Reference(model, adapter).logprobs(prompt, tokens)
     assert torch.allclose(torch.tensor(scored.again), plain, atol=1e-4)
+
+
+def test_the_turns_of_a_trial_are_scored_in_one_pass(sampler, model):
+    prompt, turns = random_prompt(20, seed=1), []
+    for told in (random_prompt(5, seed=2), random_prompt(3, seed=4), []):
+        choice = generate(sampler.url, prompt, session="a trial")
+        turns.append((list(prompt), choice["token_ids"], logprobs_of(choice)))
+        generate(sampler.url, random_prompt(4, seed=len(prompt)), session="another trial")
+        prompt = [*prompt, *choice["token_ids"], *told]
+    scored = next(scored for scored in sampler.score_again() if len(scored.positions) == 48)
+    assert scored.token_ids == [*turns[-1][0], *turns[-1][1]]
+    assert [scored.token_ids[t] for t in scored.positions] == [t for _, ids, _ in turns for t in ids]
+    assert scored.logprobs == pytest.approx([lp for *_, lps in turns for lp in lps])
+    plain = [Reference(model).logprobs(before, ids) for before, ids, _ in turns]
+    assert torch.allclose(torch.tensor(scored.again), torch.cat(plain), atol=1e-4)
+
+
+@pytest.mark.parametrize(("told", "temperature"), [([9, 9, 9], 1.0), ([], 0.5)])
+def test_a_request_that_does_not_go_on_with_the_last_is_a_conversation_of_its_own(sampler, told, temperature):
+    prompt = random_prompt(20, seed=1)
+    first = generate(sampler.url, prompt, session="a trial")["token_ids"]
+    # Another history (a summary, reasoning that was dropped), or the same one at another temperature.
+    again = told or [*prompt, *first]
+    generate(sampler.url, again, session="a trial", temperature=temperature)
+    assert [len(scored.positions) for scored in sampler.score_again()] == [16, 16]
+
+
+def sequence(length: int) -> SampledSequence:
+    return SampledSequence("", 0, 1.0, [1] * length, [length - 1], [-1.0])
+
+
+def test_a_share_of_many_is_scored_and_one_at_least():
+    many = [sequence(100) for _ in range(800)]
+    assert spread(many) == many[::8]
+    assert spread(many[:20]) == many[:20], "few tokens cost little"
+    assert spread([sequence(90_000)] * 2) != []
+    assert spread([]) == []
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(rescoring, "_KEPT_TOKENS", 100)
+    recent = RecentSamples()
+    for trial in range(10):
+        for turn in range(3):
+            prompt = list(range(trial * 100, trial * 100 + 10 * turn + 5))
+            done = Completion(str(trial), "", len(prompt), tuple(range(prompt[-1] + 1, prompt[-1] + 6)), (-1.0,) * 5, 7)
+            recent.keep(prompt, Draw(0), done)
+    kept = recent.take(7)
+    assert [s.session_id for s in kept] == ["7", "8", "9"]
+    assert [len(s.positions) for s in kept] == [15, 15, 15]
+    assert recent.take(7) == []
 
 
 def test_only_the_version_that_sampled_scores_and_only_once(sampler, model):

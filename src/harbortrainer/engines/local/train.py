@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local.evaluation import Evaluator
@@ -28,6 +29,9 @@ from harbortrainer.runs.durable import write_lines
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.progress import Progress, prune, save
 from harbortrainer.runs.transcript_files import TranscriptBook
+
+if TYPE_CHECKING:
+    from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,7 @@ class TrainingLoop:
         )
         self.evaluator = Evaluator(config, run, parts.held_out, self.player, self.book, parts.display)
         self.watch = Stopwatch()
+        self.rescored: list[ScoredAgain] = []
         self.updating = asyncio.Lock()
 
     async def run_all(self) -> None:
@@ -117,15 +122,20 @@ class TrainingLoop:
     async def _train(self, batch: StepBatch) -> None:
         """One update: the learner has a new version. What it trains on is proven first."""
         await asyncio.to_thread(prove_rewards, batch.groups, batch.samples)
-        with self.watch.timed("time/score_again"):
-            rescored = await asyncio.to_thread(self.parts.sampler.score_again)
+        await self._score_again()
+        rescored, self.rescored = self.rescored, []
         self.watch.numbers |= await asyncio.to_thread(self.parts.learner.train, batch.samples, rescored)
 
     async def _hand_over(self, batch: StepBatch) -> None:
         """Make the new version the one that samples."""
+        await self._score_again()  # what was sampled meanwhile trains later, when its version is gone
         with self.watch.timed("time/hand_over"):
             await asyncio.to_thread(hand_over, self.parts.learner, self.parts.sampler)
         await self.collector.new_version(batch.step)
+
+    async def _score_again(self) -> None:
+        with self.watch.timed("time/score_again"):
+            self.rescored += await asyncio.to_thread(self.parts.sampler.score_again)
 
     async def _write_down(self, batch: StepBatch, took_s: float) -> None:
         """Write the step down, and where the run stands then. With its checkpoint the step is finished."""

@@ -3,7 +3,8 @@
 With e a token's recomputed minus its recorded log-probability over 1 - p + 0.01 (`proof.py`), there are two tests of
 size and some of direction. In a run without fault e is noise, and has no direction.
 
-- `spread`: the root mean square of e against that of the measured noise.
+- `spread`: the root mean square of e against that of the measured noise: over the tokens that the sampler scored again
+  against what they differ by there, over all tokens where those are few.
 - `strays`: tokens whose |e| lies far outside of the largest noise.
 - Along u, what a fault would do to e, the coefficient b = sum(e u) / sum(u u) is 0 within its standard error:
     `shift`       a constant, u = 1 / (1 - p + 0.01);
@@ -20,17 +21,19 @@ share of the noise too. State without I/O.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from harbortrainer.engines.local.learner.proof import Noise, share_left
+from harbortrainer.engines.local.learner.proof import ENOUGH, Noise, share_left
 
 Z = 6.0
 """Standard errors beyond what is allowed: 2e-9 a test under normal noise."""
 WINDOW = 10
 """Steps whose evidence is added up, beside each step on its own."""
+MOST_SPREAD = 1.5
+"""Times the sampler's own difference that the trained tokens' may be, on the same tokens."""
 STRAY = 3.0
 """Times the largest noise."""
 SYSTEMATIC = 0.25
@@ -152,11 +155,14 @@ class Evidence:
         self._strays: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self.figures: dict[str, float] = {}
 
-    def weigh(self, tokens: Compared, entropy: Tensor, rivals: Mapping[str, tuple[Compared, Tensor]]) -> Doubt | None:
+    def weigh(
+        self, tokens: Compared, again: Tensor, entropy: Tensor, rivals: Mapping[str, tuple[Compared, Tensor]]
+    ) -> Doubt | None:
         """Take in one step; the first test that fails, None when all hold.
 
         Args:
             tokens: All tokens of the step.
+            again: [N] nats, the sampler's second scoring; NaN where it did none.
             entropy: [N] of the distributions they were drawn from, under the claimed version.
             rivals: By the direction's name, some tokens and their log-probability under that other version.
         """
@@ -171,12 +177,22 @@ class Evidence:
         self._lines.append({name: line(own, u, rms) for name, (own, u) in directions.items() if len(u)})
         self._strays.append((int((tokens.error.abs() > STRAY * tail).sum()), len(entropy)))
         # A direction says more about the cause than a size does, and most where it explains most.
-        sizes, directed = self._sizes(tokens.error, rms), self._directions(rms)
-        return next(iter(directed + sizes), None)
+        spread, strays, directed = self._spread(tokens, again, rms), self._strays_found(), self._directions(rms)
+        return next(iter(directed + spread + strays), None)
 
-    def _sizes(self, error: Tensor, rms: float) -> list[Doubt]:
-        ratio = error.square().mean().sqrt().item() / rms
+    def _spread(self, tokens: Compared, again: Tensor, rms: float) -> list[Doubt]:
+        known, most = ~again.isnan(), self._noise.bounds.most_spread
+        self.figures["rescored"] = known.double().mean().item()
+        if known.sum() >= ENOUGH:
+            own = tokens.where(known)
+            rms, most = self._noise.of_tokens(replace(own, recomputed=again[known]).error), MOST_SPREAD
+            tokens = own
+        ratio = tokens.error.square().mean().sqrt().item() / rms
         self.figures["spread"] = ratio
+        # Written so that a ratio that is not a number fails too.
+        return [] if ratio <= most else [Doubt("spread", ratio, most, 1)]
+
+    def _strays_found(self) -> list[Doubt]:
         found = []
         for steps in dict.fromkeys((1, len(self._strays))):
             last = list(self._strays)[-steps:]
@@ -186,9 +202,7 @@ class Evidence:
                 self.figures["strays"] = float(strays)
             if strays > allowed:
                 found.append(Doubt("strays", float(strays), allowed, steps))
-        # Written so that a ratio that is not a number fails too.
-        most = self._noise.most_spread
-        return found if ratio <= most else [Doubt("spread", ratio, most, 1), *found]
+        return found
 
     def _directions(self, rms: float) -> list[Doubt]:
         found: list[tuple[float, Doubt]] = []

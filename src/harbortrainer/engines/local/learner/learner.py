@@ -44,6 +44,7 @@ from harbortrainer.engines.local.learner.proof import (
     Noise,
     Recomputed,
     Rescored,
+    SecondScores,
     Tolerance,
     prove,
 )
@@ -103,7 +104,7 @@ class Learner:
         self._budget = micro_batch_tokens or (2048 if on_cpu else 16384)
         self._tolerance = tolerance or TOLERANCES[chosen]
         self._noise = Noise(NOISE_BOUNDS[chosen])
-        self._evidence = Evidence(self._noise)
+        self._evidence, self._scores = Evidence(self._noise), SecondScores()
         base = load_model(model, chosen, where=f"model.name = {str(model)!r}")
         self._policy = LoraPolicy(
             base, lora, device=torch.device(device), seed=seed, name=str(model), checkpointing=not on_cpu
@@ -159,6 +160,7 @@ class Learner:
         """
         start = time.perf_counter()
         self._noise.measure(rescored)
+        self._scores.add(rescored)
         kept = prune(samples)
         batch = fit(kept, self._seq_len)
         if not batch.samples:
@@ -189,7 +191,8 @@ class Learner:
         """The measured part of the proof: all tokens together against the noise, and against other versions."""
         start = time.perf_counter()
         rivals = other_versions(self._policy, samples, recomputed, self._history, budget=self._budget)
-        finding = self._evidence.weigh(compared(samples, recomputed), recomputed.entropy.double().cpu(), rivals)
+        again = self._scores.of(samples, recomputed.tokens)
+        finding = self._evidence.weigh(compared(samples, recomputed), again, recomputed.entropy.double().cpu(), rivals)
         if finding is not None:
             raise ProofError(str(finding))
         figures = {f"proof/{name}": figure for name, figure in self._evidence.figures.items()}
@@ -203,6 +206,7 @@ class Learner:
             group["lr"] = rate
         self._optimizer.step()
         self._history.add(self._policy.adapter())
+        self._scores.forget_before(self.versions[0])
         return {"optim/lr": rate, "optim/grad_norm": norm.item()}
 
     def _rate(self, step: int) -> float:

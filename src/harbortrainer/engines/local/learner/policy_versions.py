@@ -5,7 +5,6 @@ asked, evenly spread over the step. Afterwards the policy has its newest adapter
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from harbortrainer.engines.local.learner.lora_policy import AdapterWeights, Lora
 from harbortrainer.engines.local.learner.loss import TrainedBatch
 from harbortrainer.engines.local.learner.micro_batch import TrainedTokens, pack
 from harbortrainer.engines.local.learner.proof import Recomputed
-from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.learner.training_sample import Sample, contexts_of
 from harbortrainer.errors import ProofError
 
 SHARE = 6
@@ -158,15 +157,10 @@ def _places(everything: TrainedTokens, asked: TrainedTokens, stride: int) -> Ten
 def compared(samples: Sequence[Sample], recomputed: Recomputed) -> Compared:
     """Recorded and recomputed log-probabilities, and which tokens share everything before them."""
     tokens = recomputed.tokens
-    contexts = [contexts_of(sample) for sample in samples]
+    contexts = [contexts_of(sample.token_ids) for sample in samples]
     where = zip(tokens.sample.tolist(), tokens.position.tolist(), strict=True)
     return Compared(
         tokens.sampled_logprob.double().cpu(),
         recomputed.logprobs.double().cpu(),
         torch.tensor([contexts[i][t] for i, t in where]),
     )
-
-
-def contexts_of(sample: Sample) -> list[int]:
-    """[T] a number that is equal where a token and everything before it are."""
-    return list(accumulate(sample.token_ids, lambda before, token: hash((before, token)), initial=0))[1:]

@@ -20,10 +20,14 @@ uncertain tokens comparable:
     e = (log p' - log p) / (1 - p + 0.01).
 
 A fault in what the sampler reports is in this measurement too. It is therefore believed only within bounds that
-follow from the dtype alone, and its largest 2 % no further than five times what the others reach. State without I/O;
-nats throughout.
+follow from the dtype alone, and its largest 2 % no further than five times what the others reach.
+
+A few tokens, the nearly certain ones, make most of the noise, so that the noise of some tokens says little of that of
+others. Most trained tokens are among those that the sampler scored again (`SecondScores`): on them both are known.
+State without I/O; nats throughout.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +38,7 @@ from torch import Tensor
 
 from harbortrainer.engines.local.learner.loss import mismatch_kl
 from harbortrainer.engines.local.learner.micro_batch import TrainedTokens
-from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.learner.training_sample import Sample, contexts_of
 from harbortrainer.errors import ProofError
 
 POOL = 4096
@@ -131,12 +135,47 @@ def _cause(sample: Sample, recomputed: Tensor) -> str:
 
 
 class Rescored(Protocol):
-    """One completion that the sampler has scored again."""
+    """One conversation that the sampler has scored again; `sampler.rescoring.ScoredAgain` says what each is."""
 
+    @property
+    def version(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def positions(self) -> Sequence[int]: ...
     @property
     def logprobs(self) -> Sequence[float]: ...
     @property
     def again(self) -> Sequence[float]: ...
+
+
+class SecondScores:
+    """What the sampler's second scoring said, by all that it depends on: version, temperature and context."""
+
+    def __init__(self) -> None:
+        self._again: dict[tuple[int, float], dict[int, float]] = {}
+
+    def add(self, rescored: Sequence[Rescored]) -> None:
+        """Take in what was scored again."""
+        for told in rescored:
+            contexts = contexts_of(told.token_ids)
+            known = self._again.setdefault((told.version, told.temperature), {})
+            known.update((contexts[t], again) for t, again in zip(told.positions, told.again, strict=True))
+
+    def forget_before(self, version: int) -> None:
+        """Nothing trains any more that was sampled by an older version."""
+        self._again = {key: known for key, known in self._again.items() if key[0] >= version}
+
+    def of(self, samples: Sequence[Sample], tokens: TrainedTokens) -> Tensor:
+        """[N] float64: each trained token's, NaN where it was not scored again."""
+        contexts = [contexts_of(sample.token_ids) for sample in samples]
+        where = zip(tokens.sample.tolist(), tokens.position.tolist(), tokens.version.tolist(), strict=True)
+        return torch.tensor([self._of(samples[i], v, contexts[i][t]) for i, t, v in where], dtype=torch.float64)
+
+    def _of(self, sample: Sample, version: int, context: int) -> float:
+        return self._again.get((version, sample.temperature), {}).get(context, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +187,8 @@ class NoiseBounds:
     least_tail: float
     most_tail: float
     most_spread: float
-    """Times the measured root mean square that the trained tokens' may be. The measurement is a few hundred tokens, the
-    newest and not those that train, and in half precision few of them make most of it: 5.9 was seen without a fault."""
+    """Times the measured root mean square that the trained tokens' may be, where the measurement is of other tokens. In
+    half precision few of them make most of it: 5.9 was seen without a fault."""
 
 
 NOISE_BOUNDS = {
@@ -185,9 +224,14 @@ class Noise:
         self._believe()
 
     @property
-    def most_spread(self) -> float:
-        """How many times `rms` the root mean square over a step's tokens may be."""
-        return self._bounds.most_spread
+    def bounds(self) -> NoiseBounds:
+        """Between which figures it is believed."""
+        return self._bounds
+
+    def of_tokens(self, error: Tensor) -> float:
+        """Root mean square of these tokens' own e, within the bounds."""
+        rms = error.square().mean().sqrt().item()
+        return min(max(rms, self._bounds.least_rms), self._bounds.most_rms)
 
     @property
     def rms(self) -> float:

@@ -9,6 +9,7 @@ that sampled it.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,11 @@ def cut(sample: Sample, length: int) -> Sample:
         versions=sample.versions[:length],
         ce_weights=told if told is not None and any(told) else None,
     )
+
+
+def contexts_of(token_ids: Sequence[int]) -> list[int]:
+    """[T] a number that is equal where a token and everything before it are, in this process."""
+    return list(accumulate(token_ids, lambda before, token: hash((before, token)), initial=0))[1:]
 
 
 def trained_tokens(samples: Iterable[Sample]) -> int:
