@@ -100,16 +100,18 @@ async def test_an_agent_that_asked_for_something_else_is_told_as_that(tmp_path: 
     assert "POST /v1/embeddings was refused (404)" in record["error"]["message"]
 
 
-async def test_an_agent_that_is_not_there_is_told_as_that(tmp_path: Path, qwen3: Path) -> None:
+async def test_an_agent_that_is_not_there_is_told_as_that_and_not_tried_again(tmp_path: Path, qwen3: Path) -> None:
     make_task(tmp_path / "tasks" / "answer", extra=NO_NETWORK)
     own = harness("IsNotThere", environment_kwargs={"image": "host"})
-    env = config(tmp_path / "tasks", tmp_path / "trials", harness=own, retries={"max_retries": 0})
+    env = config(tmp_path / "tasks", tmp_path / "trials", harness=own)
     with engine_of(qwen3) as engine:
         (episode,) = await play(env, engine)
     record = episode.traces[0].info["harbor"]
     assert (record["outcome"], engine.calls) == ("agent_error", 0)
     assert "mini-swe-agent could not be installed in the sandbox" in record["error"]["message"]
     assert "no such host" in record["error"]["message"]
+    assert record["error"]["type"] == "AgentMissingError"
+    assert len(list((tmp_path / "trials").iterdir())) == 1, "it was tried again"
 
 
 @pytest.mark.docker

@@ -11,6 +11,7 @@ from harbortrainer.environment.attempts import (
     failure,
 )
 from harbortrainer.environment.plugin_config import retry_config
+from harbortrainer.trials.agent_install import AgentMissingError, AgentNotInstalledError
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import Failure, TrialRecord
 
@@ -52,6 +53,16 @@ def test_each_outcome_has_attempts_of_its_own() -> None:
     attempts = Attempts()
     failure(record(Outcome.verifier_error), attempts)
     assert isinstance(failure(record(Outcome.sandbox_error), attempts), TrialRetriedError)
+
+
+def test_an_agent_that_no_attempt_can_install_is_not_tried_again() -> None:
+    errors = []
+    for kind in (AgentNotInstalledError, AgentMissingError):
+        failed = TrialRecord(
+            outcome=Outcome.agent_error, task="a-task", error=Failure(type=kind.__name__, message="no such host")
+        )
+        errors.append(type(failure(failed, Attempts())))
+    assert errors == [TrialRetriedError, TrialFailedError]
 
 
 def test_a_trial_that_never_ended_is_cancelled_and_final() -> None:

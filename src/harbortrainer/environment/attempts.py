@@ -15,6 +15,7 @@ from verifiers.v1.state import State
 from verifiers.v1.trace import Trace
 
 from harbortrainer.environment.late_answers import Phases
+from harbortrainer.trials.exception_names import FINAL
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TrialRecord
 
@@ -55,7 +56,8 @@ def failure(record: TrialRecord | None, attempts: Attempts) -> RolloutError | No
         return None
     detail = f"{record.error.type}: {record.error.message}" if record.error else "no details were recorded"
     where = f" (task {record.task}{f', {record.trial_dir}' if record.trial_dir else ''})"
-    error = TrialRetriedError if attempts.failed(record.outcome) else TrialFailedError
+    final = record.error is not None and record.error.type in FINAL
+    error = TrialRetriedError if attempts.failed(record.outcome) and not final else TrialFailedError
     return error(f"{record.outcome}: {detail}{where}")
 
 

@@ -20,6 +20,10 @@ class AgentNotInstalledError(RuntimeError):
     """The sandbox has no such agent, and it could not be installed."""
 
 
+class AgentMissingError(AgentNotInstalledError):
+    """The same in a sandbox without a network: no other attempt will find it there."""
+
+
 def keep_what_is_there(agent: "BaseAgent", program: str) -> None:
     """Let the agent's set-up use what is there.
 
@@ -38,8 +42,13 @@ def keep_what_is_there(agent: "BaseAgent", program: str) -> None:
             await install(environment)
         except RuntimeError as error:
             where = f": have {program} on the PATH of the task's image" if program else ""
-            raise AgentNotInstalledError(
-                f"{agent.name()} could not be installed in the sandbox{where} ({error})"
-            ) from error
+            kind = AgentMissingError if _has_no_network(environment) else AgentNotInstalledError
+            raise kind(f"{agent.name()} could not be installed in the sandbox{where} ({error})") from error
 
     setattr(agent, "install", found_or_installed)  # noqa: B010 - of this object alone
+
+
+def _has_no_network(environment: "BaseEnvironment") -> bool:
+    from harbor.models.task.config import NetworkMode
+
+    return environment.network_policy.network_mode is NetworkMode.NO_NETWORK

@@ -72,3 +72,6 @@ MODEL = frozenset(
 
 # An installed agent's command failed. Harbor still runs the verifier.
 AGENT_EXIT = frozenset({"NonZeroAgentExitCodeError"})
+
+# Another attempt of the same trial would end the same way.
+FINAL = frozenset({"AgentMissingError"})
