@@ -69,7 +69,10 @@ def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Fil
 
 
 def on_post_page(output: str, page: "Page", config: "MkDocsConfig") -> None:
-    """Warn, which `--strict` makes an error, of a page that would load something from another machine."""
+    """Warn, which `--strict` makes an error, of a page that would load something from another machine, or of a formula
+    that is left as it was written."""
+    if "arithmatex" in output:
+        LOG.warning("%s has a formula that was not drawn", page.file.src_uri)
     for address in loaded_from_elsewhere(output):
         LOG.warning("%s loads %s from another machine", page.file.src_uri, address)
 
