@@ -6,6 +6,7 @@ uses it: over HTTP, from another process. Needs `uv run --extra local --group be
 
     benchmarks/engine.py                                            the quickstart's model on one CPU thread
     benchmarks/engine.py --device cuda --model-shape qwen3-0.6b     what docs/gpu.md asks for
+    benchmarks/engine.py --only memory                              ours alone: what it holds at most
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.engine_memory import peaks
 from benchmarks.engine_ours import Ours
 from benchmarks.engine_setting import SHAPES, Setting, build, ragged, setting
 from benchmarks.engine_theirs import Generate, trl_steps
@@ -83,12 +85,13 @@ def compare_steps(case: Setting, ours: Ours) -> list[Row]:
 
 
 def show(rows: list[Row], extra: dict[str, float]) -> None:
-    print(f"{'tokens a second (median)':32}{'ours':>10}{'theirs':>10}{'ratio':>8}  against")
+    if rows:
+        print(f"{'tokens a second (median)':32}{'ours':>10}{'theirs':>10}{'ratio':>8}  against")
     for row in rows:
         mine, theirs = statistics.median(row.ours), statistics.median(row.theirs)
         print(f"{row.what:32}{mine:10.0f}{theirs:10.0f}{row.ratio:8.2f}  {row.against}")
     for name, value in extra.items():
-        print(f"{name:32}{value:10.3g}")
+        print(f"{name:36}{value:10.3g}")
 
 
 def parse() -> argparse.Namespace:
@@ -102,7 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=40, help="tokens of a completion")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="torch threads, on a CPU")
-    parser.add_argument("--only", choices=["sampling", "steps"], default=None)
+    parser.add_argument("--only", choices=["sampling", "steps", "memory"], default=None)
     parser.add_argument("--json", type=Path, default=None, help="write the figures here too")
     return parser.parse_args()
 
@@ -120,6 +123,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder), arguments.model_shape, arguments.prompt + arguments.new + 64)
         case = setting(Path(folder), arguments)
+        if arguments.only == "memory":
+            return tell([], peaks(case), arguments)
         ours = Ours(case)
         try:
             rows = compare_sampling(case, ours) if arguments.only != "steps" else []
@@ -129,8 +134,11 @@ def main() -> int:
     extra = {"hand-over, ms (median)": 1000 * statistics.median(ours.handovers)}
     if ours.differences:
         extra["largest logprob difference"] = max(ours.differences)
-    if arguments.device == "cuda":
-        extra["peak GPU memory, GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    return tell(rows, extra, arguments)
+
+
+def tell(rows: list[Row], extra: dict[str, float], arguments: argparse.Namespace) -> int:
+    """Print the figures, and write them where that is asked for."""
     show(rows, extra)
     if arguments.json:
         figures = {row.what: {"ours": row.ours, row.against: row.theirs, "ratio": row.ratio} for row in rows}

@@ -25,19 +25,24 @@ def post_all(url: str, bodies: list[dict]) -> tuple[float, list[dict]]:
 
 
 class Ours:
-    """Sampler and learner on the setting's model, with a client process."""
+    """Sampler and learner on the setting's model, with a client process.
 
-    def __init__(self, case: Setting) -> None:
+    Args:
+        twice: Let the learner load the base for itself, where a run shares the sampler's.
+    """
+
+    def __init__(self, case: Setting, *, twice: bool = False) -> None:
         from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
         from harbortrainer.engines.local.learner.learner import Learner
         from harbortrainer.engines.local.sampler import Sampler
 
         self.case = case
         lora = LoraSettings(rank=RANK, alpha=ALPHA, target_modules=TARGETS)
-        self.learner = Learner(
-            case.folder, lora, OptimSettings(lr=1e-4), LossSettings(), device=case.device, dtype=case.dtype
-        )
         self.sampler = Sampler(case.folder, device=case.device, dtype=case.dtype).start()
+        self.learner = Learner(
+            case.folder, lora, OptimSettings(lr=1e-4), LossSettings(), device=case.device, dtype=case.dtype,
+            base=None if twice else self.sampler.model,
+        )  # fmt: skip
         self.client = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         self.differences: list[float] = []
         self.handovers: list[float] = []

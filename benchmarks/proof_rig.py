@@ -46,15 +46,15 @@ class ProofRig:
     def stopped_at(self, steps: int) -> int | None:
         """The step that the proof refused, None when all trained."""
         chance = random.Random(self.seed)
-        learner = Learner(
-            self.model, LoraSettings(rank=8, alpha=32), OptimSettings(lr=self.lr), LossSettings(),
-            dtype=self.dtype, seed=self.seed, keep_versions=2,
-        )  # fmt: skip
         with (
             Sampler(self.model, dtype=self.dtype, seed=self.seed) as sampler,
             httpx.Client(timeout=120) as client,
             ThreadPoolExecutor(16) as clients,
         ):
+            learner = Learner(
+                self.model, LoraSettings(rank=8, alpha=32), OptimSettings(lr=self.lr), LossSettings(),
+                base=sampler.model, seed=self.seed, keep_versions=2,
+            )  # fmt: skip
             waiting: list[Sample] = []
             rescored: list[ScoredAgain] = []
             for step in range(1, steps + 1):

@@ -4,6 +4,7 @@ Each sits as deep as such a fault would sit: what the sampler reports, its ledge
 measured against are all wrong together, so that the proof cannot find it by comparing the three.
 """
 
+import copy
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -12,13 +13,14 @@ from unittest.mock import patch
 import torch
 
 from harbortrainer.engines.local import playing
+from harbortrainer.engines.local.learner import learner
 from harbortrainer.engines.local.rollouts.batch import Batches
 from harbortrainer.engines.local.rollouts.group import Group
-from harbortrainer.engines.local.sampler import continuous_batching, sampled_model
+from harbortrainer.engines.local.sampler import continuous_batching
 from harbortrainer.engines.local.sampler.sampled_model import SampledAdapter
 from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 
-DRAW, LOAD, MODEL = continuous_batching.draw, SampledAdapter.load, sampled_model.load_model
+DRAW, LOAD, SECOND = continuous_batching.draw, SampledAdapter.load, learner.second_model
 SWAP, SUBMIT, FINISHED = SamplingEngine.swap, SamplingEngine._submit, playing.finished
 ADD = Batches.add
 
@@ -79,16 +81,16 @@ def scaled(by: float = 1.05) -> Any:
 
 
 def base_noise(by: float = 1e-3, seed: int = 0) -> Any:
-    """The sampler's base weights are off by normal noise of this standard deviation."""
+    """The sampler's base weights are off by normal noise of this standard deviation; the learner has right ones."""
 
-    def load_model(*arguments: Any, **keywords: Any) -> Any:
-        model, generator = MODEL(*arguments, **keywords), torch.Generator().manual_seed(seed)
+    def second_model(model: Any) -> Any:
+        right, generator = copy.deepcopy(SECOND(model)), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(weight.float() + by * torch.randn(weight.shape, generator=generator))
-        return model
+        return right
 
-    return patch.object(sampled_model, "load_model", load_model)
+    return patch.object(learner, "second_model", second_model)
 
 
 def swapped_ids() -> Any:

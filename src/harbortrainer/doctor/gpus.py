@@ -17,8 +17,9 @@ INFERENCE_BYTES = 2.4
 TRAINING_BYTES = {"float32": 4.4, "bfloat16": 2.4}
 """Bytes a parameter while a LoRA trains: the frozen weights, and some for activations; shared by the GPUs."""
 
-EMBEDDED_BYTES = {"GPU": 4.8, "CPU": 8.8}
-"""Bytes a parameter on the embedded engine, which holds the model twice: bf16 on a GPU, float32 on a CPU."""
+EMBEDDED_BYTES = {"GPU": 3.0, "CPU": 6.0}
+"""Bytes a parameter on the embedded engine: the weights once (bf16 on a GPU, float32 on a CPU), and half as much again
+for its cache and its activations."""
 
 USABLE = 0.9
 MIB = 1024**2

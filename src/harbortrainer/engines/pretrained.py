@@ -1,5 +1,9 @@
-"""A pretrained model and its tokenizer, by a hub id or from a folder; what cannot be had is told in one line."""
+"""A pretrained model and its tokenizer, by a hub id or from a folder; what cannot be had is told in one line.
 
+A model that is loaded can be had a second time without its weights taking memory again.
+"""
+
+import copy
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +11,7 @@ from typing import cast
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -42,6 +47,26 @@ def load_model(
         return AutoModelForCausalLM.from_pretrained(
             str(model), config=config, dtype=dtype, attn_implementation=attention(config)
         )
+
+
+def second_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Another model of the very same weights, each of which stays in memory once.
+
+    Modules, config and buffers are its own, so that either can be given an adapter, an attention and a mode without the
+    other. It is frozen, and has the attention that transformers chooses by itself. Weights that are tied stay tied.
+
+    Both may compute at the same time, in two threads; nothing may write into a weight. The two share what autograd
+    knows of writes too: one between a forward pass and its backward pass is an error of torch's.
+
+    Raises:
+        ValueError: `model` has an adapter already, which would be shared as well.
+    """
+    if any("lora_" in name for name, _ in model.named_parameters()):
+        raise ValueError("the model has an adapter: share it before the first one is loaded")
+    shared: dict[int, object] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    second = copy.deepcopy(model, shared)
+    second.set_attn_implementation(second.get_correct_attn_implementation(None))
+    return second
 
 
 def load_tokenizer(model: str | Path, *, where: str) -> PreTrainedTokenizerBase:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     import torch
     from peft import LoraConfig
 
+    from harbortrainer.engines.local.learner.learner import Learner
     from harbortrainer.engines.local.learner.training_sample import Sample
-    from harbortrainer.engines.local.sampler import Completion
+    from harbortrainer.engines.local.sampler import Completion, Sampler
     from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
 
 DECIDES = ("r", "lora_alpha", "lora_dropout", "target_modules", "bias", "task_type")
@@ -54,7 +55,7 @@ class LearnerPart(Protocol):
     def load(self, folder: Path) -> None: ...
 
 
-def start_sampler(model: str, config: RunConfig) -> SamplerPart:
+def start_sampler(model: str, config: RunConfig) -> "Sampler":
     """The policy (its folder or hub id), served."""
     import torch
     from transformers.utils.logging import disable_progress_bar
@@ -70,10 +71,8 @@ def start_sampler(model: str, config: RunConfig) -> SamplerPart:
     return Sampler(model, max_model_len=config.max_model_len, seed=config.seed, port=port).start()
 
 
-def load_learner(model: str, config: RunConfig) -> LearnerPart:
-    """The same policy, loaded to be trained."""
-    import torch
-
+def load_learner(model: str, config: RunConfig, sampler: "Sampler") -> "Learner":
+    """The same policy, to be trained: on the weights of the sampler's model, which has no adapter yet."""
     from harbortrainer.engines.local.learner.learner import Learner
 
     return Learner(
@@ -84,7 +83,7 @@ def load_learner(model: str, config: RunConfig) -> LearnerPart:
         scheduler=config.trainer.scheduler,
         max_steps=config.max_steps,
         seq_len=config.seq_len,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        base=sampler.model,
         seed=config.seed,
         keep_versions=config.orchestrator.max_off_policy_steps + 1,
     )

@@ -144,7 +144,7 @@ class Session:
         for line in check_ingredients(self.run.path, made_of, resume=self.resume):
             self.display.line(line)
         sampler = self.sampler = start_sampler(model, self.config)
-        learner = load_learner(model, self.config)
+        learner = load_learner(model, self.config, sampler)
         if self.checkpoint is not None:
             learner.load(self.checkpoint)
             hand_over(learner, sampler)

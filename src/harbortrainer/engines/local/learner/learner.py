@@ -9,7 +9,8 @@ Version 0 is the base model with a fresh adapter, which changes nothing. `train`
 4. clip, step, and keep the new adapter.
 
 The invariant: after an exception nothing has changed, neither weights nor optimizer nor version. The learner owns its
-model; it starts no thread and sets no number of threads, so `train` may run in a worker thread while a sampler runs.
+adapter and never writes into the base, whose weights may be a sampler's too; it starts no thread and sets no number of
+threads, so `train` may run in a worker thread while that sampler samples.
 """
 
 import math
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from harbortrainer.config.trainer_table import (
     ConstantScheduler,
@@ -49,7 +51,7 @@ from harbortrainer.engines.local.learner.proof import (
     prove,
 )
 from harbortrainer.engines.local.learner.training_sample import Sample, prune
-from harbortrainer.engines.pretrained import load_model
+from harbortrainer.engines.pretrained import load_model, second_model
 from harbortrainer.errors import ProofError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -68,6 +70,8 @@ class Learner:
         scheduler: `[trainer.scheduler]`.
         max_steps: The run's length, for schedulers that end.
         seq_len: Longer samples lose their tail.
+        base: The model, loaded already and without an adapter, whose weights are shared: they stay in memory once. Its
+            device and its dtype (one of those below) are the learner's then. Without it the model is loaded.
         device: "cpu" or "cuda". On a GPU activations are computed again in the backward pass, as Prime-RL does.
         dtype: Of the base model: "float32" or "bfloat16"; by default float32 on a CPU, bfloat16 on a GPU.
         seed: Of the adapter's first weights.
@@ -90,6 +94,7 @@ class Learner:
         scheduler: SchedulerSettings | None = None,
         max_steps: int | None = None,
         seq_len: int = 4096,
+        base: PreTrainedModel | None = None,
         device: str = "cpu",
         dtype: str | None = None,
         seed: int = 0,
@@ -97,18 +102,17 @@ class Learner:
         micro_batch_tokens: int | None = None,
         tolerance: Tolerance | None = None,
     ) -> None:
-        on_cpu = device == "cpu"
-        chosen = DTYPES[dtype or ("float32" if on_cpu else "bfloat16")]
+        place = torch.device(device) if base is None else base.device
+        on_cpu = place.type == "cpu"
+        chosen = DTYPES[dtype or ("float32" if on_cpu else "bfloat16")] if base is None else base.dtype
         self._optim, self._loss, self._seq_len = optim, loss, seq_len
         self._scheduler, self._max_steps = scheduler or ConstantScheduler(), max_steps
         self._budget = micro_batch_tokens or (2048 if on_cpu else 16384)
         self._tolerance = tolerance or TOLERANCES[chosen]
         self._noise = Noise(NOISE_BOUNDS[chosen])
         self._evidence, self._scores = Evidence(self._noise), SecondScores()
-        base = load_model(model, chosen, where=f"model.name = {str(model)!r}")
-        self._policy = LoraPolicy(
-            base, lora, device=torch.device(device), seed=seed, name=str(model), checkpointing=not on_cpu
-        )
+        own = second_model(base) if base else load_model(model, chosen, where=f"model.name = {str(model)!r}")
+        self._policy = LoraPolicy(own, lora, device=place, seed=seed, name=str(model), checkpointing=not on_cpu)
         self._history = AdapterHistory(keep_versions, self._policy.adapter())
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters,

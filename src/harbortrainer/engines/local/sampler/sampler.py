@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from peft import LoraConfig
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from harbortrainer.engines.local.sampler.replies import Replies
     from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
@@ -93,6 +94,11 @@ class Sampler:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that is sampled from, whose weights a learner may share; the first hand-over puts an adapter in."""
+        return self._model
 
     @property
     def version(self) -> int:
