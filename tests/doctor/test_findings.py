@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from transformers import Qwen3Config
 
 from harbortrainer.doctor import (
     credentials,
@@ -154,10 +155,21 @@ def hub_mistakes(plan, monkeypatch, tmp_path):
     yield model_files.check_hub(plan(model={"name": "a/b"}))
 
 
+def without_room(plan, tmp_path):
+    """Runs of a model whose config is here: too long, too large, and with an adapter on nothing."""
+    folder = tmp_path / "four"
+    Qwen3Config(hidden_size=2560, intermediate_size=9728, max_position_embeddings=40_960).save_pretrained(folder)
+    model, lora = {"name": str(folder)}, {"model": {"lora": {"target_modules": ["nothing"]}}}
+    yield plan(gpus=[Gpu("A", 36_864)], model=model, seq_len=40_960)
+    yield plan(gpus=[Gpu("A", 8_192)], model=model)
+    yield plan(gpus=[Gpu("A", 49_152)], model=model, trainer=lora)
+
+
 def machine_mistakes(plan, source, monkeypatch, tmp_path):
     """Findings about the machine that a run asks too much of."""
     big, small = {"name": "Qwen/Qwen3-235B"}, [Gpu("A", 24000)] * 2
     yield gpus.check(plan(model=big))
+    yield from (gpus.check(run) for run in without_room(plan, tmp_path))
     yield gpus.check(plan("prime-rl", inference={}, model=big))
     yield gpus.check(plan("prime-rl", gpus=small, inference={}, model=big))
     yield gpus.check(plan("prime-rl", gpus=small, inference={}, model={"name": "me/mine"}))

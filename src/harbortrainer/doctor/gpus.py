@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.errors import UserError
 from harbortrainer.runs.ingredients import hub_folder
 
 INFERENCE_BYTES = 2.4
@@ -20,6 +22,9 @@ TRAINING_BYTES = {"float32": 4.4, "bfloat16": 2.4}
 EMBEDDED_BYTES = {"GPU": 3.0, "CPU": 6.0}
 """Bytes a parameter on the embedded engine: the weights once (bf16 on a GPU, float32 on a CPU), and half as much again
 for its cache and its activations."""
+
+LIBRARIES = 1_100_000_000
+"""Bytes of what the engine's process imports, and of its servers; on a CPU in the same memory."""
 
 USABLE = 0.9
 MIB = 1024**2
@@ -36,20 +41,50 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
-    """The embedded engine on the first GPU, else in this machine's memory."""
-    size = None if run.warmup is not None else parameters(run.model.name)
-    if size is None:
+    """The embedded engine on the first GPU, else in this machine's memory: counted where the model's config is here,
+    else a rule of thumb by its size."""
+    if run.warmup is not None:
         return
     import psutil
 
+    room = int(USABLE * (plan.gpus[0].memory_mib * MIB if plan.gpus else psutil.virtual_memory().total))
     device = "GPU" if plan.gpus else "CPU"
-    room = plan.gpus[0].memory_mib * MIB if plan.gpus else psutil.virtual_memory().total
+    folders = [folder for folder in folders_of(run.model.name) if (folder / "config.json").is_file()]
+    found = counted(run, folders[0], device, room, plan.where) if folders and find_spec("torch") else None
+    found = found or estimated(run, device, room, plan.where)
+    if found is not None:
+        yield found
+
+
+def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callable[[str], str]) -> Finding | None:
+    """What the embedded engine will hold, part by part; none where a model cannot be run without its weights."""
+    from harbortrainer.doctor.memory_plan import plan_memory
+
+    kind = {"GPU": "cuda", "CPU": "cpu"}[device]
+    try:
+        plan = plan_memory(folder, run.lora, kind=kind, room=room - (LIBRARIES if kind == "cpu" else 0))
+    except UserError as error:
+        return red("memory", error.what, error.do, where(error.where))
+    except RuntimeError:
+        return None
+    what = f"{run.model.name} on the {device}: {plan.told(run.max_model_len, run.seq_len)}"
+    if plan.fits(run.max_model_len, run.seq_len):
+        return green("memory", what)
+    if plan.longest:
+        return red("memory", what, f"set it to {plan.longest} or less", where("seq_len"))
+    return red("memory", what, "use a smaller model, or Prime-RL (docs/sizing.md)", where("model.name"))
+
+
+def estimated(run: RunConfig, device: str, room: int, where: Callable[[str], str]) -> Finding | None:
+    """By the number of parameters; none where that is not known."""
+    size = parameters(run.model.name)
+    if size is None:
+        return None
     needed = size * EMBEDDED_BYTES[device]
-    what = f"{run.model.name} needs about {needed / GIB:.1f} GiB on the {device}, {room * USABLE / GIB:.1f} can be used"
-    if needed > room * USABLE:
-        yield red("memory", what, "use a smaller model, or Prime-RL (docs/sizing.md)", plan.where("model.name"))
-    else:
-        yield green("memory", what)
+    what = f"{run.model.name} needs about {needed / GIB:.1f} GiB on the {device}, {room / GIB:.1f} can be used"
+    if needed > room:
+        return red("memory", what, "use a smaller model, or Prime-RL (docs/sizing.md)", where("model.name"))
+    return green("memory", what)
 
 
 def prime_rl(plan: LaunchPlan, run: PrimeRun) -> Iterator[Finding]:
@@ -82,10 +117,14 @@ def memory(run: PrimeRun, smallest: float, sampling: int, training: int, where: 
     return green("GPU memory", f"about {max(needs.values()) / GIB:.0f} GiB a GPU are needed at least")
 
 
+def folders_of(model: str) -> list[Path]:
+    """Where a model's files may be: its folder, or the hub's cache."""
+    return [Path(model), *hub_folder(model).glob("snapshots/*")] if "/" in model else [Path(model)]
+
+
 def parameters(model: str) -> float | None:
     """How many parameters a model has: by its weights when they are here, else by its name (`Qwen3-8B`)."""
-    folders = [Path(model), *hub_folder(model).glob("snapshots/*")] if "/" in model else [Path(model)]
-    for folder in folders:
+    for folder in folders_of(model):
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             return json.loads(index.read_text())["metadata"]["total_size"] / 2

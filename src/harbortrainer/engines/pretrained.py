@@ -49,6 +49,17 @@ def load_model(
         )
 
 
+def empty_model(model: str | Path, dtype: torch.dtype, *, where: str, attention: str) -> PreTrainedModel:
+    """A causal language model without content, on torch's meta device: shapes, names and code, from its config alone.
+
+    Args and errors are `load_model`'s.
+    """
+    with _blaming("the model's config cannot be read", where, "name a Hugging Face model, or a folder with its config"):
+        config = AutoConfig.from_pretrained(str(model))
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+
 def second_model(model: PreTrainedModel) -> PreTrainedModel:
     """Another model of the very same weights, each of which stays in memory once.
 

@@ -45,13 +45,13 @@ class LoraPolicy:
         name: str = "",
         checkpointing: bool = False,
     ) -> None:
-        self.config = _lora_config(base, lora, name)
+        self.config = lora_config(base, lora, name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model, self._dropouts = inject_for_training(base, self.config)
         self.model.to(device).eval()
         if checkpointing:
-            _recompute_activations(base)
+            recompute_activations(base)
         self.device = device
         self._parameters = adapter_weights(self.model, "default")
         self._head = _OutputHead(base, device)
@@ -96,7 +96,8 @@ class LoraPolicy:
             return token_logprobs(states, head.logits, tokens.token, tokens.temperature, vocab=head.vocab)
 
 
-def _lora_config(base: PreTrainedModel, lora: LoraSettings, name: str) -> LoraConfig:
+def lora_config(base: PreTrainedModel, lora: LoraSettings, name: str) -> LoraConfig:
+    """The adapter's config as peft has it; raises as `target_modules`."""
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -137,7 +138,7 @@ def _matches(name: str, pattern: str) -> bool:
     return pattern in name.split(".")
 
 
-def _recompute_activations(base: PreTrainedModel) -> None:
+def recompute_activations(base: PreTrainedModel) -> None:
     """Keep a block's input only, and compute the block again in the backward pass."""
     if not base.supports_gradient_checkpointing:
         return

@@ -135,21 +135,18 @@ def batching_config(model: PreTrainedModel, max_model_len: int) -> ContinuousBat
     Raises:
         UserError: the cache of one request of `max_model_len` tokens does not fit.
     """
-    per_token = _cache_bytes_per_token(model)
-    affordable = int(_free_bytes(model.device) * _SHARE.get(model.device.type, 0.3)) // per_token
+    per_token, kind = cache_bytes_per_token(model), model.device.type
+    affordable, tokens = cache_tokens(_free_bytes(model.device), kind, per_token, max_model_len)
     if affordable < max_model_len:
         raise UserError(
             f"no memory for a context of {max_model_len} tokens ({per_token * max_model_len / 2**30:.1f} GiB of cache)",
             do=f"lower max_model_len, to at most {affordable}",
         )
-    tokens = min(affordable, _MAX_REQUESTS * max_model_len)
-    if model.device.type == "cpu":
-        tokens = min(tokens, max(4 * max_model_len, _CPU_CACHE_BYTES // per_token))
     return ContinuousBatchingConfig(
         return_logprobs=True,
         page_size=_PAGE_SIZE,
         num_blocks=-(-tokens // _PAGE_SIZE) + 1,
-        max_batch_tokens=_MAX_BATCH_TOKENS.get(model.device.type, 512),
+        max_batch_tokens=_MAX_BATCH_TOKENS.get(kind, 512),
         max_requests_per_batch=_MAX_REQUESTS,
         max_memory_percent=1.0,
         # Shapes change with every batch; graphs and a second set of buffers would only cost memory.
@@ -159,7 +156,23 @@ def batching_config(model: PreTrainedModel, max_model_len: int) -> ContinuousBat
     )
 
 
-def _cache_bytes_per_token(model: PreTrainedModel) -> int:
+def cache_tokens(free: int, kind: str, per_token: int, max_model_len: int) -> tuple[int, int]:
+    """How many tokens the cache may hold, and how many it is given: no more than are of use.
+
+    Args:
+        free: Bytes that can be allocated once the model is there.
+        kind: Of device, "cpu" or "cuda".
+        per_token: Bytes of a token.
+        max_model_len: Tokens of the longest request.
+    """
+    affordable = int(free * _SHARE.get(kind, 0.3)) // per_token
+    tokens = min(affordable, _MAX_REQUESTS * max_model_len)
+    if kind == "cpu":
+        tokens = min(tokens, max(4 * max_model_len, _CPU_CACHE_BYTES // per_token))
+    return affordable, tokens
+
+
+def cache_bytes_per_token(model: PreTrainedModel) -> int:
     """Bytes of keys and values per token over all layers."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

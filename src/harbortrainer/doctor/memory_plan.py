@@ -1,0 +1,211 @@
+"""What the embedded engine will hold in memory, counted before anything is loaded.
+
+The model is built without content (torch's meta device), so that weights, adapter and cache are those of the engine's
+own code. What a training pass keeps for its backward pass is counted by running it on tensors without content, twice:
+it grows with the tokens in a straight line, since no attention that is used keeps a matrix over all pairs of them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from transformers import AttentionInterface, PreTrainedModel
+
+from harbortrainer.config.trainer_table import LoraSettings
+from harbortrainer.couplings import Couplings
+from harbortrainer.engines.local.learner.lora_policy import CHUNK_ELEMENTS, lora_config, recompute_activations
+from harbortrainer.engines.local.sampler.sampled_model import (
+    cache_bytes_per_token,
+    cache_tokens,
+    context_limit,
+    resolve_dtype,
+)
+from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
+from harbortrainer.engines.pretrained import empty_model
+
+COUPLINGS = Couplings("torch", "2.15", __name__, ("torch._subclasses.fake_tensor:FakeTensorMode",))
+COUPLINGS.check()
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (not before the check)
+
+MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
+"""Tokens of one forward of the learner, or one sequence that alone is longer."""
+LOGITS = 6
+"""Float32 copies of a chunk of logits at once: the logits, divided by the temperature, their softmax's logarithm, its
+exponential, their product, and a gradient."""
+ADAPTER_COPIES = 5
+"""Float32: the learner's weights, their gradient, AdamW's two moments, and the sampler's weights."""
+GIB = 1024**3
+_PROBES = 64, 192
+_MASKLESS = "sdpa without mask"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on the device that computes; tokens are of one sequence unless said otherwise."""
+
+    kind: str
+    """Of device: "cpu" or "cuda"."""
+    room: int
+    """What there is for all of it."""
+    weights: int
+    """The base, once."""
+    adapter: int
+    """The LoRA of both sides, its gradient and its optimizer."""
+    cached_token: int
+    """Keys and values of a token."""
+    kept_token: int
+    """What a token of a micro batch leaves for the backward pass."""
+    block_token: int
+    """What computing a block again adds, a token; 0 where nothing is computed again."""
+    vocab: int
+    longest_known: int
+    """Tokens that the model was made for."""
+
+    def cache(self, context: int) -> int:
+        """Tokens that the sampler's cache holds, 0 when not one request of that length fits."""
+        free = max(0, self.room - self.weights)
+        affordable, tokens = cache_tokens(free, self.kind, self.cached_token, context)
+        return tokens if affordable >= context else 0
+
+    def learner(self, seq_len: int) -> int:
+        """Bytes of the learner's largest micro batch."""
+        tokens = max(seq_len, MICRO_BATCH[self.kind])
+        logits = min(CHUNK_ELEMENTS, tokens * self.vocab)
+        return tokens * (self.kept_token + self.block_token) + LOGITS * 4 * logits
+
+    def total(self, context: int, seq_len: int) -> int:
+        """Bytes of everything at once."""
+        return self.weights + self.adapter + self.cache(context) * self.cached_token + self.learner(seq_len)
+
+    def fits(self, context: int, seq_len: int) -> bool:
+        """Whether a run has room.
+
+        Args:
+            context: Tokens of the sampler's longest request.
+            seq_len: Tokens of the learner's longest sample.
+        """
+        return self.cache(context) > 0 and self.total(context, seq_len) <= self.room
+
+    def told(self, context: int, seq_len: int) -> str:
+        """The plan in one sentence."""
+        cached = self.cache(context)
+        parts = {
+            "model": self.weights,
+            "adapter and optimizer": self.adapter,
+            f"cache for {cached // context} trials of {context} tokens at once": cached * self.cached_token,
+            f"learner at seq_len {seq_len}": self.learner(seq_len),
+        }
+        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
+        total, room = self.total(context, seq_len) / GIB, self.room / GIB
+        return f"GiB: {listed}; {total:.2f} of {room:.2f}; the longest sequence that fits has {self.longest} tokens"
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence that has room, in steps of 256 tokens; 0 for none."""
+        low, high = 0, self.longest_known // 256
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(256 * middle, 256 * middle) else (low, middle - 1)
+        return 256 * low
+
+
+def plan_memory(model: Path, lora: LoraSettings, *, kind: str, room: int) -> MemoryPlan:
+    """Count it for a model's folder, of which only the config is read.
+
+    Args:
+        kind: Of device, "cpu" or "cuda"; it need not be there.
+        room: Bytes.
+
+    Raises:
+        UserError: The config cannot be read, or no linear layer matches lora.target_modules; `where` is the run's key.
+        RuntimeError: What the model computes depends on its content (which experts a token goes to), so that it cannot
+            be run without.
+    """
+    dtype = resolve_dtype("auto", torch.device(kind))
+    base, weights = without_content(model, lora, dtype)
+    kept, block, text = kept_per_token(base), 0, base.config.get_text_config()
+    if kind != "cpu":
+        recompute_activations(base)
+        kept, block = kept_per_token(base), kept // text.num_hidden_layers
+    return MemoryPlan(
+        kind=kind,
+        room=room,
+        weights=weights,
+        adapter=ADAPTER_COPIES * bytes_of(adapter_weights(base, "default").values()),
+        cached_token=cache_bytes_per_token(base),
+        kept_token=kept,
+        block_token=block,
+        vocab=text.vocab_size,
+        longest_known=context_limit(base.config, None),
+    )
+
+
+def without_content(model: Path, lora: LoraSettings, dtype: torch.dtype) -> tuple[PreTrainedModel, int]:
+    """The base with an adapter to train, and the bytes it had before; raises as `plan_memory`."""
+    base = empty_model(model, dtype, where="model.name", attention=_MASKLESS)
+    weights = bytes_of(base.parameters())
+    with torch.device("meta"):
+        adapted, _ = inject_for_training(base, lora_config(base, lora, ""))
+    adapted.eval()
+    return base, weights
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all of them."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def kept_per_token(base: PreTrainedModel) -> int:
+    """Bytes that a token of a micro batch leaves in the decoder for the backward pass.
+
+    They are counted as on a CPU, whose attention keeps what a GPU's does.
+
+    Args:
+        base: With an adapter, on torch's meta device.
+    """
+    few, many = (_kept(base, tokens) for tokens in _PROBES)
+    return -(-(many - few) // (_PROBES[1] - _PROBES[0]))
+
+
+def _kept(base: PreTrainedModel, tokens: int) -> int:
+    decoder: nn.Module = base.get_decoder()
+    with FakeTensorMode():
+        named = [*decoder.named_parameters(), *decoder.named_buffers()]
+        content = {
+            name: torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=t.requires_grad) for name, t in named
+        }
+        ids = torch.zeros(1, tokens, dtype=torch.long, device="cpu")
+
+        def forward() -> object:
+            return functional_call(decoder, content, (), {"input_ids": ids, "use_cache": False})
+
+        return kept_by(forward, content.values())
+
+
+def kept_by(forward: Callable[[], object], weights: Iterable[Tensor]) -> int:
+    """Bytes of what a forward pass keeps for its backward pass, each once and the weights left out."""
+    known = {id(storage): storage for storage in map(Tensor.untyped_storage, weights)}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if id(storage) not in known:
+            kept[id(storage)] = storage
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward()
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def _maskless(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: object, **kwargs: object) -> object:
+    """torch's attention as the learner has it for whole sequences: causal, and no mask is made for it."""
+    return AttentionInterface()["sdpa"](module, query, key, value, None, **kwargs)
+
+
+AttentionInterface.register(_MASKLESS, _maskless)

@@ -1,0 +1,149 @@
+"""The plan of the embedded engine's memory, against tensors that are really there."""
+
+import pytest
+import torch
+from sampler_setup import PROMPT, generate
+from tiny_model import build_tiny_model
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+
+from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.doctor import gpus, memory_plan
+from harbortrainer.doctor.finding import Level
+from harbortrainer.doctor.memory_plan import MICRO_BATCH, bytes_of, kept_by, plan_memory
+from harbortrainer.engines.engine_choice import Gpu
+from harbortrainer.engines.local.learner.learner import Learner
+from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
+from harbortrainer.engines.local.learner.micro_batch import pack
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.parts import hand_over
+from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.peft_internals import adapter_weights
+from harbortrainer.errors import UserError
+
+GIB = 1024**3
+LORA = LoraSettings(rank=4, alpha=8)
+CONTEXT = 512
+EIGHT_BILLION = Qwen3Config(
+    vocab_size=151_936, hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960, tie_word_embeddings=False,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def one_sample(sampler: Sampler) -> list[Sample]:
+    generate(sampler.url, PROMPT, session="s", ignore_eos=True)
+    (done,) = sampler.ledger.take("s")
+    before, length = len(PROMPT), len(done.token_ids)
+    ids, mask = [*PROMPT, *done.token_ids], [False] * before + [True] * length
+    return [Sample(ids, mask, [0.0] * before + list(done.logprobs), [0] * (before + length), 1.0, 1.0)]
+
+
+def cache_bytes(sampler: Sampler) -> int:
+    """What the paged cache took."""
+    assert sampler._replies is not None
+    processor = sampler._replies.engine._manager.batch_processor
+    assert processor is not None
+    return processor.cache.cache_tensor.nbytes
+
+
+def test_weights_adapter_and_cache_are_those_that_are_really_there(folder):
+    plan = plan_memory(folder, LORA, kind="cpu", room=20 * GIB)
+    with Sampler(folder, max_model_len=CONTEXT) as sampler:
+        assert bytes_of(sampler.model.parameters()) == plan.weights
+        learner = Learner(folder, LORA, OptimSettings(), LossSettings(), base=sampler.model)
+        hand_over(learner, sampler)
+        learner.train(one_sample(sampler))
+        moments = [
+            value for state in learner._optimizer.state.values() for name, value in state.items() if name != "step"
+        ]
+        trained = learner._policy.parameters
+        sampled = adapter_weights(sampler.model, "policy").values()
+        assert bytes_of([*trained, *trained, *moments, *sampled]) == plan.adapter
+        tokens = sampler.stats()["cache_tokens"]
+        assert plan.cache(CONTEXT) <= tokens <= plan.cache(CONTEXT) + 2 * 16
+        assert plan.cached_token * tokens == pytest.approx(cache_bytes(sampler), rel=0.01)
+        assert learner._budget == MICRO_BATCH["cpu"]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("tokens", [100, 333])
+def test_what_a_pass_keeps_is_what_was_counted_without_running_it(folder, checkpointing, tokens):
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    LoraPolicy(base, LORA, device=torch.device("cpu"), seed=0, checkpointing=checkpointing)
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    kept = kept_by(lambda: base.get_decoder()(input_ids=ids, use_cache=False), base.parameters())
+    empty, _ = memory_plan.without_content(folder, LORA, torch.float32)
+    if checkpointing:
+        memory_plan.recompute_activations(empty)
+    assert kept == pytest.approx(tokens * memory_plan.kept_per_token(empty), rel=0.005)
+
+
+def test_the_logits_of_a_chunk_are_counted(folder):
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    policy = LoraPolicy(base, LORA, device=torch.device("cpu"), seed=0)
+    length, plan = 300, plan_memory(folder, LORA, kind="cpu", room=GIB)
+    sample = Sample([5] * length, [t > 0 for t in range(length)], [0.0] * length, [0] * length, 1.0, 1.0)
+    (batch,) = pack([sample], 1000, torch.device("cpu"))
+    kept = kept_by(lambda: policy.logprobs(batch, training=True), base.parameters())
+    assert length * plan.kept_token < kept < plan.learner(length)
+
+
+def test_an_8b_model_has_room_on_48_gb_and_a_plan_says_how_long_its_sequences_may_be(tmp_path):
+    EIGHT_BILLION.save_pretrained(tmp_path)
+    plan = plan_memory(tmp_path, LoraSettings(), kind="cuda", room=int(0.9 * 48 * GIB))
+    assert plan.weights == pytest.approx(8.19e9 * 2, rel=0.01)
+    assert plan.fits(8192, 8192)
+    assert plan.fits(plan.longest, plan.longest)
+    assert not plan.fits(plan.longest + 256, plan.longest + 256)
+    # Only a block's input is kept: 36 of 4096 numbers of two bytes, and little else.
+    assert 36 * 4096 * 2 < plan.kept_token < 1.2 * 36 * 4096 * 2
+    assert plan_memory(tmp_path, LoraSettings(), kind="cuda", room=16 * GIB).longest == 0
+
+
+def test_the_doctor_prints_the_plan_and_refuses_what_has_no_room(plan, tmp_path):
+    EIGHT_BILLION.save_pretrained(tmp_path)
+    model = {"name": str(tmp_path)}
+    (fits,) = gpus.check(plan(gpus=[Gpu("A", 49_152)], model=model, seq_len=4096))
+    assert fits.level is Level.GREEN
+    assert "trials of 4096 tokens at once" in fits.what
+    (long,) = gpus.check(plan(gpus=[Gpu("A", 49_152)], model=model, seq_len=40_960))
+    assert long.level is Level.RED
+    assert long.where == "run.toml: seq_len"
+    shorter = int(long.do.split()[3])
+    assert [f.level for f in gpus.check(plan(gpus=[Gpu("A", 49_152)], model=model, seq_len=shorter))] == [Level.GREEN]
+    (large,) = gpus.check(plan(gpus=[Gpu("A", 16_384)], model=model, seq_len=4096))
+    assert large.level is Level.RED
+    assert large.where == "run.toml: model.name"
+
+
+def test_layers_that_are_not_there_are_told_by_the_key(plan, folder):
+    lora = {"model": {"lora": {"target_modules": ["nothing"]}}}
+    (finding,) = gpus.check(plan(model={"name": str(folder)}, trainer=lora))
+    assert finding.level is Level.RED
+    assert finding.where == "run.toml: trainer.model.lora.target_modules"
+
+
+def test_a_config_that_cannot_be_read_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "nobody knows"}')
+    with pytest.raises(UserError, match="config cannot be read"):
+        plan_memory(tmp_path, LORA, kind="cpu", room=GIB)
+
+
+def test_a_model_that_cannot_be_run_without_weights_is_estimated_by_its_size(plan, tmp_path, monkeypatch):
+    folder = tmp_path / "Mine-0.1B"
+    Qwen3MoeConfig(num_hidden_layers=1, hidden_size=64).save_pretrained(folder)
+
+    def cannot(*_, **__):
+        raise RuntimeError("depends on its content")
+
+    monkeypatch.setattr(memory_plan, "plan_memory", cannot)
+    (finding,) = gpus.check(plan(model={"name": str(folder)}))
+    assert "needs about" in finding.what
+
+
+def test_the_private_side_of_torch_is_as_it_was():
+    memory_plan.COUPLINGS.check()
