@@ -39,7 +39,8 @@ GRADED = {
 
 async def attempt(folder: Path, command: str, kind: str, *, test: str = GRADES, compose: str = "") -> Played:
     task = {
-        "extra": f"[environment]\nmemory_mb = {MEMORY_MB}\n",
+        # One core, so that a bomb leaves another to the tests beside it.
+        "extra": f"[environment]\nmemory_mb = {MEMORY_MB}\ncpus = 1\n",
         "compose": compose,
         "agent_timeout_s": 60,
         "verifier_timeout_s": 120,
