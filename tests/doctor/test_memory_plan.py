@@ -104,6 +104,11 @@ def test_an_8b_model_has_room_on_48_gb_and_a_plan_says_how_long_its_sequences_ma
     assert plan_memory(tmp_path, LoraSettings(), kind="cuda", room=16 * GIB).longest == 0
 
 
+def test_a_small_model_has_room_for_all_that_it_was_made_for(tmp_path):
+    short = build_tiny_model(tmp_path, max_position_embeddings=100)
+    assert plan_memory(short, LORA, kind="cpu", room=20 * GIB).longest == 100
+
+
 def test_the_doctor_prints_the_plan_and_refuses_what_has_no_room(plan, tmp_path):
     EIGHT_BILLION.save_pretrained(tmp_path)
     model = {"name": str(tmp_path)}

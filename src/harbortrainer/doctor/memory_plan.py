@@ -106,7 +106,9 @@ class MemoryPlan:
 
     @property
     def longest(self) -> int:
-        """The longest sequence that has room, in steps of 256 tokens; 0 for none."""
+        """The longest sequence that has room, at most what the model was made for; in steps of 256, 0 for none."""
+        if self.fits(self.longest_known, self.longest_known):
+            return self.longest_known
         low, high = 0, self.longest_known // 256
         while low < high:
             middle = (low + high + 1) // 2
