@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.couplings import Couplings
 from harbortrainer.engines.local.learner.lora_policy import CHUNK_ELEMENTS, lora_config, recompute_activations
+from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH
 from harbortrainer.engines.local.sampler.sampled_model import (
     cache_bytes_per_token,
     cache_tokens,
@@ -32,8 +33,6 @@ COUPLINGS.check()
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (not before the check)
 
-MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
-"""Tokens of one forward of the learner, or one sequence that alone is longer."""
 LOGITS = 6
 """Float32 copies of a chunk of logits at once: the logits, divided by the temperature, their softmax's logarithm, its
 exponential, their product, and a gradient."""

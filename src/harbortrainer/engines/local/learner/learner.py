@@ -33,7 +33,7 @@ from harbortrainer.engines.local.learner.evidence import Evidence
 from harbortrainer.engines.local.learner.learner_state import LearnerState, load_learner, save_learner
 from harbortrainer.engines.local.learner.lora_policy import AdapterWeights, LoraPolicy
 from harbortrainer.engines.local.learner.loss import Scales, forward_backward, token_metrics
-from harbortrainer.engines.local.learner.micro_batch import FittedBatch, fit, pack
+from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH, FittedBatch, fit, pack
 from harbortrainer.engines.local.learner.policy_versions import (
     AdapterHistory,
     compared,
@@ -76,8 +76,7 @@ class Learner:
         dtype: Of the base model: "float32" or "bfloat16"; by default float32 on a CPU, bfloat16 on a GPU.
         seed: Of the adapter's first weights.
         keep_versions: How many adapters are kept, the current one included: max_off_policy_steps + 1.
-        micro_batch_tokens: Tokens of one forward, padding included; by default 2048 on a CPU (what its caches
-            hold), 16384 on a GPU.
+        micro_batch_tokens: Tokens of one forward, padding included; by default what `micro_batch.MICRO_BATCH` says.
         tolerance: Of the proof; by default what the dtype needs.
 
     Raises:
@@ -107,7 +106,7 @@ class Learner:
         chosen = DTYPES[dtype or ("float32" if on_cpu else "bfloat16")] if base is None else base.dtype
         self._optim, self._loss, self._seq_len = optim, loss, seq_len
         self._scheduler, self._max_steps = scheduler or ConstantScheduler(), max_steps
-        self._budget = micro_batch_tokens or (2048 if on_cpu else 16384)
+        self._budget = micro_batch_tokens or MICRO_BATCH["cpu" if on_cpu else "cuda"]
         self._tolerance = tolerance or TOLERANCES[chosen]
         self._noise = Noise(NOISE_BOUNDS[chosen])
         self._evidence, self._scores = Evidence(self._noise), SecondScores()

@@ -24,6 +24,9 @@ from harbortrainer.engines.local.learner.training_sample import (
     trained_tokens,
 )
 
+MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
+"""Tokens of one forward, padding included, or one sequence that alone is longer; on a CPU what its caches hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
