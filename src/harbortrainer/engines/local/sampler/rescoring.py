@@ -21,7 +21,7 @@ from harbortrainer.engines.local.sampler.ledger import Completion
 
 _SHARE = 8
 """One token in so many is scored again, prompts counted too."""
-_LEAST_TOKENS, _MOST_TOKENS = 2048, 65536
+_LEAST_TOKENS, _MOST_TOKENS = 1024, 65536
 """Of the sequences that are scored at a time; one sequence at least."""
 _KEPT_TOKENS = 2**20
 """What is remembered at most, the newest."""
