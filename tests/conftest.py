@@ -1,9 +1,13 @@
 """Its place puts this folder on the path, so that every test can import the shared fakes by name; and where trials are
 played: `local` needs nothing, `container` a Docker daemon."""
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 
 import pytest
 
@@ -13,6 +17,9 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # It says where Prime-RL's environment lies too, and here it names the tests' own where a shell set it.
 os.environ.pop("UV_PROJECT_ENVIRONMENT", None)
+# Tests press Ctrl-C, which whatever a shell started in the background ignores, and its children too.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
@@ -40,6 +47,13 @@ def _why_no_container() -> str:
         if subprocess.run(["docker", *arguments], capture_output=True, timeout=60, check=False).returncode:
             return missing
     return ""
+
+
+@pytest.fixture(autouse=True)
+def _lock_of_this_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """renderers keeps one lock a process, which belongs to the first loop that waited for it; each test has its own."""
+    if client := sys.modules.get("renderers.client"):
+        monkeypatch.setattr(client, "_max_prompt_len_lock", asyncio.Lock(), raising=False)
 
 
 @pytest.fixture(scope="session")

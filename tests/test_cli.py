@@ -70,9 +70,9 @@ def test_a_key_that_does_not_exist_is_told_with_the_nearest(workplace, capfd):
 
 
 def test_a_key_of_the_plugin_that_does_not_exist_is_told(workplace, capfd):
-    edit("environment_type", "enviroment_type")
+    edit('environment_type = "local"', 'environment_type = "local", enviroment_kwargs = {}')
     line = told(capfd, *TRAIN)
-    assert "orchestrator.train.source[0].env.agent.harness.enviroment_type" in line and "did you mean" in line
+    assert "orchestrator.train.source[0].env.agent.harness.enviroment_kwargs" in line and "did you mean" in line
 
 
 def test_an_unknown_environment_type_is_told_with_those_there_are(workplace, capfd):

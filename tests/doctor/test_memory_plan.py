@@ -124,7 +124,8 @@ def test_the_doctor_prints_the_plan_and_refuses_what_has_no_room(plan, tmp_path)
     assert large.where == "run.toml: model.name"
 
 
-def test_layers_that_are_not_there_are_told_by_the_key(plan, folder):
+def test_layers_that_are_not_there_are_told_by_the_key(plan, folder, monkeypatch):
+    monkeypatch.setattr(gpus, "SMALL", 0.0)
     lora = {"model": {"lora": {"target_modules": ["nothing"]}}}
     (finding,) = gpus.check(plan(model={"name": str(folder)}, trainer=lora))
     assert finding.level is Level.RED
@@ -144,6 +145,7 @@ def test_a_model_that_cannot_be_run_without_weights_is_estimated_by_its_size(pla
     def cannot(*_, **__):
         raise RuntimeError("depends on its content")
 
+    monkeypatch.setattr(gpus, "SMALL", 0.0)
     monkeypatch.setattr(memory_plan, "plan_memory", cannot)
     (finding,) = gpus.check(plan(model={"name": str(folder)}))
     assert "needs about" in finding.what

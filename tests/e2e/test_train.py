@@ -241,7 +241,9 @@ def test_harbors_own_viewer_shows_the_run_as_a_job_with_our_mean(life):
     (job,) = viewer.get("/api/jobs").json()["items"]
     rows = [row for path in (life.run / "rollouts").glob("*.jsonl") for row in lines(path)]
     played = sorted(row["trial"] for row in rows if row["outcome"] != "cancelled")
-    assert (job["name"], job["n_total_trials"], job["n_completed_trials"]) == ("mini", len(rows), len(played))
+    assert (job["name"], job["n_total_trials"], job["n_completed_trials"]) == ("mini", len(rows), len(played)), (
+        life.output
+    )
     rewards = [row["reward"] for row in rows if row["kind"] == "train" and row["reward"] is not None]
     (own,) = job["evals"].values()
     assert own["metrics"][0]["mean"] == pytest.approx(sum(rewards) / len(rewards))

@@ -67,6 +67,15 @@ def test_a_request_that_does_not_go_on_with_the_last_is_a_conversation_of_its_ow
     assert [len(scored.positions) for scored in sampler.score_again()] == [16, 16]
 
 
+def test_what_stands_beside_a_sequence_changes_nothing(sampler, model, monkeypatch):
+    asked = {seed: (random_prompt(5 * seed, seed=seed), 1.0 + seed / 4) for seed in range(1, 6)}
+    tokens = {s: generate(sampler.url, p, session=str(s), temperature=t)["token_ids"] for s, (p, t) in asked.items()}
+    monkeypatch.setattr(rescoring, "_PASS_TOKENS", 60)
+    for (seed, (prompt, temperature)), scored in zip(asked.items(), sampler.score_again(), strict=True):
+        plain = Reference(model).logprobs(prompt, tokens[seed], temperature)
+        assert torch.allclose(torch.tensor(scored.again), plain, atol=1e-4)
+
+
 def sequence(length: int) -> SampledSequence:
     return SampledSequence("", 0, 1.0, [1] * length, [length - 1], [-1.0])
 

@@ -4,8 +4,8 @@ Harbor looks for trials right inside a job's folder, so each kept one gets a lin
 them are the run's own, over all of its trials; an end of a run that cannot be shown so is none the less an end.
 """
 
+import sys
 from collections.abc import Container, Iterator
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -22,13 +22,15 @@ def show_as_job(config: RunConfig, run: RunFolder, *, finished: bool) -> None:
     """Write what makes the run's folder a job of Harbor's; nothing where no trial was kept."""
     if not run.trials.is_dir():
         return
-    with suppress(OSError):
+    try:
         rows = [row for path in run.rollouts.glob("*.jsonl") for row in read_lines(path)]
         names = link_trials(run, {row["trial"] for row in rows})
         if names:
             rewards = [row["reward"] for row in rows if row["kind"] == "train" and row["reward"] is not None]
             mean = fmean(rewards) if rewards else None
             _write(config, run, names, total=len(rows), mean=mean, finished=finished)
+    except OSError as error:
+        print(f"`harbor view` will not show {run.path}: {error}", file=sys.stderr)
 
 
 def link_trials(run: RunFolder, listed: Container[str]) -> list[str]:

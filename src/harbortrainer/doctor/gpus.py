@@ -23,6 +23,9 @@ EMBEDDED_BYTES = {"GPU": 3.0, "CPU": 6.0}
 """Bytes a parameter on the embedded engine: the weights once (bf16 on a GPU, float32 on a CPU), and half as much again
 for its cache and its activations."""
 
+SMALL = 0.05
+"""Share of the room below which a model is not worth counting."""
+
 LIBRARIES = 1_100_000_000
 """Bytes of what the engine's process imports, and of its servers; on a CPU in the same memory."""
 
@@ -41,8 +44,8 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
-    """The embedded engine on the first GPU, else in this machine's memory: counted where the model's config is here,
-    else a rule of thumb by its size."""
+    """The embedded engine on the first GPU, else in this machine's memory: counted where the model's config is here and
+    it is no small part of that, else a rule of thumb by its size. Counting takes seconds."""
     if run.warmup is not None:
         return
     import psutil
@@ -50,7 +53,9 @@ def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
     room = int(USABLE * (plan.gpus[0].memory_mib * MIB if plan.gpus else psutil.virtual_memory().total))
     device = "GPU" if plan.gpus else "CPU"
     folders = [folder for folder in folders_of(run.model.name) if (folder / "config.json").is_file()]
-    found = counted(run, folders[0], device, room, plan.where) if folders and find_spec("torch") else None
+    size = parameters(run.model.name)
+    large = size is None or size * EMBEDDED_BYTES[device] > SMALL * room
+    found = counted(run, folders[0], device, room, plan.where) if large and folders and find_spec("torch") else None
     found = found or estimated(run, device, room, plan.where)
     if found is not None:
         yield found

@@ -32,7 +32,7 @@ Z = 6.0
 """Standard errors beyond what is allowed: 2e-9 a test under normal noise."""
 WINDOW = 10
 """Steps whose evidence is added up, beside each step on its own."""
-MOST_SPREAD = 1.5
+MOST_SPREAD = 2.0
 """Times the sampler's own difference that the trained tokens' may be, on the same tokens."""
 STRAY = 3.0
 """Times the largest noise."""

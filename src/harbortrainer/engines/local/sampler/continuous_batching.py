@@ -21,7 +21,7 @@ from transformers import (
 
 from harbortrainer.couplings import Couplings, places_in
 from harbortrainer.engines.local.sampler.draw import Draw, draw
-from harbortrainer.engines.local.sampler.ragged_attention import RaggedPlan, attend, make_plan, one_sequence
+from harbortrainer.engines.local.sampler.ragged_attention import RaggedPlan, attend, make_plan, whole_sequences
 
 WRITTEN_FOR = "5.23"
 _PRIVATE = "transformers.generation.continuous_batching"
@@ -99,7 +99,7 @@ def _ragged_attention(
 ) -> tuple[torch.Tensor, None]:
     """An attention function of transformers': writes the new keys and values to the cache, then attends by the plan.
 
-    Without a plan the queries are one sequence of its own, which no cache knows (`rescoring`).
+    Without a cache each sequence of the plan meets its own keys alone (`rescoring`); without a plan too, it is one.
 
     Args:
         query: [1, H, Q, D], all requests one after the other.
@@ -110,7 +110,7 @@ def _ragged_attention(
     """
     if cache is None or ragged_plan is None:
         own = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        return attend(one_sequence(query.shape[2]), query, own, own, scaling), None
+        return attend(ragged_plan or whole_sequences([query.shape[2]]), query, own, own, scaling), None
     layer = cast("int", module.layer_idx)
     allocator = cache.layer_to_allocator[layer]
     read = allocator.update(

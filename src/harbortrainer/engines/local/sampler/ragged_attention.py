@@ -8,7 +8,9 @@ prefill go one by one.
 Contract: for full causal attention only; one plan serves every layer of a forward pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -119,9 +121,11 @@ def _prefill_row(
     return PrefillRow(begin, end, start, keys, mask)
 
 
-def one_sequence(length: int) -> RaggedPlan:
-    """The plan of one sequence that attends to itself."""
-    return RaggedPlan(torch.empty(0, dtype=torch.long), [], [PrefillRow(0, length, 0, length, None)])
+def whole_sequences(lengths: Sequence[int]) -> RaggedPlan:
+    """The plan of sequences of these lengths, one after the other, each of which attends to itself alone."""
+    ends = [0, *accumulate(lengths)]
+    rows = [PrefillRow(begin, end, begin, end - begin, None) for begin, end in pairwise(ends)]
+    return RaggedPlan(torch.empty(0, dtype=torch.long), [], rows)
 
 
 def attend(

@@ -12,12 +12,14 @@ Invariant: what is scored again was sampled by the version that scores it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 
 import torch
 from transformers import PreTrainedModel
 
 from harbortrainer.engines.local.sampler.draw import Draw
 from harbortrainer.engines.local.sampler.ledger import Completion
+from harbortrainer.engines.local.sampler.ragged_attention import whole_sequences
 
 _SHARE = 8
 """One token in so many is scored again, prompts counted too."""
@@ -25,6 +27,8 @@ _LEAST_TOKENS, _MOST_TOKENS = 1024, 65536
 """Of the sequences that are scored at a time; one sequence at least."""
 _KEPT_TOKENS = 2**20
 """What is remembered at most, the newest."""
+_PASS_TOKENS = 1024
+"""Of one forward pass, or one sequence that alone is longer."""
 _CHUNK = 512
 """Rows of float32 logits alive at once."""
 
@@ -121,18 +125,55 @@ def spread(sequences: Sequence[SampledSequence]) -> Sequence[SampledSequence]:
 
 @torch.no_grad()
 def score_again(model: PreTrainedModel, chosen: Sequence[SampledSequence]) -> list[ScoredAgain]:
-    """One forward pass over each sequence; nothing of the cache is read or written."""
+    """Whole sequences, some in one forward pass; nothing of the cache is read or written."""
+    return [scored for together in _passes(chosen) for scored in _scored(model, together)]
+
+
+def _passes(chosen: Sequence[SampledSequence]) -> list[list[SampledSequence]]:
+    passes: list[list[SampledSequence]] = []
+    tokens = 0
+    for sequence in chosen:
+        tokens += len(sequence.token_ids)
+        if not passes or tokens > _PASS_TOKENS:
+            passes.append([])
+            tokens = len(sequence.token_ids)
+        passes[-1].append(sequence)
+    return passes
+
+
+def _scored(model: PreTrainedModel, together: Sequence[SampledSequence]) -> list[ScoredAgain]:
+    """One forward pass over sequences that stand one after the other."""
+    lengths = [len(s.token_ids) for s in together]
+    begins = [0, *accumulate(lengths)][:-1]
+    ids, positions, sampled, temperatures = (
+        torch.tensor(numbers, device=model.device)
+        for numbers in (
+            [token for s in together for token in s.token_ids],
+            [at for length in lengths for at in range(length)],
+            [begin + at for begin, s in zip(begins, together, strict=True) for at in s.positions],
+            [s.temperature for s in together for _ in s.positions],
+        )
+    )
+    logits = model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=sampled - 1,
+        ragged_plan=whole_sequences(lengths),
+    ).logits[0]
+    again = iter(_logprobs(logits, ids[sampled], temperatures))
     return [
-        ScoredAgain(s.version, s.temperature, s.token_ids, s.positions, s.logprobs, _scored(model, s)) for s in chosen
+        ScoredAgain(
+            s.version, s.temperature, s.token_ids, s.positions, s.logprobs, list(islice(again, len(s.positions)))
+        )
+        for s in together
     ]
 
 
-def _scored(model: PreTrainedModel, sampled: SampledSequence) -> list[float]:
-    ids = torch.tensor(sampled.token_ids, device=model.device)
-    positions = torch.tensor(sampled.positions, device=model.device)
-    logits = model(input_ids=ids[None], use_cache=False, logits_to_keep=positions - 1).logits[0]
+def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperatures: torch.Tensor) -> list[float]:
+    """[N] nats of these tokens; `logits` is [N, V]."""
     found: list[float] = []
-    for rows, tokens in zip(logits.split(_CHUNK), ids[positions].split(_CHUNK), strict=True):
-        logprobs = (rows.float() / sampled.temperature).log_softmax(-1)
-        found += logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
+    for rows, chosen, divisors in zip(*(t.split(_CHUNK) for t in (logits, tokens, temperatures)), strict=True):
+        logprobs = (rows.float() / divisors[:, None]).log_softmax(-1)
+        found += logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
     return found
