@@ -184,9 +184,8 @@ class Evidence:
         known, most = ~again.isnan(), self._noise.bounds.most_spread
         self.figures["rescored"] = known.double().mean().item()
         if known.sum() >= ENOUGH:
-            own = tokens.where(known)
-            rms, most = self._noise.of_tokens(replace(own, recomputed=again[known]).error), MOST_SPREAD
-            tokens = own
+            tokens, most = tokens.where(known), MOST_SPREAD
+            rms = self._noise.of_tokens(replace(tokens, recomputed=again[known]).error)
         ratio = tokens.error.square().mean().sqrt().item() / rms
         self.figures["spread"] = ratio
         # Written so that a ratio that is not a number fails too.
