@@ -53,4 +53,5 @@ def prime_rl() -> PrimeRL:
     python = os.environ.get("HARBORTRAINER_PRIME_PYTHON")
     if not python:
         pytest.skip(f"HARBORTRAINER_PRIME_PYTHON names no Python of Prime-RL's; {INSTALL}")
-    return PrimeRL(python)
+    # Its programs start in other folders. Not resolved: what a link leads to has not the environment's packages.
+    return PrimeRL(str(Path(python).absolute()))
