@@ -1,7 +1,6 @@
 """What a policy does to its own container never voids its trial. Real trials, `docker`.
 
-What takes all its processes or memory: test_room_in_a_container. Not played: a full disk. Harbor's containers have no
-limit of it, so that it is the machine's; docs/limits.md says so.
+What takes all its processes or memory: test_room_in_a_container. What fills the disk: test_full_disk_of_a_container.
 """
 
 from pathlib import Path

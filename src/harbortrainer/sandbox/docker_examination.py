@@ -121,7 +121,7 @@ async def examine(found: PostMortem, label: str, uploaded: Uploads) -> None:
                 found.signs += await changed(uploaded, partial(_read, container))
                 found.signs += await _without_room(container, label)
             if found.signs:
-                await _try_fresh(found, details["Image"])
+                await try_fresh(found, details["Image"])
 
 
 async def _without_room(container: str, label: str) -> list[str]:
@@ -186,7 +186,8 @@ async def _changed_shells(container: str) -> list[str]:
     return [f"{path} was {kinds.get(kind, 'changed')}" for kind, path in changes if path in SHELLS]
 
 
-async def _try_fresh(found: PostMortem, image: str) -> None:
+async def try_fresh(found: PostMortem, image: str) -> None:
+    """Note whether the daemon can start a container of an image that can be graded in."""
     label = f"{RUN_LABEL}={os.environ.get(RUN_VARIABLE, 'none')}"
     asked = ("--rm", "--network", "none", "--label", label, "--entrypoint", "bash", image, "-c", ASK)
     said = await docker("run", *asked, seconds=_START_S)

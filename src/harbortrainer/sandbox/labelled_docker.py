@@ -7,11 +7,12 @@ What Harbor asks Compose for is done by `containers.without_compose` where the t
 Invariant: a container of a run carries the run's label, or belongs to the compose project of one that does.
 """
 
+import asyncio
 import json
 import os
 import socket
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import override
 
@@ -20,7 +21,8 @@ from harbor.environments.base import ExecResult
 from harbortrainer.harbor_side.overlaid_docker import Asked, OverlaidDocker
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox import container_sockets, docker_examination
-from harbortrainer.sandbox.containers import container_limits
+from harbortrainer.sandbox.containers import container_limits, container_writes, daemon_client
+from harbortrainer.sandbox.containers.container_disks import ContainerDisks
 from harbortrainer.sandbox.containers.container_leftovers import kill_leftovers
 from harbortrainer.sandbox.containers.container_limits import PIDS, say_processes
 from harbortrainer.sandbox.containers.without_compose import WithoutCompose
@@ -41,6 +43,8 @@ class LabelledDocker(OverlaidDocker):
         pids: Processes and threads of a main container whose compose files say nothing of them.
     """
 
+    _watch: asyncio.Task[None] | None = None  # once it runs
+    _filled = ""  # which disk, in words
     _grading = False
     _uploaded: tuple[tuple[Path, str], ...] = ()  # for grading
     _asked: tuple[_Command, ...] = ()  # since then
@@ -70,11 +74,37 @@ class LabelledDocker(OverlaidDocker):
         return await self._direct.do(asked)
 
     @override
+    async def start(self, force_build: bool) -> None:
+        data_root, folder = await daemon_client.data_root(), self.trial_paths.trial_dir
+        self._disks = ContainerDisks.before_the_start(folder, data_root, self.task_env_config.storage_mb)
+        await super().start(force_build)
+        self._watch = asyncio.create_task(self._watch_disks(self._disks))
+
+    async def _watch_disks(self, disks: ContainerDisks) -> None:
+        """What fills a disk takes it from everybody: the container goes as soon as it is seen."""
+        while not await self._ended_as_a_filler(disks):
+            await disks.wait()
+
+    async def _ended_as_a_filler(self, disks: ContainerDisks) -> bool:
+        self._filled = self._filled or await disks.filled(partial(container_writes.written_in, self._label))
+        if self._filled:
+            await container_writes.remove(self._label)
+            await asyncio.to_thread(disks.empty)
+            self.logger.warning("%s; the container is removed", self._filled)  # there was no room to say it before
+        return bool(self._filled)
+
+    @override
     async def stop(self, delete: bool) -> None:
+        await self._watch_ends()
         try:
             await super().stop(delete)
         finally:
             await self._direct.close()
+
+    async def _watch_ends(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
 
     async def make_room(self, *, kill: bool = False) -> None:
         """Grading begins: with `kill`, or where the agent has used up a limit, what it left running is killed."""
@@ -101,7 +131,12 @@ class LabelledDocker(OverlaidDocker):
     async def post_mortem(self) -> PostMortem:
         """What is wrong in it, and whether the daemon can start another of its image."""
         found = PostMortem()
-        await docker_examination.examine(found, self._label, self._uploaded)
+        await self._watch_ends()
+        if self._disks is not None and await self._ended_as_a_filler(self._disks):
+            found.signs.append(self._filled)
+            await docker_examination.try_fresh(found, self.image)
+        else:
+            await docker_examination.examine(found, self._label, self._uploaded)
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found

@@ -5,6 +5,7 @@ Invariant: a client belongs to one event loop, and who opened it closes it.
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from aiodocker import Docker
 from aiodocker.exceptions import DockerError
@@ -22,6 +23,8 @@ class DaemonFacts:
     rootless: bool
     network: str | None
     """The id of `NETWORK`; None where containers in it would reach each other."""
+    data_root: Path | None = None
+    """Where the daemon keeps what containers write; None where that is no folder of this machine."""
 
 
 _known: dict[str, DaemonFacts] = {}
@@ -34,28 +37,48 @@ async def open_client() -> tuple[Docker, DaemonFacts] | None:
     except (AssertionError, ValueError, ImportError, OSError, DockerError):
         return None
     try:
-        known = _known.get(client.docker_host) or await _ask(client)
+        known = _known.get(_address(client)) or await _ask(client)
     except DockerError:
         await client.close()
         return None
     except BaseException:
         await client.close()
         raise
-    _known[client.docker_host] = known
+    _known[_address(client)] = known
     client.api_version = known.api_version
     return client, known
 
 
+async def data_root() -> Path | None:
+    """Where the daemon keeps what containers write; None where nobody answers, or it is not this machine's."""
+    opened = await open_client()
+    if opened is None:
+        return None
+    client, known = opened
+    await client.close()
+    return known.data_root
+
+
+def _address(client: Docker) -> str:
+    """The daemon's: to aiodocker every socket of this machine is one host."""
+    return str(getattr(client.connector, "path", client.docker_host))
+
+
 async def ask_again(client: Docker) -> DaemonFacts:
     """What is true now: somebody may have removed the network."""
-    _known[client.docker_host] = known = await _ask(client)
+    _known[_address(client)] = known = await _ask(client)
     return known
 
 
 async def _ask(client: Docker) -> DaemonFacts:
     version, info = await client.version(), await client.system.info()
     rootless = any("rootless" in option for option in info.get("SecurityOptions") or [])
-    return DaemonFacts(f"v{version['ApiVersion']}", rootless, await network_of(client))
+    data_root = _folder_here(info.get("DockerRootDir", "")) if client.docker_host.startswith("unix://") else None
+    return DaemonFacts(f"v{version['ApiVersion']}", rootless, await network_of(client), data_root)
+
+
+def _folder_here(path: str) -> Path | None:
+    return Path(path) if path and Path(path).is_dir() else None
 
 
 async def network_of(client: Docker) -> str | None:

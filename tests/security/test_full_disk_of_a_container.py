@@ -1,0 +1,134 @@
+"""An agent that fills the disk of its containers' daemon, or that of the trials: real trials, a daemon on a small disk.
+
+The container goes as soon as it is seen, the trial is worth 0, and the disk has room again for everybody else.
+"""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from attempts import Played, play
+from fakes import DONE, keys
+from small_daemon import run, small_daemon, why_not
+
+from harbortrainer.environment.attempts import Attempts, failure
+from harbortrainer.sandbox.containers.container_disks import ContainerDisks
+from harbortrainer.trials import Outcome
+
+pytestmark = [pytest.mark.docker, pytest.mark.e2e]
+
+MB = 1 << 20
+GRADES = "echo 0.25 > /logs/verifier/reward.txt"
+FILLS = {
+    "a file that grows": "dd if=/dev/zero of=/big bs=1M",
+    "a file without a name": "exec 3> /big; rm /big; dd if=/dev/zero bs=1M >&3",
+    "its log folder": "dd if=/dev/zero of=/logs/agent/big bs=1M",
+    "one that goes on": "(while :; do dd if=/dev/zero of=/big$RANDOM bs=1M; done) 2>/dev/null &",
+}
+
+
+@contextmanager
+def small_disk(folder: Path) -> Generator[Path]:
+    folder.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(folder)])
+    try:
+        yield folder
+    finally:
+        run(["umount", str(folder)])
+
+
+@pytest.fixture(scope="module")
+def daemon(container: str) -> Generator[Path]:
+    """Where the daemon's disk is."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        disk = Path(folder, "disk")
+        disk.mkdir()
+        with small_daemon(disk) as address:
+            patch.setenv("DOCKER_HOST", address)
+            yield disk
+
+
+async def attempt(folder: Path, command: str) -> Played:
+    script = [keys(command, duration=6), keys("true", duration=0.1), DONE, DONE]
+    return await play(folder, script, test=GRADES, environment_type="docker")
+
+
+def is_its_own_doing(trial: Played) -> bool:
+    assert (trial.record.outcome, trial.record.reward) == (Outcome.self_inflicted, 0.0), trial.record
+    assert "the disk is full, and " in trial.record.evidence
+    assert "a fresh container starts and answers" in trial.record.evidence
+    return failure(trial.record, Attempts()) is None
+
+
+@pytest.mark.parametrize("case", ["a file that grows", "a file without a name"])
+async def test_the_daemons_disk(tmp_path: Path, daemon: Path, case: str):
+    assert is_its_own_doing(await attempt(tmp_path, FILLS[case]))
+    assert ContainerDisks.before_the_start(daemon, None, None).free[daemon] > 400 * MB
+    assert not run(["docker", "ps", "-aq"])
+
+
+@pytest.mark.parametrize("case", ["its log folder", "one that goes on"])
+async def test_the_disk_of_daemon_and_trials(daemon: Path, case: str):
+    folder = daemon / case.replace(" ", "-")
+    folder.mkdir()
+    assert is_its_own_doing(await attempt(folder, FILLS[case]))
+
+
+async def test_the_disk_of_the_trials_alone(tmp_path: Path, container: str):
+    if reason := why_not():
+        pytest.skip(reason)
+    with small_disk(tmp_path / "trials") as folder:
+        assert is_its_own_doing(await attempt(folder, FILLS["its log folder"]))
+
+
+async def test_a_disk_that_somebody_else_filled_is_no_doing_of_the_agents(tmp_path: Path, daemon: Path):
+    big = daemon / "big"
+    await asyncio.to_thread(_write, big, mb=400)
+    script = [keys("head -c 20M /dev/zero > /some"), _filling(big), DONE, DONE]
+    try:
+        trial = await play(tmp_path, script, test=GRADES, environment_type="docker")
+    finally:
+        big.unlink()
+    assert trial.record.outcome in (Outcome.sandbox_error, Outcome.completed), trial.record
+    assert "its own files" not in trial.record.evidence
+
+
+def _filling(big: Path):
+    async def answer(body: dict) -> str:
+        await asyncio.to_thread(_write, big, mb=1000)
+        return keys("true")
+
+    return answer
+
+
+def _write(file: Path, *, mb: int) -> None:
+    """As many as there is room for."""
+    with suppress(OSError), file.open("ab") as out:
+        for _ in range(mb):
+            out.write(bytes(MB))
+
+
+@pytest.mark.parametrize(
+    ("layer", "logs", "storage_mb", "blamed"),
+    [(60, 0, None, True), (40, 0, None, False), (40, 30, None, True), (40, 0, 30, True), (20, 0, 30, False)],
+)
+async def test_who_filled_it_is_told_by_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: int, logs: int, storage_mb: int | None, blamed: bool
+):
+    """100 MB were free when it began; more than half of that, or more than the task's storage, is its own doing."""
+    trial, root = tmp_path / "trial", tmp_path
+    trial.mkdir()
+    disks = ContainerDisks(trial, root, (storage_mb or 10_240) * MB, {trial: 100 * MB, root: 100 * MB})
+    (trial / "log").write_bytes(b"x" * logs * MB)
+
+    async def written() -> int:
+        return layer * MB
+
+    assert await disks.filled(written) == ""  # there is room
+    monkeypatch.setattr("harbortrainer.sandbox.containers.container_disks._FULL_B", 1 << 60)
+    assert bool(await disks.filled(written)) is blamed
