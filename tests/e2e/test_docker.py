@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.sandbox.containers import background_end
 from harbortrainer.tasks.task_check import check_tasks
 from harbortrainer.tasks.task_folder import load_folder
 
@@ -39,4 +40,5 @@ async def test_sample_task_runs_in_containers(kind: str, monkeypatch: pytest.Mon
         on_verdict=lambda v: seen.update(labelled(run)),
     )
     assert verdict.problem == ""
+    await background_end.finished()
     assert labelled(run) == []

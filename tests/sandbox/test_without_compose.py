@@ -15,7 +15,7 @@ from harbor.models.trial.paths import TrialPaths
 
 from harbortrainer.harbor_side.overlaid_docker import Asked
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
-from harbortrainer.sandbox.containers import daemon_client, exec_words
+from harbortrainer.sandbox.containers import background_end, daemon_client, exec_words
 from harbortrainer.sandbox.containers.compose_service import NotTranslatedError, container_config, main_service
 from harbortrainer.sandbox.docker_examination import docker
 from harbortrainer.sandbox.labelled_docker import LabelledDocker
@@ -112,6 +112,7 @@ async def test_every_command_and_file_is_as_with_compose(tmp_path: Path, monkeyp
             assert len(carries.out.split()) == 1
         finally:
             await box.stop(delete=True)
+        await background_end.finished()
         assert (await docker("ps", "-aq", "--filter", f"label={RUN_LABEL}={run}")).out == ""
     for command in (*COMMANDS, "no folder", "fetched"):
         assert found[LabelledDocker][command] == found[ByCompose][command], command
@@ -157,6 +158,7 @@ async def test_a_network_that_somebody_removed_is_made_again(tmp_path: Path):
         box = environment(LabelledDocker, tmp_path / name, "FROM debian:12-slim\n")
         await box.start(force_build=False)
         await box.stop(delete=True)
+        await background_end.finished()
         await docker("network", "rm", "harbortrainer-apart")  # refused while another test's container is in it
 
 

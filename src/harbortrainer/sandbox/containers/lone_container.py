@@ -18,13 +18,14 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 from harbor.environments.base import ExecResult, OutputCallback
 
+from harbortrainer.sandbox.containers import background_end
+from harbortrainer.sandbox.containers.background_end import GONE
 from harbortrainer.sandbox.containers.exec_words import MAIN, ServiceCommand
 from harbortrainer.sandbox.containers.inner_shell import InnerShell, Ran, can_run
 from harbortrainer.sandbox.sandbox_errors import SandboxStartError
 
 _COMPOSE = "com.docker.compose."
 _HEALTH_S = 0.2
-_GONE = (404, 409)
 _CANNOT_RUN = 126
 _NOT_RUNNING = 1
 _IN_MEMORY = 8 << 20
@@ -103,7 +104,7 @@ class LoneContainer:
                 ran = await self._in_shell(command) if on_output is None and can_run(command) else None
                 return await self._by_exec(command, on_output) if ran is None else _result(ran.said, ran.code)
         except DockerError as error:
-            return ExecResult(stdout=error.message, return_code=_NOT_RUNNING if error.status in _GONE else _CANNOT_RUN)
+            return ExecResult(stdout=error.message, return_code=_NOT_RUNNING if error.status in GONE else _CANNOT_RUN)
 
     async def renew(self) -> None:
         """Whatever was done to the shells inside, what is asked for now is done by others."""
@@ -175,13 +176,24 @@ class LoneContainer:
                     return False
         return True
 
+    async def end(self, *, volumes: bool) -> None:
+        """End what runs in it; its remains are removed while other work goes on.
+
+        Raises:
+            DockerError: The daemon refused.
+            ConnectionError: It does not answer.
+        """
+        await self.renew()
+        name, first = self.details["Name"].lstrip("/"), self.details["State"]["Pid"]
+        await background_end.end(self.container.id, name, first, volumes=volumes)
+
     async def remove(self, *, volumes: bool = True) -> None:
         """End it and remove it; it may be gone."""
         await self.renew()
         try:
             await self.container.delete(force=True, v=volumes)
         except DockerError as error:
-            if error.status not in _GONE:
+            if error.status not in GONE:
                 raise
 
 

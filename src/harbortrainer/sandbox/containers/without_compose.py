@@ -14,7 +14,7 @@ from aiodocker.exceptions import DockerError
 from harbor.environments.base import ExecResult
 
 from harbortrainer.harbor_side.overlaid_docker import Asked, OverlaidDocker
-from harbortrainer.sandbox.containers import daemon_client, exec_words
+from harbortrainer.sandbox.containers import background_end, daemon_client, exec_words
 from harbortrainer.sandbox.containers.compose_service import NotTranslatedError, container_config, main_service
 from harbortrainer.sandbox.containers.exec_words import ServiceCommand
 from harbortrainer.sandbox.containers.lone_container import LoneContainer, compose_labels
@@ -48,7 +48,7 @@ class WithoutCompose:
             case ["cp", *_]:
                 return await self._upload(self._container, asked)
             case ["down", *options]:
-                await self._container.remove(volumes="--volumes" in options)
+                await self._container.end(volumes="--volumes" in options)
                 self._container = None
                 return _DONE
         return None
@@ -84,6 +84,7 @@ class WithoutCompose:
         if self._config() is None or not await self._opened():
             return None
         assert self._client is not None
+        await background_end.finished(self._name)
         await LoneContainer(self._client, self._client.containers.container(self._name)).remove()
         return _DONE
 
