@@ -8,6 +8,7 @@ from task_sets import make_task
 
 from harbortrainer.cli import main
 from harbortrainer.errors import UserError
+from harbortrainer.sandbox.environment_types import environment_config
 from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, write_rates
 from harbortrainer.tasks.task_check import remember
 from harbortrainer.tasks.task_folder import load_task
@@ -66,6 +67,25 @@ def test_steps_have_the_times_that_harbor_gives_them(tmp_path: Path) -> None:
     assert (found.steps, found.verifier, found.image) == (2, "shared, separate", "python:3.12")
     assert found.network == "no-network, public"
     assert (found.agent_s, found.verifier_s) == (50 + 100, 600 + 20)
+
+
+async def test_harbors_own_trial_gives_steps_these_times(tmp_path: Path) -> None:
+    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+    from harbor.trial.multi_step import MultiStepTrial
+    from harbor.trial.trial import Trial
+
+    found = row(tmp_path / "t", STEPS.replace('network_mode = "no-network"\n', ""))
+    config = TrialConfig(
+        task=TaskConfig(path=tmp_path / "t"),
+        trials_dir=tmp_path / "trials",
+        agent=AgentConfig(name="nop"),
+        environment=EnvironmentConfig(**environment_config("local", {"image": "build"})),
+    )
+    trial = await Trial.create(config)
+    assert isinstance(trial, MultiStepTrial)
+    given = [trial._step_verifier_timeout_sec(step) for step in trial.task.config.steps or []]
+    assert given == [600, 20], "without a time of its own a step's verifier has Harbor's, not the task's"
+    assert found.verifier_s == 600 + 20
 
 
 def test_an_agent_without_a_limit_has_none(tmp_path: Path) -> None:
