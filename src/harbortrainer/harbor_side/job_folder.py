@@ -16,6 +16,7 @@ from harbortrainer.couplings import Couplings
 from harbortrainer.harbor_side import WRITTEN_FOR, keep_litellm_offline
 
 if TYPE_CHECKING:
+    from harbor.models.job.config import JobConfig
     from harbor.models.job.result import JobResult
     from harbor.models.trial.result import TrialResult
 
@@ -62,13 +63,25 @@ def write_job(
     """
     keep_litellm_offline()
     JOBS.check()
+    config = _config(folder, agent, model, tasks_dir, environment, attempts)
+    results = [found for name in counted if (found := _trial(folder / name)) is not None]
+    job = _result(_before(folder), results, total, finished=finished)
+    for own in job.stats.evals.values():
+        own.metrics = [] if mean is None else [{"mean": mean}]
+        own.pass_at_k = dict(pass_at_k)
+    (folder / "config.json").write_text(config.model_dump_json(indent=4), encoding="utf-8")
+    (folder / "result.json").write_text(job.model_dump_json(indent=4, exclude={"trial_results"}), encoding="utf-8")
+
+
+def _config(
+    folder: Path, agent: str, model: str | None, tasks_dir: Path, environment: Mapping[str, object], attempts: int
+) -> "JobConfig":
     from harbor.models.job.config import DatasetConfig, JobConfig
-    from harbor.models.job.result import JobResult, JobStats
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig
 
     # A job is called by its agent's name; where that is a class, the name is what Harbor's tables show.
     player = AgentConfig(name=agent.rpartition(":")[2], model_name=model)
-    config = JobConfig(
+    return JobConfig(
         job_name=folder.name,
         jobs_dir=folder.parent,
         n_attempts=attempts,
@@ -76,23 +89,21 @@ def write_job(
         datasets=[DatasetConfig(path=tasks_dir)],
         environment=EnvironmentConfig.model_validate(environment),
     )
-    results = [found for name in counted if (found := _trial(folder / name)) is not None]
-    stats = JobStats.from_trial_results(results, n_total_trials=total)
-    for own in stats.evals.values():
-        own.metrics = [] if mean is None else [{"mean": mean}]
-        own.pass_at_k = dict(pass_at_k)
-    before, now = _before(folder), datetime.now(UTC)
+
+
+def _result(before: "JobResult | None", results: "list[TrialResult]", total: int, *, finished: bool) -> "JobResult":
+    from harbor.models.job.result import JobResult, JobStats
+
+    now = datetime.now(UTC)
     begun = min((found.started_at for found in results if found.started_at is not None), default=now)
-    job = JobResult(
+    return JobResult(
         id=before.id if before else uuid4(),
         started_at=before.started_at if before else begun,
         updated_at=now,
         finished_at=now if finished else None,
         n_total_trials=total,
-        stats=stats,
+        stats=JobStats.from_trial_results(results, n_total_trials=total),
     )
-    (folder / "config.json").write_text(config.model_dump_json(indent=4), encoding="utf-8")
-    (folder / "result.json").write_text(job.model_dump_json(indent=4, exclude={"trial_results"}), encoding="utf-8")
 
 
 def _trial(folder: Path) -> "TrialResult | None":

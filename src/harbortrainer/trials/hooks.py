@@ -66,71 +66,85 @@ def add(trial: "Trial", on_event: OnEvent | None, leftovers: Leftovers = "keep",
     """
     from harbor.trial.hooks import TrialEvent
 
-    seen = Observed()
+    hooks = _Hooks(trial, on_event, leftovers, door)
+    for event in TrialEvent:
+        trial.add_hook(event, hooks.tell)
+    trial.add_hook(TrialEvent.AGENT_END, hooks.take)
+    trial.add_hook(TrialEvent.AGENT_START, hooks.begin)
+    trial.add_hook(TrialEvent.VERIFICATION_START, hooks.clear)
+    hooks.examine_before_the_end()
+    return hooks.seen
 
-    async def tell(event: "TrialHookEvent") -> None:
+
+@dataclass
+class _Hooks:
+    """Those of one trial."""
+
+    trial: "Trial"
+    on_event: OnEvent | None
+    leftovers: Leftovers
+    door: Door | None
+    seen: Observed = field(default_factory=Observed)
+
+    async def tell(self, event: "TrialHookEvent") -> None:
         try:
-            if on_event is not None:
-                await on_event(event.event.value)
+            if self.on_event is not None:
+                await self.on_event(event.event.value)
         except Exception as error:  # Harbor would swallow it; `run_trial` raises it again
-            seen.defect = error
+            self.seen.defect = error
             raise
 
-    async def take(event: "TrialHookEvent") -> None:
+    async def take(self, event: "TrialHookEvent") -> None:
         del event
-        if door is not None:
-            door.shut()
-        if (found := await _changes(trial)) is not None:
-            seen.changes.append(found)
-        turns = take_turn_tokens(trial.result)
-        _refuse_lost_answers(trial, turns)
-        seen.turn_tokens.extend(turns)
+        if self.door is not None:
+            self.door.shut()
+        if (found := await self._changes()) is not None:
+            self.seen.changes.append(found)
+        turns = take_turn_tokens(self.trial.result)
+        _refuse_lost_answers(self.trial, turns)
+        self.seen.turn_tokens.extend(turns)
 
-    async def clear(event: "TrialHookEvent") -> None:
+    async def clear(self, event: "TrialHookEvent") -> None:
         del event
-        environment = trial.agent_environment
-        await grading.clear(
-            environment, trial.paths.verifier_dir, inside=_graded_inside(trial), kill=leftovers == "kill"
-        )
-        if seen.changes and (found := await _changes(trial)) is not None:
-            seen.changes[-1] = found  # by now: in separate mode the sandbox may be gone
+        inside, kill = _graded_inside(self.trial), self.leftovers == "kill"
+        await grading.clear(self.trial.agent_environment, self.trial.paths.verifier_dir, inside=inside, kill=kill)
+        if self.seen.changes and (found := await self._changes()) is not None:
+            self.seen.changes[-1] = found  # by now: in separate mode the sandbox may be gone
 
-    async def begin(event: "TrialHookEvent") -> None:
+    async def begin(self, event: "TrialHookEvent") -> None:
         del event
-        if isinstance(trial.agent_environment, Examinable):
-            await trial.agent_environment.room_is_over()
-        if door is not None:
-            await door.open(trial.agent_environment)
+        if isinstance(self.trial.agent_environment, Examinable):
+            await self.trial.agent_environment.room_is_over()
+        if self.door is not None:
+            await self.door.open(self.trial.agent_environment)
 
-    for event in TrialEvent:
-        trial.add_hook(event, tell)
-    trial.add_hook(TrialEvent.AGENT_END, take)
-    trial.add_hook(TrialEvent.AGENT_START, begin)
-    trial.add_hook(TrialEvent.VERIFICATION_START, clear)
-    _examine_before_the_end(trial, seen)
-    return seen
+    async def _changes(self) -> SandboxChanges | None:
+        environment = self.trial.agent_environment
+        return await environment.changes() if isinstance(environment, TellsChanges) else None
 
+    def examine_before_the_end(self) -> None:
+        """Harbor has no event between a failure and the end of the sandbox."""
+        environment = self.trial.agent_environment
+        stop = environment.stop
 
-async def _changes(trial: "Trial") -> SandboxChanges | None:
-    environment = trial.agent_environment
-    return await environment.changes() if isinstance(environment, TellsChanges) else None
+        async def examine_and_stop(delete: bool) -> None:
+            try:
+                if self.seen.post_mortem is None:
+                    self.seen.post_mortem = await self._post_mortem()
+            finally:
+                await stop(delete)
 
+        setattr(environment, "stop", examine_and_stop)  # noqa: B010 - of this object alone
 
-def _examine_before_the_end(trial: "Trial", seen: Observed) -> None:
-    """Harbor has no event between a failure and the end of the sandbox."""
-    environment = trial.agent_environment
-    stop = environment.stop
-
-    async def examine_and_stop(delete: bool) -> None:
+    async def _post_mortem(self) -> PostMortem | None:
+        """None where nothing failed that an agent can bring about."""
+        environment = self.trial.agent_environment
         try:
-            if seen.post_mortem is None and isinstance(environment, Examinable) and breakable(trial.result):
-                seen.post_mortem = await asyncio.wait_for(environment.post_mortem(), _EXAMINATION_S)
+            if isinstance(environment, Examinable) and breakable(self.trial.result):
+                return await asyncio.wait_for(environment.post_mortem(), _EXAMINATION_S)
         except Exception as error:  # noqa: BLE001 - whatever the infrastructure raises: then it is not sound
-            seen.post_mortem = PostMortem(unsound=[f"the sandbox cannot be examined: {error!r}"])
-        finally:
-            await stop(delete)
-
-    setattr(environment, "stop", examine_and_stop)  # noqa: B010 - of this object alone
+            return PostMortem(unsound=[f"the sandbox cannot be examined: {error!r}"])
+        return None
 
 
 def _refuse_lost_answers(trial: "Trial", turns: list[TurnTokens]) -> None:
