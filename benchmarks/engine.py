@@ -1,8 +1,9 @@
 """The embedded engine against transformers' `generate` and TRL's GRPOTrainer, on one model and batch, in one run.
 
 Contract: both sides get the same random model, the same LoRA, the same prompts, the same number of tokens and the same
-number of threads; every figure is the median of `--repeats` runs after one that warms up. Ours is measured as a run
-uses it: over HTTP, from another process. Needs `uv run --extra local --group bench benchmarks/engine.py`.
+number of threads; nothing that one repeat computed is of use to the next; every figure is the median of `--repeats`
+runs after one that warms up. Ours is measured as a run uses it: over HTTP, from another process. Needs
+`uv run --extra local --group bench benchmarks/engine.py`.
 
     benchmarks/engine.py                                            the quickstart's model on one CPU thread
     benchmarks/engine.py --device cuda --model-shape qwen3-0.6b     what docs/gpu.md asks for
@@ -23,7 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.engine_memory import peaks
 from benchmarks.engine_ours import Ours
-from benchmarks.engine_setting import SHAPES, Setting, build, ragged, setting
+from benchmarks.engine_setting import (
+    SHAPES,
+    SHARED,
+    TURNS,
+    Setting,
+    build,
+    longest,
+    next_turn,
+    ragged,
+    setting,
+    shared_prompt,
+)
 from benchmarks.engine_theirs import Generate, trl_steps
 
 
@@ -52,19 +64,44 @@ def compare_sampling(case: Setting, ours: Ours) -> list[Row]:
     generate = Generate(case)
     rows = []
     for name, (prompts, lengths) in {
-        "equal": (case.prompt_ids, [case.new] * len(case.prompts)),
-        "ragged": ragged(case),
+        "equal lengths": (case.prompt_ids, [case.new] * len(case.prompts)),
+        "ragged lengths": ragged(case),
+        f"shared prompt of {SHARED}": (shared_prompt(case), [case.new] * len(case.prompts)),
     }.items():
         tokens = sum(lengths)
         mine, theirs = taking_turns(
             case.repeats,
-            lambda p=prompts, n=lengths: ours.sample(p, n)[0],
+            lambda p=prompts, n=lengths: ours.sample_afresh(p, n)[0],
             lambda p=prompts, n=lengths: generate.sample(p, n),
         )
-        rows.append(
-            Row(f"sampled, {name} lengths", [tokens / s for s in mine], "generate", [tokens / s for s in theirs])
-        )
-    return rows
+        rows.append(Row(f"sampled, {name}", [tokens / s for s in mine], "generate", [tokens / s for s in theirs]))
+    return [*rows, compare_turns(case, ours, generate)]
+
+
+def compare_turns(case: Setting, ours: Ours, generate: Generate) -> Row:
+    """The turns of as many trials, one after the other, each with all that went before it."""
+    new, tokens = [case.new] * len(case.prompts), TURNS * case.sampled
+
+    def play(seconds_and_answers: Callable[[list[list[int]]], tuple[float, list[list[int]]]]) -> float:
+        ours.hand_over()
+        prompts, seconds = case.prompt_ids, 0.0
+        for _ in range(TURNS):
+            took, answers = seconds_and_answers(prompts)
+            seconds += took
+            prompts = next_turn(case, prompts, answers)
+        return seconds
+
+    def answered(prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
+        seconds, choices = ours.sample(prompts, new)
+        return seconds, [choice["token_ids"] for choice in choices]
+
+    mine, theirs = taking_turns(
+        case.repeats,
+        lambda: play(answered),
+        # What they say is as long, and random as well.
+        lambda: play(lambda prompts: (generate.sample(prompts, new), [p[: case.new] for p in case.prompt_ids])),
+    )
+    return Row(f"sampled, {TURNS} turns", [tokens / s for s in mine], "generate", [tokens / s for s in theirs])
 
 
 def compare_steps(case: Setting, ours: Ours) -> list[Row]:
@@ -121,7 +158,7 @@ def main() -> int:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder), arguments.model_shape, arguments.prompt + arguments.new + 64)
+        build(Path(folder), arguments.model_shape, longest(arguments))
         case = setting(Path(folder), arguments)
         if arguments.only == "memory":
             return tell([], peaks(case), arguments)

@@ -71,6 +71,11 @@ class Ours:
         ]
         return self.client.submit(post_all, self.sampler.url, bodies).result()
 
+    def sample_afresh(self, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[dict]]:
+        """The same with an empty cache, as the first trials of a policy version find it."""
+        self.hand_over()
+        return self.sample(prompts, lengths)
+
     def samples(self, choices: list[dict]) -> list:
         """What the learner trains on."""
         from harbortrainer.engines.local.learner.training_sample import Sample

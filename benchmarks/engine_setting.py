@@ -18,6 +18,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 RANK, ALPHA = 8, 16.0
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SHARED = 1000
+"""Tokens of a prompt that a group shares."""
+TURNS, OBSERVED = 6, 60
+"""Of a trial: its turns, and the tokens that each of them but the first adds to the prompt."""
 LETTERS = [chr(c) for c in range(97, 123)]
 
 
@@ -60,6 +64,14 @@ def build(folder: Path, shape: str, context: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def longest(arguments: argparse.Namespace) -> int:
+    """Tokens of the longest context that is asked for, and room for the texts of TRL's template."""
+    if arguments.only in ("steps", "memory"):
+        return arguments.prompt + arguments.new + 64
+    played = arguments.prompt + TURNS * (arguments.new + OBSERVED)
+    return max(SHARED + arguments.new, played) + 64
+
+
 def setting(folder: Path, arguments: argparse.Namespace) -> Setting:
     """Prompts of one length, each repeated for its group."""
     from transformers import AutoTokenizer
@@ -71,6 +83,23 @@ def setting(folder: Path, arguments: argparse.Namespace) -> Setting:
     ids = [tokenizer(text)["input_ids"] for text in prompts]
     dtype = arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
     return Setting(folder, arguments.device, dtype, prompts, ids, arguments.new, arguments.group, arguments.repeats)
+
+
+def shared_prompt(case: Setting, length: int = SHARED) -> list[list[int]]:
+    """Prompts of this many tokens, the same one for each of a group."""
+    letters = random.Random(2)
+    every = sorted({token for ids in case.prompt_ids for token in ids})
+    groups = [letters.choices(every, k=length) for _ in range(len(case.prompts) // case.group)]
+    return [prompt for prompt in groups for _ in range(case.group)]
+
+
+def next_turn(case: Setting, prompts: list[list[int]], answers: list[list[int]]) -> list[list[int]]:
+    """What was said so far, and what the terminal of each trial answers."""
+    letters = random.Random(len(prompts[0]))
+    return [
+        [*prompt, *answer, *letters.choices(case.prompt_ids[0], k=OBSERVED)]
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 def ragged(case: Setting) -> tuple[list[list[int]], list[int]]:

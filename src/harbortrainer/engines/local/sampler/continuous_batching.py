@@ -1,18 +1,19 @@
 """All that goes behind transformers' public surface: its continuous batching, bent to reinforcement learning's needs.
 
-Bent are: the attention (each request only meets its own keys), the sampling step (a random number per request, see
-`draw`), and the way parameters reach it. Scheduling, the paged cache, prefix sharing and the engine thread are
-transformers' own. Written for transformers `WRITTEN_FOR`; `COUPLINGS` lists what is touched, and is checked before the
-first use.
+Bent are: the attention (each request only meets its own keys, see `ragged_attention`), the sampling step (a random
+number per request, see `draw`), the way parameters reach it, and which of those that wait begin (`SharingScheduler`).
+The paged cache, the sharing of what is in it and the engine thread are transformers' own. Written for transformers
+`WRITTEN_FOR`; `COUPLINGS` lists what is touched, by `ragged_attention` too, and is checked before the first use.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import ceil
 from typing import cast
 
 import torch
 from transformers import (
-    AttentionInterface,
     ContinuousBatchingConfig,
     GenerationConfig,
     LogitsProcessorList,
@@ -21,7 +22,7 @@ from transformers import (
 
 from harbortrainer.couplings import Couplings, places_in
 from harbortrainer.engines.local.sampler.draw import Draw, draw
-from harbortrainer.engines.local.sampler.ragged_attention import RaggedPlan, attend, make_plan, whole_sequences
+from harbortrainer.engines.local.sampler.ragged_attention import RAGGED_ATTENTION, make_plan
 
 WRITTEN_FOR = "5.23"
 _PRIVATE = "transformers.generation.continuous_batching"
@@ -40,10 +41,23 @@ _USED = {
     f"{_PRIVATE}.continuous_api:OutputRouter": "_lock; result_handlers",
     f"{_PRIVATE}.continuous_api:ContinuousBatchProcessor": "cache; has_pending_requests(); model_runner; scheduler",
     f"{_PRIVATE}.continuous_api": "ProtoPretrainedModel",
-    f"{_PRIVATE}.scheduler:Scheduler": "active_requests",
-    f"{_PRIVATE}.cache:PagedAttentionCache": "cache_allocators; layer_to_allocator; num_blocks; reset()",
+    f"{_PRIVATE}.scheduler": "SCHEDULER_MAPPING",
+    f"{_PRIVATE}.scheduler:FIFOScheduler": (
+        "_get_waiting_candidates(); _try_to_meet_safety_margin(); finish_request(request_id); active_requests; cache;"
+        "max_requests_per_batch; safety_margin; waiting_requests"
+    ),
+    f"{_PRIVATE}.cache:PagedAttentionCache": (
+        "cache_allocators; layer_to_allocator; max_batch_tokens; num_blocks; pool; reset(); use_prefix_sharing"
+    ),
+    f"{_PRIVATE}.cache_allocators.cache_pool:CachePool": (
+        "count_free_blocks(index); free_blocks(index, block_ids); num_free_sectors; try_to_free_sectors()"
+    ),
+    f"{_PRIVATE}.cache_allocators.cache_allocator": "compute_block_hash(parent_hash, tokens)",
+    f"{_PRIVATE}.cache_allocators.cache_allocator:BlockLedger": "block_to_hash; cached_blocks; hash_to_block",
     f"{_PRIVATE}.cache_allocators.full_attention:FullAttentionCacheAllocator": (
-        "index; update(key_states, value_states, layer_idx, read_index, write_index);"
+        "block_table; blocks_per_sector; index; ledger; num_blocks; tokens_per_page;"
+        "mark_complete_blocks(request_id, token_ids, new_new_blocks);"
+        "update(key_states, value_states, layer_idx, read_index, write_index);"
         "get_cache_for_block_table(layer_idx)"
     ),
     f"{_PRIVATE}.cb_logits_processors:ContinuousBatchingLogitsProcessorList": (
@@ -61,14 +75,20 @@ _USED = {
     f"{_PRIVATE}.input_outputs:ContinuousBatchingIOs": "compute_stream",
     f"{_PRIVATE}.requests:FutureRequestState": "has_new_token; state",
     f"{_PRIVATE}.requests:GenerationOutput": "error; generated_tokens; logprobs",
-    f"{_PRIVATE}.requests:RequestState": "logit_processor_kwargs; position_offset",
+    f"{_PRIVATE}.requests:RequestState": (
+        "generated_tokens; initial_tokens; logit_processor_kwargs; position_offset; remaining_prefill_tokens; status"
+    ),
+    f"{_PRIVATE}.requests:RequestStatus": "FINISHED; PREFILLING",
     f"{_PRIVATE}.utils": "stream_context(stream)",
 }
 COUPLINGS = Couplings("transformers", WRITTEN_FOR, __name__, places_in(_USED))
 COUPLINGS.check()
 
 # ruff: noqa: E402 (what is not there must not be imported before the check)
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import (
+    CacheAllocator,
+    compute_block_hash,
+)
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchingManager,
@@ -76,50 +96,17 @@ from transformers.generation.continuous_batching.continuous_api import (
     ProtoPretrainedModel,
 )
 from transformers.generation.continuous_batching.model_runner import ModelRunner
-from transformers.generation.continuous_batching.requests import FutureRequestState, GenerationOutput
+from transformers.generation.continuous_batching.requests import (
+    FutureRequestState,
+    GenerationOutput,
+    RequestState,
+    RequestStatus,
+)
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 from transformers.generation.continuous_batching.utils import stream_context
 
-# transformers builds no mask for a name it does not know.
-RAGGED_ATTENTION = "ragged"
+SHARING_SCHEDULER = "sharing"
 _ARGUMENTS = 5  # rows of `DrawArguments`
-
-
-def _ragged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    cache: PagedAttentionCache | None = None,
-    ragged_plan: RaggedPlan | None = None,
-    write_index: Sequence[torch.Tensor] = (),
-    scaling: float | None = None,
-    **kwargs: object,
-) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers': writes the new keys and values to the cache, then attends by the plan.
-
-    Without a cache each sequence of the plan meets its own keys alone (`rescoring`); without a plan too, it is one.
-
-    Args:
-        query: [1, H, Q, D], all requests one after the other.
-        key, value: [1, G, Q, D]; H is a multiple of G.
-
-    Returns:
-        [1, Q, H, D], and None for the weights.
-    """
-    if cache is None or ragged_plan is None:
-        own = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        return attend(ragged_plan or whole_sequences([query.shape[2]]), query, own, own, scaling), None
-    layer = cast("int", module.layer_idx)
-    allocator = cache.layer_to_allocator[layer]
-    read = allocator.update(
-        key[0].transpose(0, 1), value[0].transpose(0, 1), layer, ragged_plan.read, write_index[allocator.index]
-    )
-    return attend(ragged_plan, query, read, allocator.get_cache_for_block_table(layer), scaling), None
-
-
-AttentionInterface.register(RAGGED_ATTENTION, _ragged_attention)
 
 
 class DrawArguments(ContinuousBatchingLogitsProcessorList):
@@ -175,6 +162,101 @@ class SamplingJob:
     max_tokens: int
     stop_ids: frozenset[int]
     draw: Draw
+
+
+class SharingScheduler(FIFOScheduler):
+    """transformers' scheduler, for requests that begin alike: one computes the beginning, the others wait and take it.
+
+    Whoever comes later finds in the cache what was computed before, be it prompt or answer: that is transformers' own.
+    Requests that come together would each compute what they share, and a cache that is nearly full would be emptied at
+    once, where here what was used longest ago goes first, and of one request its end before its beginning.
+
+    Invariant: the first that waits is never left out unless a running request computes what it waits for.
+    """
+
+    _hashes: Mapping[str, Sequence[int]] = {}
+
+    def _get_waiting_candidates(self) -> list[RequestState]:
+        waiting = super()._get_waiting_candidates()
+        if not waiting or not self.cache.use_prefix_sharing:
+            return waiting
+        prefilling = [state for state in self.active_requests.values() if state.status == RequestStatus.PREFILLING]
+        self._hashes = {state.request_id: self._blocks(state) for state in (*prefilling, *waiting)}
+        under_way = {block for state in prefilling for block in self._missing(state)}
+        admitted: list[RequestState] = []
+        for state in waiting:
+            missing = self._missing(state)
+            if not missing or missing[0] not in under_way:
+                under_way.update(missing)
+                admitted.append(state)
+        return admitted
+
+    def _blocks(self, state: RequestState) -> Sequence[int]:
+        """What the cache calls the prompt's whole blocks, each name standing for all that goes before it too.
+
+        The last token is always computed, so that the block that it ends is nobody's to wait for.
+        """
+        size = self._allocator.tokens_per_page
+        count = (len(state.initial_tokens) - 1) // size
+        known = self._hashes.get(state.request_id, ())
+        if len(known) == count:
+            return known
+        hashes: list[int] = []
+        for begin in range(0, count * size, size):
+            tokens = state.initial_tokens[begin : begin + size]
+            hashes.append(compute_block_hash(hashes[-1] if hashes else None, tokens))
+        return hashes
+
+    def _missing(self, state: RequestState) -> Sequence[int]:
+        """The blocks of a prompt from the first one on that is not in the cache."""
+        hashes, there = self._hashes[state.request_id], self._allocator.ledger.hash_to_block
+        return hashes[next((i for i, block in enumerate(hashes) if block not in there), len(hashes)) :]
+
+    def finish_request(self, request_id: str) -> None:
+        state = self.active_requests.get(request_id)
+        if self.cache.use_prefix_sharing and state is not None:
+            self._keep(state)
+        super().finish_request(request_id)
+
+    def _keep(self, state: RequestState) -> None:
+        """Leaves what was computed to others, also by the last forward pass, which transformers passes over."""
+        kind = self._allocator
+        table = kind.block_table.get(state.request_id, [])  # none when the request was put off
+        if table and state.status == RequestStatus.FINISHED:
+            whole = table[: state.position_offset // kind.tokens_per_page]
+            new = sum(block not in kind.ledger.block_to_hash for block in whole)
+            kind.mark_complete_blocks(state.request_id, state.initial_tokens + state.generated_tokens, new)
+        table.reverse()
+
+    def _try_to_meet_safety_margin(self) -> bool:
+        if self.cache.use_prefix_sharing:
+            self._make_room()
+        return super()._try_to_meet_safety_margin()
+
+    def _make_room(self) -> None:
+        """Gives up as much of what no request uses as the next batch may need, and the library's margin."""
+        kind, pool = self._allocator, self.cache.pool
+        states = [*self.active_requests.values(), *self.waiting_requests.values()]
+        tokens = min(sum(len(state.remaining_prefill_tokens) for state in states), self.cache.max_batch_tokens)
+        # Of each request a block may be begun, and another one ended.
+        needed = tokens // kind.tokens_per_page + 2 * min(len(states), self.max_requests_per_batch)
+        needed = max(needed, ceil(self.safety_margin * kind.num_blocks) + 1)
+        free = pool.count_free_blocks(kind.index) + pool.num_free_sectors * kind.blocks_per_sector
+        oldest = list(islice(kind.ledger.cached_blocks, max(0, needed - free)))
+        for block in oldest:
+            del kind.ledger.cached_blocks[block]
+            del kind.ledger.hash_to_block[kind.ledger.block_to_hash.pop(block)]
+        pool.free_blocks(kind.index, oldest)
+        pool.try_to_free_sectors()
+
+    @property
+    def _allocator(self) -> CacheAllocator:
+        """The one there is: only full attention shares."""
+        (allocator,) = self.cache.cache_allocators.values()
+        return allocator
+
+
+cast("dict[str, type]", SCHEDULER_MAPPING)[SHARING_SCHEDULER] = SharingScheduler
 
 
 class SeededRunner(ModelRunner):

@@ -11,10 +11,17 @@ Contract: for full causal attention only; one plan serves every layer of a forwa
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+# transformers builds no mask for a name it does not know.
+RAGGED_ATTENTION = "ragged"
 _MIN_BUCKET = 32
 
 
@@ -162,3 +169,41 @@ def attend(
         )
         out[row.begin : row.end] = attended[0].transpose(0, 1)
     return out[None]
+
+
+def _ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cache: "PagedAttentionCache | None" = None,
+    ragged_plan: RaggedPlan | None = None,
+    write_index: Sequence[torch.Tensor] = (),
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """An attention function of transformers': writes the new keys and values to the cache, then attends by the plan.
+
+    Without a cache each sequence of the plan meets its own keys alone (`rescoring`); without a plan too, it is one.
+
+    Args:
+        query: [1, H, Q, D], all requests one after the other.
+        key, value: [1, G, Q, D]; H is a multiple of G.
+
+    Returns:
+        [1, Q, H, D], and None for the weights.
+    """
+    if cache is None or ragged_plan is None:
+        own = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        return attend(ragged_plan or whole_sequences([query.shape[2]]), query, own, own, scaling), None
+    layer = cast("int", module.layer_idx)
+    allocator = cache.layer_to_allocator[layer]
+    read = allocator.update(
+        key[0].transpose(0, 1), value[0].transpose(0, 1), layer, ragged_plan.read, write_index[allocator.index]
+    )
+    return attend(ragged_plan, query, read, allocator.get_cache_for_block_table(layer), scaling), None
+
+
+AttentionInterface.register(RAGGED_ATTENTION, _ragged_attention)

@@ -27,7 +27,8 @@ from transformers import (
 )
 
 from harbortrainer.engines import pretrained
-from harbortrainer.engines.local.sampler.continuous_batching import RAGGED_ATTENTION
+from harbortrainer.engines.local.sampler.continuous_batching import SHARING_SCHEDULER
+from harbortrainer.engines.local.sampler.ragged_attention import RAGGED_ATTENTION
 from harbortrainer.engines.peft_internals import inject_for_sampling
 from harbortrainer.errors import UserError
 
@@ -39,7 +40,7 @@ _PAGE_SIZE = 16
 _MAX_REQUESTS = 256
 # Of the memory that is free when the engine starts. The learner needs the rest.
 _SHARE = {"cpu": 0.15, "cuda": 0.4}
-# On a CPU few: the members of a group that come together share no pages before one of them has been prefilled.
+# On a CPU few, so that what decodes does not wait long for what begins.
 _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 # On a CPU the cache is the run's memory too: this much, or four requests of the longest length.
 _CPU_CACHE_BYTES = 128 * 2**20
@@ -149,6 +150,7 @@ def batching_config(model: PreTrainedModel, max_model_len: int) -> ContinuousBat
         max_batch_tokens=_MAX_BATCH_TOKENS.get(kind, 512),
         max_requests_per_batch=_MAX_REQUESTS,
         max_memory_percent=1.0,
+        scheduler_type=SHARING_SCHEDULER,
         # Shapes change with every batch; graphs and a second set of buffers would only cost memory.
         use_cuda_graph=False,
         use_async_batching=False,
