@@ -154,7 +154,7 @@ def trained(model) -> list[torch.Tensor]:
     policy = LoraPolicy(model, lora, device=CPU, seed=0)
     policy.set_adapter({n: torch.full_like(w, 0.01) for n, w in policy.adapter().items()})
     found = []
-    for batch in pack([lengthy(length) for length in (30, 9, 17)], 1000, CPU):
+    for batch in pack([lengthy(length) for length in (30, 9, 17)], 1000, CPU, packing=policy.packing):
         logprobs, entropies = policy.logprobs(batch, training=True)
         logprobs.sum().backward()
         found += [logprobs.detach(), entropies]

@@ -76,7 +76,7 @@ class Learner:
         dtype: Of the base model: "float32" or "bfloat16"; by default float32 on a CPU, bfloat16 on a GPU.
         seed: Of the adapter's first weights.
         keep_versions: How many adapters are kept, the current one included: max_off_policy_steps + 1.
-        micro_batch_tokens: Tokens of one forward, padding included; by default what `micro_batch.MICRO_BATCH` says.
+        micro_batch_tokens: Tokens of one forward; by default what `micro_batch.MICRO_BATCH` says.
         tolerance: Of the proof; by default what the dtype needs.
 
     Raises:
@@ -180,7 +180,7 @@ class Learner:
         policy, samples, scales = self._policy, batch.samples, Scales(max(1, batch.trained), max(1, batch.predicted))
         self._optimizer.zero_grad(set_to_none=True)
         try:
-            micro_batches = pack(samples, self._budget, policy.device)
+            micro_batches = pack(samples, self._budget, policy.device, packing=policy.packing)
             trained = [forward_backward(policy, m, self._loss, scales=scales) for m in micro_batches]
             recomputed = under_own_version(policy, samples, trained, self._history, budget=self._budget)
             metrics = batch.metrics | token_metrics(trained, len(samples), self.version)

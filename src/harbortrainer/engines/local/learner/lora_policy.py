@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GradientCheckpointingLayer, PreTrainedModel
 
 from harbortrainer.config.trainer_table import LoraSettings
-from harbortrainer.engines.local.learner.micro_batch import MicroBatch
+from harbortrainer.engines.local.learner.micro_batch import MicroBatch, Packing
+from harbortrainer.engines.packed_attention import packs_rows
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
 from harbortrainer.errors import UserError
 
@@ -54,6 +55,11 @@ class LoraPolicy:
             recompute_activations(base)
         self.device = device
         self._parameters = adapter_weights(self.model, "default")
+        self.packing = Packing.ALONE
+        """What may stand in one row of this model."""
+        if packs_rows(base):
+            # Each sample has its own dropout, also where samples begin alike.
+            self.packing = Packing.APART if self._dropouts else Packing.SHARED
         self._head = _OutputHead(base, device)
 
     @property
@@ -92,7 +98,7 @@ class LoraPolicy:
             dropout.train(training)
         tokens, head = batch.tokens, self._head
         with torch.set_grad_enabled(training):
-            states = head.states(batch)
+            states = head.states(batch, packed=self.packing is not Packing.ALONE)
             return token_logprobs(states, head.logits, tokens.token, tokens.temperature, vocab=head.vocab)
 
 
@@ -173,13 +179,21 @@ class _OutputHead:
         parts = self._output(self._decoder(input_ids=probe, use_cache=False).last_hidden_state)
         return whole.shape == parts.shape and torch.allclose(whole, parts, atol=1e-4, rtol=1e-3)
 
-    def states(self, batch: MicroBatch) -> Tensor:
-        """[N, D] what predicts each asked token: hidden states, or logits when the model cannot be split."""
+    def states(self, batch: MicroBatch, *, packed: bool) -> Tensor:
+        """[N, D] what predicts each asked token: hidden states, or logits when the model cannot be split.
+
+        Args:
+            batch: One row; of one sequence unless `packed`.
+            packed: Whether the model's attention knows rows of several sequences.
+        """
+        given: dict[str, object] = {"input_ids": batch.input_ids}
+        if packed:
+            given |= {"position_ids": batch.position_ids, "stretches": batch.stretches}
         if self._output is None:
-            every = self._base(input_ids=batch.input_ids, use_cache=False).logits
+            every = self._base(**given, use_cache=False).logits
         else:
-            every = self._decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        return every[batch.row, batch.column]
+            every = self._decoder(**given, use_cache=False).last_hidden_state
+        return every[0, batch.column]
 
     def logits(self, states: Tensor) -> Tensor:
         """[n, D] -> [n, V]."""

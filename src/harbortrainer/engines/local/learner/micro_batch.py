@@ -1,8 +1,7 @@
-"""Samples to micro batches: padded on the right, sorted by length, within a budget of tokens.
+"""Samples to micro batches: one after the other in a row, without padding, within a budget of tokens.
 
-Only what a trained token needs is computed: a sample ends at its last trained token, and log-probabilities
-are asked for at trained positions only. Padding comes after everything real, so a causal model needs
-neither an attention mask nor position ids to get every real position right.
+Only what a trained token needs is computed: a sample ends at its last trained token, log-probabilities are asked for at
+trained positions only, and a beginning that samples have in common is computed once where the policy's model allows it.
 
 A sample longer than seq_len loses its tail, as in Prime-RL (`prepare_sample`, src/prime_rl/trainer/batch.py
 at commit 559b44772); both the samples and the trained tokens lost are counted.
@@ -10,11 +9,11 @@ at commit 559b44772); both the samples and the trained tokens lost are counted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from harbortrainer.engines.local.learner.training_sample import (
     Sample,
@@ -23,9 +22,20 @@ from harbortrainer.engines.local.learner.training_sample import (
     require_trainable,
     trained_tokens,
 )
+from harbortrainer.engines.packed_attention import PackedRow, Stretch
 
 MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
-"""Tokens of one forward, padding included, or one sequence that alone is longer; on a CPU what its caches hold."""
+"""Tokens of one forward, or one sequence that alone is longer; on a CPU what its caches hold."""
+COPY = 8
+"""Tokens whose keys and values are copied take no more memory than one that is computed."""
+
+
+class Packing(Enum):
+    """What may stand in one row."""
+
+    ALONE = "one sequence"
+    APART = "several sequences, each whole"
+    SHARED = "several sequences, and a beginning that they have in common once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +81,19 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass: B sequences padded to T, and the N tokens asked for."""
+    """One forward pass: a row of T tokens, and the N tokens asked for."""
 
     input_ids: Tensor
-    """[B, T]."""
+    """[1, T]."""
 
-    row: Tensor
-    """[N] the sequence of each token."""
+    position_ids: Tensor
+    """[1, T] each token's position in its sequence."""
+
+    stretches: Sequence[Stretch]
+    """Who attends to what."""
 
     column: Tensor
-    """[N] the position that predicts it, one before its own."""
+    """[N] the place in the row that predicts each token."""
 
     tokens: TrainedTokens
 
@@ -133,27 +146,39 @@ def fit(samples: Sequence[Sample], seq_len: int) -> FittedBatch:
 
 
 def pack(
-    samples: Sequence[Sample], budget: int, device: torch.device, *, version: int | None = None
+    samples: Sequence[Sample],
+    budget: int,
+    device: torch.device,
+    *,
+    version: int | None = None,
+    packing: Packing = Packing.SHARED,
 ) -> list[MicroBatch]:
-    """Micro batches of at most `budget` tokens with padding (or of one sequence that alone is longer).
+    """Micro batches of at most `budget` tokens (or of one sequence that alone is longer).
 
     Args:
         samples: Checked samples.
-        budget: B * T at most.
+        budget: T at most, and less where keys are copied (`COPY`).
         device: Where the tensors go.
         version: Ask only for the tokens that this policy version sampled; None asks for all that train, those that
             are to be predicted among them.
+        packing: What the policy's model allows.
     """
-    positions = {i: _asked(sample, version) for i, sample in enumerate(samples)}
-    order = sorted((i for i, asked in positions.items() if asked), key=lambda i: -positions[i][-1])
-    groups: list[list[int]] = []
-    for i in order:
-        longest = positions[groups[-1][0]][-1] if groups else 0
-        if groups and longest * (len(groups[-1]) + 1) <= budget:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return [_micro_batch(samples, group, positions, device) for group in groups]
+    positions = {i: asked for i, sample in enumerate(samples) if (asked := _asked(sample, version))}
+    sequences = {i: list(samples[i].token_ids[: asked[-1]]) for i, asked in positions.items()}
+    rows: list[tuple[PackedRow, list[int]]] = []
+    # Sorted, those that begin alike come one after the other.
+    for i in sorted(sequences, key=lambda i: sequences[i]):
+        if not rows or packing is Packing.ALONE or not _has_room(rows[-1][0], sequences[i], budget):
+            rows.append((PackedRow(packing is Packing.SHARED), []))
+        row, members = rows[-1]
+        row.add(sequences[i])
+        members.append(i)
+    return [_micro_batch(samples, row, members, positions, device) for row, members in rows]
+
+
+def _has_room(row: PackedRow, sequence: list[int], budget: int) -> bool:
+    shared = row.shared(sequence)
+    return len(row.token_ids) + len(sequence) - shared + (row.copied + shared) / COPY <= budget
 
 
 def _asked(sample: Sample, version: int | None) -> list[int]:
@@ -165,16 +190,19 @@ def _asked(sample: Sample, version: int | None) -> list[int]:
 
 
 def _micro_batch(
-    samples: Sequence[Sample], group: list[int], positions: dict[int, list[int]], device: torch.device
+    samples: Sequence[Sample],
+    row: PackedRow,
+    members: list[int],
+    positions: dict[int, list[int]],
+    device: torch.device,
 ) -> MicroBatch:
-    sequences = [torch.tensor(samples[i].token_ids[: positions[i][-1]]) for i in group]
-    rows = [row for row, i in enumerate(group) for _ in positions[i]]
-    tokens = _tokens(samples, group, positions, device)
+    columns = [places[t - 1] for i, places in zip(members, row.places, strict=True) for t in positions[i]]
     return MicroBatch(
-        input_ids=pad_sequence(sequences, batch_first=True).to(device),
-        row=torch.tensor(rows, device=device),
-        column=tokens.position - 1,
-        tokens=tokens,
+        input_ids=torch.tensor([row.token_ids], device=device),
+        position_ids=torch.tensor([row.positions], device=device),
+        stretches=row.stretches(device),
+        column=torch.tensor(columns, device=device),
+        tokens=_tokens(samples, members, positions, device),
     )
 
 

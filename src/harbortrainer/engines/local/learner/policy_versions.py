@@ -90,7 +90,7 @@ def under_own_version(
     try:
         for version in sorted(again):
             policy.set_adapter(history[version])
-            for micro_batch in pack(samples, budget, policy.device, version=version):
+            for micro_batch in pack(samples, budget, policy.device, version=version, packing=policy.packing):
                 parts.append((micro_batch.tokens, *policy.logprobs(micro_batch, training=False)))
     finally:
         if again:
@@ -114,7 +114,8 @@ def other_versions(
     found: dict[str, list[tuple[Compared, Tensor]]] = {}
     try:
         for version in claimed:
-            micro_batches = pack(samples[::stride], budget, policy.device, version=version)
+            asking = samples[::stride]
+            micro_batches = pack(asking, budget, policy.device, version=version, packing=policy.packing)
             if not micro_batches:
                 continue
             asked = TrainedTokens.joined([m.tokens for m in micro_batches])

@@ -29,6 +29,7 @@ from transformers import (
 from harbortrainer.engines import pretrained
 from harbortrainer.engines.local.sampler.continuous_batching import SHARING_SCHEDULER
 from harbortrainer.engines.local.sampler.ragged_attention import RAGGED_ATTENTION
+from harbortrainer.engines.packed_attention import attends_to_all
 from harbortrainer.engines.peft_internals import inject_for_sampling
 from harbortrainer.errors import UserError
 
@@ -97,11 +98,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fr
 
 def attention_for(config: PreTrainedConfig) -> str:
     """Our ragged attention where every layer attends to everything before it, else torch's SDPA with a mask."""
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
-    plain = kinds == {"full_attention"} and not windowed and not getattr(text, "attn_logit_softcapping", None)
-    return RAGGED_ATTENTION if plain else "sdpa"
+    return RAGGED_ATTENTION if attends_to_all(config) else "sdpa"
 
 
 def context_limit(config: PreTrainedConfig, wanted: int | None) -> int:
