@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.couplings import Couplings
@@ -25,6 +25,7 @@ from harbortrainer.engines.local.sampler.sampled_model import (
     context_limit,
     resolve_dtype,
 )
+from harbortrainer.engines.packed_attention import PACKED_ATTENTION, attends_to_all
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
 from harbortrainer.engines.pretrained import empty_model
 
@@ -148,7 +149,7 @@ def plan_memory(model: Path, lora: LoraSettings, *, kind: str, room: int) -> Mem
 
 def without_content(model: Path, lora: LoraSettings, dtype: torch.dtype) -> tuple[PreTrainedModel, int]:
     """The base with an adapter to train, and the bytes it had before; raises as `plan_memory`."""
-    base = empty_model(model, dtype, where="model.name", attention=_MASKLESS)
+    base = empty_model(model, dtype, where="model.name", attention=_attention)
     weights = bytes_of(base.parameters())
     with torch.device("meta"):
         adapted, _ = inject_for_training(base, lora_config(base, lora, ""))
@@ -204,8 +205,13 @@ def kept_by(forward: Callable[[], object], weights: Iterable[Tensor]) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+def _attention(config: PreTrainedConfig) -> str:
+    """The learner's, as it is for whole sequences."""
+    return PACKED_ATTENTION if attends_to_all(config) else _MASKLESS
+
+
 def _maskless(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: object, **kwargs: object) -> object:
-    """torch's attention as the learner has it for whole sequences: causal, and no mask is made for it."""
+    """torch's attention for whole sequences: causal, and no mask is made for it."""
     return AttentionInterface()["sdpa"](module, query, key, value, None, **kwargs)
 
 

@@ -49,7 +49,9 @@ def load_model(
         )
 
 
-def empty_model(model: str | Path, dtype: torch.dtype, *, where: str, attention: str) -> PreTrainedModel:
+def empty_model(
+    model: str | Path, dtype: torch.dtype, *, where: str, attention: Callable[[PreTrainedConfig], str]
+) -> PreTrainedModel:
     """A causal language model without content, on torch's meta device: shapes, names and code, from its config alone.
 
     Args and errors are `load_model`'s.
@@ -57,7 +59,7 @@ def empty_model(model: str | Path, dtype: torch.dtype, *, where: str, attention:
     with _blaming("the model's config cannot be read", where, "name a Hugging Face model, or a folder with its config"):
         config = AutoConfig.from_pretrained(str(model))
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention(config))
 
 
 def second_model(model: PreTrainedModel) -> PreTrainedModel:
