@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.config.plugin import TasksetKeys
-from harbortrainer.doctor import evaluation_size, pace, served_adapter
+from harbortrainer.doctor import evaluation_size, gpus, pace, served_adapter
 from harbortrainer.doctor.finding import Level
 from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.tasks.task_folder import load_folder
@@ -106,6 +106,21 @@ def test_an_adapter_that_vllm_cannot_serve_is_told(a_run, lora, level, said):
     (finding,) = served_adapter.check(a_run(lora=lora))
     assert finding.level is level and said in finding.what and finding.do
     assert list(served_adapter.check(a_run(folder=SAMPLES, lora={"rank": 512}))) == []
+
+
+def test_an_adapter_that_vllm_cannot_serve_is_told_on_the_embedded_engine_too(plan):
+    lora = {"model": {"lora": {"rank": 1024}}}
+    (finding,) = served_adapter.check(plan(inference={"engine": "vllm"}, trainer=lora))
+    assert finding.level is Level.RED and finding.where == "run.toml: trainer.model.lora.rank"
+    assert list(served_adapter.check(plan(trainer=lora))) == []
+
+
+@pytest.mark.parametrize(("share", "who"), [(None, None), (0.15, "vLLM needs"), (0.8, "the learner needs")])
+def test_a_model_has_to_fit_twice_where_vllm_samples(plan, share, who):
+    inference = {"engine": "vllm"} | ({} if share is None else {"vllm": {"gpu_memory_utilization": share}})
+    (finding,) = gpus.check(plan(gpus=[Gpu("L40S", 46_068)], model={"name": "me/mine-4B"}, inference=inference))
+    assert finding.level is (Level.GREEN if who is None else Level.RED)
+    assert who is None or (who in finding.what and "gpu_memory_utilization" in finding.where)
 
 
 def test_a_task_whose_agent_may_work_for_ever_is_not_told_to_be_short(a_run, tmp_path):

@@ -23,6 +23,7 @@ from harbortrainer.doctor import (
     predicted_roles,
     prime_rl_setup,
     roots,
+    vllm_release,
 )
 from harbortrainer.doctor.docker_daemon import DaemonInfo
 from harbortrainer.doctor.finding import Finding, Level
@@ -44,6 +45,7 @@ MODULES = (
     predicted_roles,
     prime_rl_setup,
     roots,
+    vllm_release,
 )
 THE_MACHINE_ALONE = {".env", "Docker login", "Prime-RL", "plugin"}
 """What no key of the file is to blame for."""
@@ -170,6 +172,8 @@ def machine_mistakes(plan, source, monkeypatch, tmp_path):
     big, small = {"name": "Qwen/Qwen3-235B"}, [Gpu("A", 24000)] * 2
     yield gpus.check(plan(model=big))
     yield from (gpus.check(run) for run in without_room(plan, tmp_path))
+    yield gpus.check(plan(gpus=small, inference={"engine": "vllm"}, model={"name": "me/mine-7B"}))
+    yield vllm_release.check(plan(inference={"engine": "vllm"}))
     yield gpus.check(plan("prime-rl", inference={}, model=big))
     yield gpus.check(plan("prime-rl", gpus=small, inference={}, model=big))
     yield gpus.check(plan("prime-rl", gpus=small, inference={}, model={"name": "me/mine"}))

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from harbortrainer.config.algo_table import NamedAlgo
 from harbortrainer.config.explain import explain
-from harbortrainer.config.fates import OURS, SHARED
+from harbortrainer.config.fates import OURS, SHARED, longest
 from harbortrainer.config.known_keys import check_known, known_keys
 from harbortrainer.config.orchestrator_table import Concurrency
 from harbortrainer.config.plugin import PluginEnv, plugin_env
@@ -161,7 +161,7 @@ def refuse(raw: RawRun, *, resume: bool, dry_run: bool) -> None:
         UserError: What only the embedded engine knows, a run without a name to resume, or a dry run that would delete.
     """
     for override in raw.overrides:
-        if override.key.split(".")[0] in OURS:
+        if longest(override.key, OURS):
             where = f"command line: {override.words[0]}"
             raise UserError("is for the embedded engine", where=where, do="leave it out")
     if dry_run and raw.get("clean"):

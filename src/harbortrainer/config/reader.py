@@ -102,6 +102,8 @@ def from_raw(raw: RawRun) -> RunConfig:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
         raise explain(error, raw.file, known=known_keys()) from None
+    if config.inference.engine != "vllm" and raw.get("inference.vllm.gpu_memory_utilization") is not None:
+        unused = list(dict.fromkeys([*unused, "inference"]))  # the embedded sampler measures what is free
     note = f"not used by the embedded engine, which needs no such setting: {', '.join(unused)}"
     return config.with_notes(*raw.notes, *([note] if unused else []))
 

@@ -1,7 +1,7 @@
 """The run file's schema, as far as the embedded engine honours it.
 
 Contract: names, defaults and meaning are Prime-RL's at the pinned commit, so that one file works on both engines;
-`seed`, `tensorboard`, `transcripts_mb`, `[prices]` and `[warmup]` are ours alone.
+`seed`, `tensorboard`, `transcripts_mb`, `inference.engine`, `[prices]` and `[warmup]` are ours alone.
 """
 
 import re
@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import tomlkit
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -23,6 +23,9 @@ from harbortrainer.config.warmup_table import WarmupConfig
 
 FOLDER_NAME = re.compile(r"[\w+@=,-][\w+@=, .-]{0,199}")
 """What a run's folder may be called: no slash, no dot at the start."""
+
+VLLM_SHARE = 0.5
+"""Of the card's memory, for vLLM beside a learner."""
 
 NULLABLE = ("trainer.optim.max_norm", "orchestrator.concurrency.max_inflight")
 """Keys for which none means something else than leaving them out."""
@@ -67,17 +70,29 @@ class CkptConfig(Table):
 
 
 class VllmConfig(Table):
-    """`[inference.vllm]`: the one number of it that the embedded sampler shares."""
+    """`[inference.vllm]`: the numbers of it that mean something on the embedded engine."""
 
     max_model_len: int | None = Field(None, ge=1)
     """Most tokens of prompt and answer together; `seq_len` when it is not given."""
+
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """vLLM's share of the card's memory where vLLM samples, half of it when it is not given; the learner has the
+    rest."""
 
 
 class InferenceConfig(Table):
     """`[inference]`."""
 
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """Ours alone: who samples on the embedded engine, it itself or a `vllm serve` that it starts beside the learner."""
+
     vllm: VllmConfig = VllmConfig()
     """The sampler's limits."""
+
+    @property
+    def vllm_share(self) -> float:
+        """vLLM's share of the card's memory."""
+        return self.vllm.gpu_memory_utilization or VLLM_SHARE
 
 
 class RunBasics(Table):

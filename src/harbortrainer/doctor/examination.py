@@ -32,11 +32,21 @@ def examine_file(plan: LaunchPlan) -> list[Finding]:
 
 def examine_machine(plan: LaunchPlan) -> list[Finding]:
     """What there is for it: other programs are asked, and Harbor about the providers of sandboxes when it has some."""
-    from harbortrainer.doctor import credentials, docker_daemon, evaluation_size, gpus, machine, pace, prime_rl_setup
+    from harbortrainer.doctor import (
+        credentials,
+        docker_daemon,
+        evaluation_size,
+        gpus,
+        machine,
+        pace,
+        prime_rl_setup,
+        vllm_release,
+    )
 
     checks = (
         credentials.check_providers,
         prime_rl_setup.check,
+        vllm_release.check,
         model_files.check_hub,
         gpus.check,
         pace.check,

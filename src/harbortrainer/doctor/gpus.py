@@ -48,6 +48,9 @@ def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
     it is no small part of that, else a rule of thumb by its size. Counting takes seconds."""
     if run.warmup is not None:
         return
+    if run.inference.engine == "vllm":
+        yield from beside_vllm(plan, run)
+        return
     import psutil
 
     room = int(USABLE * (plan.gpus[0].memory_mib * MIB if plan.gpus else psutil.virtual_memory().total))
@@ -59,6 +62,23 @@ def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
     found = found or estimated(run, device, room, plan.where)
     if found is not None:
         yield found
+
+
+def beside_vllm(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
+    """Two copies of the weights on the first GPU, by a rule of thumb: vLLM's in its share, the learner's in the
+    rest."""
+    size = parameters(run.model.name)
+    if size is None or not plan.gpus:
+        return
+    card, share = plan.gpus[0].memory_mib * MIB, run.inference.vllm_share
+    rooms = {"vLLM": (INFERENCE_BYTES, share), "the learner": (TRAINING_BYTES["bfloat16"], USABLE - share)}
+    for who, (needed, part) in rooms.items():
+        if size * needed > part * card:
+            what = f"{who} needs about {size * needed / GIB:.1f} GiB of the GPU and has {part * card / GIB:.1f}"
+            do = "change vLLM's share, or use a smaller model or the embedded sampler, which needs no second copy"
+            yield red("memory", what, do, plan.where("inference.vllm.gpu_memory_utilization"))
+            return
+    yield green("memory", f"{run.model.name} fits on the GPU twice, in vLLM's {share:.0%} and in the rest")
 
 
 def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callable[[str], str]) -> Finding | None:

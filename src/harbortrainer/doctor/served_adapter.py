@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from harbortrainer.config.prime_rl_run import PrimeRun
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.doctor.finding import Finding, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 
@@ -15,9 +17,14 @@ NOT_SERVED = ("lm_head", "embed_tokens", "wte")
 def check(plan: LaunchPlan) -> Iterator[Finding]:
     """Rank and target modules of `[trainer.model.lora]`."""
     run = plan.run
-    if not isinstance(run, PrimeRun) or run.trainer.model.lora is None or run.inference is None:
-        return
-    lora, most = run.trainer.model.lora, run.inference.vllm.max_lora_rank or LARGEST_RANK
+    if isinstance(run, RunConfig) and run.inference.engine == "vllm":
+        yield from served(plan, run.lora, LARGEST_RANK)
+    if isinstance(run, PrimeRun) and run.trainer.model.lora is not None and run.inference is not None:
+        yield from served(plan, run.trainer.model.lora, run.inference.vllm.max_lora_rank or LARGEST_RANK)
+
+
+def served(plan: LaunchPlan, lora: LoraSettings, most: int) -> Iterator[Finding]:
+    """What vLLM would refuse, or leave out; `most` is the largest rank that it takes."""
     if lora.rank > most:
         what = f"rank {lora.rank} is above the largest that vLLM serves here ({most})"
         yield red(

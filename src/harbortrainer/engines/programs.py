@@ -1,6 +1,11 @@
-"""Asks other programs, without trusting that they are there."""
+"""Asks other programs, without trusting that they are there, and sees to it that what we start ends with us."""
 
+import ctypes
+import signal
 import subprocess
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
 
 
 def output_of(*words: str, timeout_s: float = 20.0) -> str | None:
@@ -10,3 +15,9 @@ def output_of(*words: str, timeout_s: float = 20.0) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def ends_with_us() -> Callable[[], object]:
+    """A child's `preexec_fn`: the kernel sends it SIGTERM when the thread that starts it is gone."""
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,6 +1,7 @@
 """The two models of a run: the one that is sampled from and the one that is trained, and what the loop asks of them.
 
-`Sampler` and `Learner` fulfil these protocols; torch and transformers are imported when they are made.
+`Sampler` or `VllmSampler`, and `Learner`, fulfil these protocols; torch and transformers are imported when they are
+made.
 """
 
 import time
@@ -9,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from harbortrainer.config.runfile import RunConfig
+from harbortrainer.errors import RunStoppedError
+from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.label import RUN_VARIABLE, run_label
 
 if TYPE_CHECKING:
     import torch
     from peft import LoraConfig
+    from transformers import PreTrainedModel
 
     from harbortrainer.engines.local.learner.learner import Learner
     from harbortrainer.engines.local.learner.training_sample import Sample
-    from harbortrainer.engines.local.sampler import Completion, Sampler
+    from harbortrainer.engines.local.sampler import Completion
     from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
 
 DECIDES = ("r", "lora_alpha", "lora_dropout", "target_modules", "bias", "task_type")
@@ -27,6 +32,14 @@ class LedgerPart(Protocol):
     """What the sampler sampled, by session."""
 
     def take(self, session_id: str) -> "list[Completion]": ...
+
+
+class WatchedProcess(Protocol):
+    """A process without which nothing comes back."""
+
+    @property
+    def alive(self) -> bool: ...
+    def ended(self) -> RunStoppedError: ...
 
 
 class SamplerPart(Protocol):
@@ -42,6 +55,15 @@ class SamplerPart(Protocol):
     def stop(self) -> None: ...
 
 
+class ServedPolicy(SamplerPart, Protocol):
+    """A sampler as it was started."""
+
+    @property
+    def model(self) -> "PreTrainedModel | None": ...
+    @property
+    def processes(self) -> Sequence[WatchedProcess]: ...
+
+
 class LearnerPart(Protocol):
     """Trains the policy: one call, one update, one new version."""
 
@@ -55,12 +77,10 @@ class LearnerPart(Protocol):
     def load(self, folder: Path) -> None: ...
 
 
-def start_sampler(model: str, config: RunConfig) -> "Sampler":
+def start_sampler(model: str, config: RunConfig) -> ServedPolicy:
     """The policy (its folder or hub id), served."""
     import torch
     from transformers.utils.logging import disable_progress_bar
-
-    from harbortrainer.engines.local.sampler import Sampler
 
     if not torch.cuda.is_available():
         # Two engines share the cores: threads that wait for each other by spinning cost more than they give.
@@ -68,11 +88,40 @@ def start_sampler(model: str, config: RunConfig) -> "Sampler":
     if Path(model).is_dir():
         disable_progress_bar()
     port = config.orchestrator.model.client.port
+    if config.inference.engine == "vllm":
+        return _start_vllm(model, config, RunFolder(config.run_dir), port)
+    from harbortrainer.engines.local.sampler import Sampler
+
     return Sampler(model, max_model_len=config.max_model_len, seed=config.seed, port=port).start()
 
 
-def load_learner(model: str, config: RunConfig, sampler: "Sampler") -> "Learner":
-    """The same policy, to be trained: on the weights of the sampler's model, which has no adapter yet."""
+def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int) -> ServedPolicy:
+    from harbortrainer.engines.vllm.vllm_sampler import VllmSampler
+
+    return VllmSampler(
+        model,
+        max_model_len=config.max_model_len,
+        folder=run.path / "served_adapters",
+        log=run.log / "vllm.log",
+        dtype="bfloat16" if _device() == "cuda" else "float32",
+        memory_share=config.inference.vllm_share,
+        lora_rank=config.lora.rank,
+        seed=config.seed,
+        variables={RUN_VARIABLE: run_label(run.path)},
+        port=port,
+    ).start()
+
+
+def _device() -> str:
+    """Where the learner is when it loads its own weights; it has the dtype that is usual there."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_learner(model: str, config: RunConfig, sampler: ServedPolicy) -> "Learner":
+    """The same policy, to be trained: on the weights of the sampler's model, which has no adapter yet, or on its own
+    where the sampler's are in another process."""
     from harbortrainer.engines.local.learner.learner import Learner
 
     return Learner(
@@ -84,6 +133,7 @@ def load_learner(model: str, config: RunConfig, sampler: "Sampler") -> "Learner"
         max_steps=config.max_steps,
         seq_len=config.seq_len,
         base=sampler.model,
+        device=_device(),
         seed=config.seed,
         keep_versions=config.orchestrator.max_off_policy_steps + 1,
     )

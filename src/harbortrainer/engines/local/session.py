@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -21,7 +21,7 @@ from verifiers.v1.configs.client import TrainClientConfig
 from harbortrainer.config.published_config import published
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local.env_server import STARTUP_S, plan_servers, server_key, watch
-from harbortrainer.engines.local.parts import SamplerPart, hand_over, load_learner, start_sampler
+from harbortrainer.engines.local.parts import SamplerPart, WatchedProcess, hand_over, load_learner, start_sampler
 from harbortrainer.engines.local.playing import TaskStream
 from harbortrainer.engines.local.rollouts.group import MIN_SURVIVORS
 from harbortrainer.engines.local.train import Parts, TrainingLoop
@@ -143,6 +143,8 @@ class Session:
         made_of = ingredients(model, keys, {stream.name: stream.origin() for stream in streams})
         for line in check_ingredients(self.run.path, made_of, resume=self.resume):
             self.display.line(line)
+        if self.config.inference.engine == "vllm":
+            self.display.line(f"vLLM starts, which takes a minute or more ({self.run.log / 'vllm.log'})")
         sampler = self.sampler = start_sampler(model, self.config)
         learner = load_learner(model, self.config, sampler)
         if self.checkpoint is not None:
@@ -159,12 +161,12 @@ class Session:
         )
         shown = published(self.config.model_dump(mode="json", exclude_none=True))
         self.run.metrics.start(monitors_of(self.config, self.run.path, shown=shown), self.display.line)
-        asyncio.run(self._run(model, parts))
+        asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes]))
 
-    async def _run(self, model: str, parts: Parts) -> None:
+    async def _run(self, model: str, parts: Parts, needed: Sequence[WatchedProcess]) -> None:
         """Until the loop is at its end, a server is gone, or a stop is asked for."""
         work = asyncio.create_task(self._work(model, parts))
-        watched = asyncio.create_task(watch(self.servers.values()))
+        watched = asyncio.create_task(watch(needed))
         asked = asyncio.create_task(self.stop.wait())
         await asyncio.wait({work, watched, asked}, return_when=asyncio.FIRST_COMPLETED)
         settled = True

@@ -4,7 +4,6 @@ Contract: `run` returns the child's exit code (128 + n for a child that signal n
 group of its own, so that Ctrl-C reaches it once, through us; when this process dies the kernel tells the child.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from harbortrainer.engines.prime_rl.standstill import Standstill
+from harbortrainer.engines.programs import ends_with_us
 
 LOOK_S = 2.0
 """Seconds between two looks at what the child does."""
@@ -25,7 +25,6 @@ LOOK_S = 2.0
 GRACE_S = 60.0
 """Seconds between a forwarded signal and the end of patience; Prime-RL gives its own children as long."""
 
-PR_SET_PDEATHSIG = 1
 TAIL_LINES = 200
 
 
@@ -55,7 +54,6 @@ class Child:
         self._log = log
         self._grace_s = grace_s
         self._signalled: float | None = None
-        self._libc = ctypes.CDLL(None)
         self._process = subprocess.Popen(
             list(command),
             env=dict(environment),
@@ -63,7 +61,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=self._die_with_parent,
+            preexec_fn=ends_with_us(),
         )
 
     @property
@@ -137,6 +135,3 @@ class Child:
         self.tail.append(text.rstrip("\n"))
         sys.stdout.write(text)
         sys.stdout.flush()
-
-    def _die_with_parent(self) -> None:
-        self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -9,6 +9,8 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import tomlkit
@@ -17,7 +19,7 @@ from harbortrainer.config.fates import OURS
 from harbortrainer.config.overrides import Override, apply, parse
 from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
 from harbortrainer.config.reader import RawRun
-from harbortrainer.config.table import spelled_out
+from harbortrainer.config.table import lookup, spelled_out
 from harbortrainer.engines.prime_rl.attempt import Attempt, providers
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.engines.prime_rl.command import printed
@@ -184,11 +186,11 @@ def prepared(raw: RawRun, run_dir: Path, entries: Sequence[Override] = ()) -> Pa
     """
     text = raw.upgraded or Path(raw.file).read_text(encoding="utf-8")
     document = tomllib.loads(text) if entries else tomlkit.parse(text)
-    ours = OURS & document.keys()
+    ours = [key for key in OURS if lookup(document, key) is not None]
     if raw.upgraded is None and not entries and not ours:
         return Path(raw.file)
-    for key in ours:
-        document.pop(key)
+    for *tables, name in (key.split(".") for key in ours):
+        reduce(getitem, tables, document).pop(name)
     document = spelled_out(apply(document, entries)) if entries else document
     copy = run_dir / "configs" / "harbortrainer.toml"
     copy.parent.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.source_table import SourceConfig
+from harbortrainer.engines.local.parts import WatchedProcess
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.harbor_side import LITELLM_OFFLINE
 from harbortrainer.runs.folder import RunFolder
@@ -156,7 +157,7 @@ def refuse_rollout_details(source: SourceConfig) -> None:
         )
 
 
-async def watch(servers: Iterable[EnvServer]) -> None:
+async def watch(servers: Sequence[WatchedProcess]) -> None:
     """Raise when one of the servers is gone; its rollouts would never come back."""
     while True:
         for server in servers:

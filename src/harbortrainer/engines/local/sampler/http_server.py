@@ -11,15 +11,15 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from harbortrainer.engines.local.sampler.replies import Replies
 from harbortrainer.engines.local.sampler.requests import BadRequestError, ChatRequest, GenerateRequest, parse
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
 from harbortrainer.errors import UserError
@@ -28,7 +28,20 @@ _CLIENT_GONE = 499
 _KINDS = {400: "BadRequestError", 404: "NotFoundError"}
 
 
-def build_app(replies: Replies) -> FastAPI:
+class Answering(Protocol):
+    """What stands behind the endpoints."""
+
+    @property
+    def model_names(self) -> Sequence[str]: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def failure(self) -> BaseException | None: ...
+    async def generate(self, request: GenerateRequest, session: str) -> dict[str, object]: ...
+    async def chat(self, request: ChatRequest, session: str) -> dict[str, object]: ...
+
+
+def build_app(replies: Answering) -> FastAPI:
     """The application for one engine."""
     app = FastAPI(openapi_url=None)
     _add_errors(app)
@@ -43,7 +56,7 @@ def error_response(message: str, status: int) -> Response:
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
 
 
-def _add_sampling(app: FastAPI, replies: Replies) -> None:
+def _add_sampling(app: FastAPI, replies: Answering) -> None:
     @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
         asked = parse(GenerateRequest, await request.body())
@@ -55,13 +68,13 @@ def _add_sampling(app: FastAPI, replies: Replies) -> None:
         return await _while_connected(request, replies.chat(asked, _session(request)))
 
 
-def _add_information(app: FastAPI, replies: Replies) -> None:
-    engine, started = replies.engine, int(time.time())
+def _add_information(app: FastAPI, replies: Answering) -> None:
+    started = int(time.time())
 
     @app.get("/health")
     async def health() -> Response:
-        if engine.failure is not None:
-            return error_response(f"the engine has failed: {engine.failure}", 503)
+        if replies.failure is not None:
+            return error_response(f"the engine has failed: {replies.failure}", 503)
         return JSONResponse({"status": "ok"})
 
     @app.get("/v1/models")
@@ -75,7 +88,7 @@ def _add_information(app: FastAPI, replies: Replies) -> None:
                 "owned_by": "harbortrainer",
                 "root": name,
                 "parent": None if name == base else base,
-                "max_model_len": engine.max_model_len,
+                "max_model_len": replies.max_model_len,
             }
             for name in replies.model_names
         ]

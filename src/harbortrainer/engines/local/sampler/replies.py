@@ -43,6 +43,16 @@ class Replies:
     seed: int
     eos_ids: frozenset[int]
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus completion."""
+        return self.engine.max_model_len
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine, None while it runs."""
+        return self.engine.failure
+
     async def generate(self, request: GenerateRequest, session: str) -> dict[str, object]:
         """Answers POST /inference/v1/generate."""
         self._check(request)

@@ -39,6 +39,9 @@ class Sampler:
         UserError: no weights in the folder, an unknown device, a port in use.
     """
 
+    processes: tuple[()] = ()
+    """It samples in this one."""
+
     def __init__(
         self,
         model: str | Path,
