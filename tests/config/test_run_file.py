@@ -141,6 +141,13 @@ def test_overrides_win_over_the_file(write):
         ("[trainer.optim]\nlr = -1\n", "trainer.optim.lr", "greater than or equal to 0"),
         ("[trainer.loss]\ntype = 'ipo'\n", "trainer.loss.type", "prime-rl"),
         ("[orchestrator.algo]\ntype = 'opd'\n", "orchestrator.algo.type", "grpo, echo, max_rl, or run with --engine"),
+        ("[orchestrator.algo]\ntype = 'rae'\n", "orchestrator.algo.type", "rae is for several agents"),
+        ("[orchestrator.algo]\ntype = 'hierarchical_grpo'\n", "orchestrator.algo.type", "is for a proposer"),
+        (
+            "[orchestrator.algo]\ntype = 'ppo'\n",
+            "orchestrator.algo.type",
+            "there is no algorithm 'ppo'; set grpo, echo",
+        ),
         ("[orchestrator.algo]\nroles = { user = {} }\n", "orchestrator.algo", "grpo has no roles"),
         ("[orchestrator.algo]\ntype = 'echo'\nroles = {}\n", "orchestrator.algo.roles", "set one of user"),
         ("[orchestrator.algo]\ntype = 'max_rl'\nlength_penalty = {}\n", "orchestrator.algo", "no length_penalty"),

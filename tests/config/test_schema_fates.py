@@ -1,6 +1,7 @@
 """Every key of Prime-RL's schema has exactly one fate on the embedded engine, and the snapshot is the schema."""
 
 import os
+import re
 import subprocess
 import sys
 import types
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from harbortrainer.config import fates
 from harbortrainer.config import known_keys as known_keys_module
+from harbortrainer.config.algo_table import ALGORITHMS, PRIME_RLS_ALONE
 from harbortrainer.config.known_keys import known_keys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.sampling_table import TRAIN_EXTRA
@@ -71,6 +73,13 @@ def test_the_snapshot_is_the_schema_of_the_pinned_prime_rl():
         [sys.executable, str(TOOL)], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert done.stdout == known_keys_module.SNAPSHOT.read_text()
+
+
+@pytest.mark.skipif(not checkout.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
+def test_every_algorithm_of_the_pinned_prime_rl_is_had_or_refused_by_its_name():
+    source = (checkout.find().schema / "prime_rl/configs/algorithm.py").read_text()
+    types = re.findall(r'^class \w+AlgoConfig\(.*\):\n    type: Literal\["(\w+)"\]', source, re.MULTILINE)
+    assert sorted(types) == sorted([*ALGORITHMS, *PRIME_RLS_ALONE])
 
 
 def test_what_prime_rl_adds_to_every_request_is_harmless():

@@ -11,6 +11,16 @@ from pydantic import Field, field_validator, model_validator
 from harbortrainer.config.table import Table
 
 ALGORITHMS = "grpo", "echo", "max_rl"
+"""What compares the trials of one group, of one agent."""
+
+PRIME_RLS_ALONE = {
+    "rae": "is for several agents that play each other",
+    "hierarchical_grpo": "is for a proposer and its solvers",
+    "opd": "needs a teacher that scores",
+    "opsd": "needs a demonstration of each task",
+    "sft": "needs a teacher that plays",
+}
+"""The rest of the pinned schema, and why each is not here; `harbor_env` has one agent and no teacher."""
 
 
 class LengthPenalty(Table):
@@ -92,11 +102,14 @@ class Algo(NamedAlgo):
     @field_validator("type", mode="before")
     @classmethod
     def _is_had_here(cls, name: object) -> object:
-        if name not in ALGORITHMS:
-            raise ValueError(
-                f"the embedded engine has no {name!r}; set {', '.join(ALGORITHMS)}, or run with --engine prime-rl"
-            )
-        return name
+        if name in ALGORITHMS:
+            return name
+        why = PRIME_RLS_ALONE.get(str(name))
+        if why is None:
+            raise ValueError(f"there is no algorithm {name!r}; set {', '.join(ALGORITHMS)}")
+        raise ValueError(
+            f"{name} {why}: not on the embedded engine; set {', '.join(ALGORITHMS)}, or run with --engine prime-rl"
+        )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
