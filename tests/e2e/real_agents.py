@@ -2,10 +2,14 @@
 
     PYTHONPATH=tests:datasets/quickstart .venv/bin/python tests/e2e/real_agents.py mini-swe-agent
     PYTHONPATH=tests:datasets/quickstart .venv/bin/python tests/e2e/real_agents.py claude-code
+    PYTHONPATH=tests:datasets/quickstart .venv/bin/python tests/e2e/real_agents.py codex docker IMAGE
 
 Its program has to be on the PATH below /usr, which the sandbox of the host's root shows (a virtual environment of the
-system's Python in /usr/local with a link in /usr/local/bin; for claude and opencode the one file that npm brings).
-The sandbox has no network. The model uses the agent's own tool for commands twice and is done.
+system's Python in /usr/local with a link in /usr/local/bin; for claude, opencode and codex the one file that npm
+brings). That sandbox has no network. In `docker` it has to be on the PATH of an image, which the task is made from.
+The model uses the agent's own tool for commands twice and is done. `mini-swe-agent-text` is mini-swe-agent without tool
+calls; its last argument is a file, mini-swe-agent's own mini_textbased.yaml with `model_class: litellm_textbased` below
+`model`.
 """
 
 import asyncio
@@ -30,28 +34,34 @@ TOOLS: dict[str, tuple[str, str, dict]] = {
 }
 """What each calls its tool for commands, the argument with the command, and what else the tool wants."""
 LAST = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
+TEXT = "mini-swe-agent-text"
 TASK = "[environment]\nallow_internet = false\nmemory_mb = 3000\n"
 
 
 def answers(agent: str) -> list[str]:
     """What the model says: text and a command, a command, the end."""
-    tool, argument, more = TOOLS[agent]
+    tool, argument, more = TOOLS[agent.removesuffix("-text")]
 
     def runs(command: str) -> str:
+        if agent == TEXT:
+            return f"```mswea_bash_command\n{command}\n```"
         call = json.dumps({"name": tool, "arguments": {argument: command, **more}})
         return f"<tool_call>\n{call}\n</tool_call>"
 
-    last = runs(LAST[agent]) if agent in LAST else "All done."
+    ends = LAST.get(agent.removesuffix("-text"))
+    last = runs(ends) if ends else "All done."
     return ["I look.\n\n" + runs("mkdir -p /app && touch /app/answer"), runs("ls /app"), last]
 
 
-def main(agent: str, environment: str = "local") -> None:
+def main(agent: str, environment: str = "local", image: str = "debian:12-slim", file: str = "") -> None:
     """Play one trial and print what came of it."""
     work = Path(tempfile.mkdtemp(prefix="real-agents-"))
     train_tokenizer([episode("x", ["touch /app/answer"])]).save_pretrained(work / "tokenizer")
-    make_task(work / "tasks" / "answer", agent_timeout_s=300, extra=TASK if environment == "local" else "")
+    extra = TASK if environment == "local" else ""
+    make_task(work / "tasks" / "answer", agent_timeout_s=300, extra=extra, dockerfile=f"FROM {image}\nWORKDIR /app\n")
     kwargs = {"image": "host"} if environment == "local" else {}
-    own = {"agent": agent, "environment_type": environment, "environment_kwargs": kwargs}
+    own = {"agent": agent.removesuffix("-text"), "environment_type": environment, "environment_kwargs": kwargs}
+    own |= {"agent_kwargs": {"config_file": file}} if file else {}
     env = config(work / "tasks", work / "trials", harness=own, retries={"max_retries": 0})
     script, form = by_turn(answers(agent)), Qwen3RendererConfig(thinking_retention="all")
     with ScriptedEngine(work / "tokenizer", script, format=form) as engine:
