@@ -7,9 +7,9 @@ from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
-from harbortrainer.doctor import gpus, memory_plan
+from harbortrainer.doctor import gpus
 from harbortrainer.doctor.finding import Level
-from harbortrainer.doctor.memory_plan import bytes_of, kept_by, plan_memory
+from harbortrainer.engines import memory_plan
 from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
@@ -17,6 +17,7 @@ from harbortrainer.engines.local.learner.micro_batch import pack
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.parts import hand_over
 from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.memory_plan import bytes_of, kept_by, plan_memory
 from harbortrainer.engines.peft_internals import adapter_weights
 from harbortrainer.errors import UserError
 
@@ -26,6 +27,11 @@ CONTEXT = 512
 EIGHT_BILLION = Qwen3Config(
     vocab_size=151_936, hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36, num_attention_heads=32,
     num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960, tie_word_embeddings=False,
+)  # fmt: skip
+
+FOUR_BILLION = Qwen3Config(
+    vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960, tie_word_embeddings=True,
 )  # fmt: skip
 
 
@@ -64,7 +70,8 @@ def test_weights_adapter_and_cache_are_those_that_are_really_there(folder):
         sampled = adapter_weights(sampler.model, "policy").values()
         assert bytes_of([*trained, *trained, *moments, *sampled]) == plan.adapter
         tokens = sampler.stats()["cache_tokens"]
-        assert plan.cache(CONTEXT) <= tokens <= plan.cache(CONTEXT) + 2 * 16
+        cached = plan.cache(CONTEXT, CONTEXT)
+        assert cached <= tokens <= cached + 2 * 16
         assert plan.cached_token * tokens == pytest.approx(cache_bytes(sampler), rel=0.01)
 
 
@@ -91,16 +98,68 @@ def test_the_logits_of_a_chunk_are_counted(folder):
     assert length * plan.kept_token < kept < plan.learner(length)
 
 
-def test_an_8b_model_has_room_on_48_gb_and_a_plan_says_how_long_its_sequences_may_be(tmp_path):
+def test_what_samples_share_takes_no_more_than_was_counted(folder):
+    """Keys and values of a common beginning are copied, a token of them for an eighth of one that is computed."""
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    policy, plan = (
+        LoraPolicy(base, LORA, device=torch.device("cpu"), seed=0),
+        plan_memory(folder, LORA, kind="cpu", room=GIB),
+    )
+    samples = [
+        Sample([5] * 200 + [n] * 4, [t == 203 for t in range(204)], [0.0] * 204, [0] * 204, 1.0, 1.0) for n in range(60)
+    ]
+    (batch, *_) = pack(samples, 1000, torch.device("cpu"))
+    assert batch.input_ids.shape[1] < 300
+    kept = kept_by(lambda: policy.logprobs(batch, training=True), base.parameters())
+    assert kept < plan.learner(1000)
+
+
+def test_an_8b_model_trains_on_32_768_tokens_on_48_gb_and_the_cache_takes_what_is_left(tmp_path):
+    """By hand, with two bytes a number; a layer's norms have 2 x 4096 + 2 x 128 weights, the last one 4096."""
     EIGHT_BILLION.save_pretrained(tmp_path)
     plan = plan_memory(tmp_path, LoraSettings(), kind="cuda", room=int(0.9 * 48 * GIB))
-    assert plan.weights == pytest.approx(8.19e9 * 2, rel=0.01)
-    assert plan.fits(8192, 8192)
-    assert plan.fits(plan.longest, plan.longest)
+    layer = 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 12_288 + 8448
+    assert plan.weights == 2 * (36 * layer + 2 * 151_936 * 4096 + 4096) == 16_381_470_720
+    # Rank 16 beside each matrix: 16 x (columns + rows); five float32 copies.
+    lora = 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
+    assert plan.adapter == 5 * 4 * 36 * lora == 872_939_520
+    assert plan.cached_token == 2 * 36 * 8 * 128 * 2
+    # Each block's input, and what the last norm keeps in float32.
+    assert plan.kept_token == 36 * 4096 * 2 + 4 * 4096 + 4
+    assert plan.learner(32_768) == 32_768 * (311_300 + plan.block_token) + 6 * 4 * 2**24
+    free = plan.room - plan.weights
+    assert plan.cache(8192, 8192) == int(0.4 * free) // 147_456
+    left = free - plan.adapter - plan.learner(32_768)
+    assert int(0.4 * free) > left > 32_768 * 147_456
+    assert plan.cache(32_768, 32_768) == left // 147_456
+    assert plan.room - 147_456 < sum(plan.parts(32_768, 32_768).values()) <= plan.room
+    assert plan.refusal(32_768, 32_768) is None
+    assert plan.longest == 37_888
     assert not plan.fits(plan.longest + 256, plan.longest + 256)
-    # Only a block's input is kept: 36 of 4096 numbers of two bytes, and little else.
-    assert 36 * 4096 * 2 < plan.kept_token < 1.2 * 36 * 4096 * 2
     assert plan_memory(tmp_path, LoraSettings(), kind="cuda", room=16 * GIB).longest == 0
+
+
+def test_a_4b_model_trains_on_24_gb_and_what_is_too_long_is_refused_with_the_length_that_fits(tmp_path):
+    FOUR_BILLION.save_pretrained(tmp_path)
+    plan = plan_memory(tmp_path, LoraSettings(), kind="cuda", room=int(0.9 * 24 * GIB))
+    layer = 2560 * 2 * (4096 + 1024) + 3 * 2560 * 9728 + 2 * 2560 + 2 * 128
+    assert plan.weights == 2 * (36 * layer + 151_936 * 2560 + 2560) == 8_044_936_192
+    assert plan.kept_token == 36 * 2560 * 2 + 4 * 2560 + 4
+    assert plan.refusal(16_384, 16_384) is None
+    refusal = plan.refusal(32_768, 32_768)
+    assert refusal is not None
+    assert (refusal.where, refusal.do) == ("seq_len", "set it to 24576 or less")
+    assert plan.refusal(24_576, 24_576) is None
+
+
+def test_the_micro_batch_gives_way_before_a_run_is_refused(tmp_path):
+    EIGHT_BILLION.save_pretrained(tmp_path)
+    plan = plan_memory(tmp_path, LoraSettings(), kind="cuda", room=int(0.9 * 24 * GIB))
+    assert [plan.micro_batch(length, length) for length in (2048, 4096, 7168)] == [8192, 4096, 7168]
+    assert plan.cache(2048, 2048) >= 2048
+    assert sum(plan.parts(2048, 2048).values()) <= plan.room
+    larger = plan_memory(tmp_path, LoraSettings(), kind="cuda", room=int(0.9 * 48 * GIB))
+    assert larger.micro_batch(2048, 2048) == 16_384
 
 
 def test_a_small_model_has_room_for_all_that_it_was_made_for(tmp_path):

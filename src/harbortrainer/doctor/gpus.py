@@ -10,6 +10,7 @@ from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.engines.engine_choice import USABLE
 from harbortrainer.errors import UserError
 from harbortrainer.runs.ingredients import hub_folder
 
@@ -29,7 +30,6 @@ SMALL = 0.05
 LIBRARIES = 1_100_000_000
 """Bytes of what the engine's process imports, and of its servers; on a CPU in the same memory."""
 
-USABLE = 0.9
 MIB = 1024**2
 GIB = 1024**3
 
@@ -83,7 +83,7 @@ def beside_vllm(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
 
 def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callable[[str], str]) -> Finding | None:
     """What the embedded engine will hold, part by part; none where a model cannot be run without its weights."""
-    from harbortrainer.doctor.memory_plan import plan_memory
+    from harbortrainer.engines.memory_plan import plan_memory
 
     kind = {"GPU": "cuda", "CPU": "cpu"}[device]
     try:
@@ -93,11 +93,8 @@ def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callabl
     except RuntimeError:
         return None
     what = f"{run.model.name} on the {device}: {plan.told(run.max_model_len, run.seq_len)}"
-    if plan.fits(run.max_model_len, run.seq_len):
-        return green("memory", what)
-    if plan.longest:
-        return red("memory", what, f"set it to {plan.longest} or less", where("seq_len"))
-    return red("memory", what, "use a smaller model, or Prime-RL (docs/sizing.md)", where("model.name"))
+    refusal = plan.refusal(run.max_model_len, run.seq_len)
+    return red("memory", what, refusal.do, where(refusal.where)) if refusal else green("memory", what)
 
 
 def estimated(run: RunConfig, device: str, room: int, where: Callable[[str], str]) -> Finding | None:

@@ -16,6 +16,8 @@ Engine = Literal["prime-rl", "local"]
 ENGINES = ("auto", "prime-rl", "local")
 GPUS_NEEDED = 2
 """Prime-RL wants distinct GPUs for sampling and training."""
+USABLE = 0.9
+"""Of a device's memory, for what is planned; the rest is for buffers, and for holes in its heap."""
 
 
 @dataclass(frozen=True)

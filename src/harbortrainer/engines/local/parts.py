@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harbortrainer.engines.local.learner.training_sample import Sample
     from harbortrainer.engines.local.sampler import Completion
     from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
+    from harbortrainer.engines.memory_plan import MemoryPlan
 
 DECIDES = ("r", "lora_alpha", "lora_dropout", "target_modules", "bias", "task_type")
 """The keys of an adapter's config that decide what it computes."""
@@ -77,8 +78,34 @@ class LearnerPart(Protocol):
     def load(self, folder: Path) -> None: ...
 
 
-def start_sampler(model: str, config: RunConfig) -> ServedPolicy:
-    """The policy (its folder or hub id), served."""
+def planned_memory(model: str, config: RunConfig) -> "MemoryPlan | None":
+    """What sampler and learner may take of the GPU.
+
+    None on a CPU, whose cache is small by itself, beside vLLM, which has its own share, and for a model that cannot be
+    counted.
+
+    Raises:
+        UserError: There is no room.
+    """
+    import torch
+
+    from harbortrainer.engines.engine_choice import USABLE
+    from harbortrainer.engines.memory_plan import plan_memory
+
+    if not torch.cuda.is_available() or config.inference.engine == "vllm":
+        return None
+    try:
+        room = int(USABLE * torch.cuda.mem_get_info()[1])
+        plan = plan_memory(Path(model), config.lora, kind="cuda", room=room)
+    except RuntimeError:
+        return None
+    if refusal := plan.refusal(config.max_model_len, config.seq_len):
+        raise refusal
+    return plan
+
+
+def start_sampler(model: str, config: RunConfig, plan: "MemoryPlan | None" = None) -> ServedPolicy:
+    """The policy (its folder or hub id), served; its cache is the plan's."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -92,7 +119,9 @@ def start_sampler(model: str, config: RunConfig) -> ServedPolicy:
         return _start_vllm(model, config, RunFolder(config.run_dir), port)
     from harbortrainer.engines.local.sampler import Sampler
 
-    return Sampler(model, max_model_len=config.max_model_len, seed=config.seed, port=port).start()
+    cached = plan.cache(config.max_model_len, config.seq_len) if plan else None
+    sampler = Sampler(model, max_model_len=config.max_model_len, seed=config.seed, port=port, cache_tokens=cached)
+    return sampler.start()
 
 
 def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int) -> ServedPolicy:
@@ -119,9 +148,9 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_learner(model: str, config: RunConfig, sampler: ServedPolicy) -> "Learner":
+def load_learner(model: str, config: RunConfig, sampler: ServedPolicy, plan: "MemoryPlan | None" = None) -> "Learner":
     """The same policy, to be trained: on the weights of the sampler's model, which has no adapter yet, or on its own
-    where the sampler's are in another process."""
+    where the sampler's are in another process. Its micro batch is the plan's."""
     from harbortrainer.engines.local.learner.learner import Learner
 
     return Learner(
@@ -136,6 +165,7 @@ def load_learner(model: str, config: RunConfig, sampler: ServedPolicy) -> "Learn
         device=_device(),
         seed=config.seed,
         keep_versions=config.orchestrator.max_off_policy_steps + 1,
+        micro_batch_tokens=plan.micro_batch(config.max_model_len, config.seq_len) if plan else None,
     )
 
 

@@ -21,7 +21,14 @@ from verifiers.v1.configs.client import TrainClientConfig
 from harbortrainer.config.published_config import published
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local.env_server import STARTUP_S, plan_servers, server_key, watch
-from harbortrainer.engines.local.parts import SamplerPart, WatchedProcess, hand_over, load_learner, start_sampler
+from harbortrainer.engines.local.parts import (
+    SamplerPart,
+    WatchedProcess,
+    hand_over,
+    load_learner,
+    planned_memory,
+    start_sampler,
+)
 from harbortrainer.engines.local.playing import TaskStream
 from harbortrainer.engines.local.rollouts.group import MIN_SURVIVORS
 from harbortrainer.engines.local.train import Parts, TrainingLoop
@@ -145,8 +152,9 @@ class Session:
             self.display.line(line)
         if self.config.inference.engine == "vllm":
             self.display.line(f"vLLM starts, which takes a minute or more ({self.run.log / 'vllm.log'})")
-        sampler = self.sampler = start_sampler(model, self.config)
-        learner = load_learner(model, self.config, sampler)
+        plan = planned_memory(model, self.config)
+        sampler = self.sampler = start_sampler(model, self.config, plan)
+        learner = load_learner(model, self.config, sampler, plan)
         if self.checkpoint is not None:
             learner.load(self.checkpoint)
             hand_over(learner, sampler)

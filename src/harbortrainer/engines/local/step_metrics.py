@@ -138,7 +138,12 @@ def headline(step: int, max_steps: int | None, numbers: Mapping[str, float]) -> 
         f"{numbers['progress/rollouts']:.0f} trials, {numbers['progress/trained']:.0f} trained",
         f"{numbers['time/step']:.1f} s (waited {numbers['time/wait_for_rollouts']:.1f})",
     ]
-    return "  ".join(parts) + (f"  {failed:.0%} of trials failed" if failed else "")
+    if failed:
+        parts.append(f"{failed:.0%} of trials failed")
+    if numbers.get("memory/halved"):
+        tokens = numbers["memory/micro_batch_tokens"]
+        parts.append(f"out of memory: begun anew, with micro batches of {tokens:.0f} tokens from here on")
+    return "  ".join(parts)
 
 
 class Stopwatch:

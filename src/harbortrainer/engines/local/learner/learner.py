@@ -52,7 +52,7 @@ from harbortrainer.engines.local.learner.proof import (
 )
 from harbortrainer.engines.local.learner.training_sample import Sample, prune
 from harbortrainer.engines.pretrained import load_model, second_model
-from harbortrainer.errors import ProofError
+from harbortrainer.errors import ProofError, RunStoppedError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TINY = 1e-8
@@ -107,6 +107,7 @@ class Learner:
         self._optim, self._loss, self._seq_len = optim, loss, seq_len
         self._scheduler, self._max_steps = scheduler or ConstantScheduler(), max_steps
         self._budget = micro_batch_tokens or MICRO_BATCH["cpu" if on_cpu else "cuda"]
+        self._halved = False
         self._tolerance = tolerance or TOLERANCES[chosen]
         self._noise = Noise(NOISE_BOUNDS[chosen])
         self._evidence, self._scores = Evidence(self._noise), SecondScores()
@@ -160,6 +161,8 @@ class Learner:
             ProofError: Tokens and log-probabilities do not belong together.
             ValueError: Nothing to train on.
             RuntimeError: The gradient is not finite.
+            RunStoppedError: Out of memory for the second time in the learner's life; the first time it goes on with
+                micro batches of half the size.
         """
         start = time.perf_counter()
         self._noise.measure(rescored)
@@ -177,18 +180,40 @@ class Learner:
         }
 
     def _step(self, batch: FittedBatch) -> dict[str, float]:
-        policy, samples, scales = self._policy, batch.samples, Scales(max(1, batch.trained), max(1, batch.predicted))
-        self._optimizer.zero_grad(set_to_none=True)
         try:
-            micro_batches = pack(samples, self._budget, policy.device, packing=policy.packing)
-            trained = [forward_backward(policy, m, self._loss, scales=scales) for m in micro_batches]
-            recomputed = under_own_version(policy, samples, trained, self._history, budget=self._budget)
-            metrics = batch.metrics | token_metrics(trained, len(samples), self.version)
-            metrics |= prove(samples, recomputed, self._tolerance)
-            metrics |= self._weigh(samples, recomputed)
-            return metrics | self._update()
+            proven, halved = self._with_less_memory(batch)
+            figures = {"memory/micro_batch_tokens": float(self._budget), "memory/halved": float(halved)}
+            return proven | figures | self._update()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
+
+    def _with_less_memory(self, batch: FittedBatch) -> tuple[dict[str, float], bool]:
+        """What `_gradients` does, begun anew with micro batches of half the size where the memory is not enough, and
+        whether that was so. It happens once: what is short a second time is not the micro batch."""
+        halved = False
+        while True:
+            try:
+                return self._gradients(batch), halved
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self._halved:
+                    raise out_of_memory(self._budget, max(map(len, batch.samples))) from error
+            # Not while the error is handled: its traceback holds all that the pass had computed.
+            self._budget, self._halved, halved = max(1, self._budget // 2), True, True
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _gradients(self, batch: FittedBatch) -> dict[str, float]:
+        """The whole batch's gradient, from nothing, and the proof of it; the policy itself stays as it is."""
+        policy, samples, scales = self._policy, batch.samples, Scales(max(1, batch.trained), max(1, batch.predicted))
+        self._optimizer.zero_grad(set_to_none=True)
+        micro_batches = pack(samples, self._budget, policy.device, packing=policy.packing)
+        trained = [forward_backward(policy, m, self._loss, scales=scales) for m in micro_batches]
+        recomputed = under_own_version(policy, samples, trained, self._history, budget=self._budget)
+        metrics = batch.metrics | token_metrics(trained, len(samples), self.version)
+        metrics |= prove(samples, recomputed, self._tolerance)
+        return metrics | self._weigh(samples, recomputed)
 
     def _weigh(self, samples: Sequence[Sample], recomputed: Recomputed) -> dict[str, float]:
         """The measured part of the proof: all tokens together against the noise, and against other versions."""
@@ -232,6 +257,24 @@ class Learner:
         state = load_learner(folder, self._policy)
         state.restore(self._optimizer)
         self._history.restart(state.version, self._policy.adapter())
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate; on a CPU it says so by its allocator's name alone."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def out_of_memory(budget: int, longest: int) -> RunStoppedError:
+    """What to say when half the micro batch was still too much.
+
+    Args:
+        budget: Tokens of a micro batch.
+        longest: Tokens of the step's longest sample.
+    """
+    return RunStoppedError(
+        f"out of memory, also with micro batches of {budget} tokens, half of what the run began with",
+        do=f"lower seq_len (the longest sample of this step has {longest} tokens), or free memory on the device",
+    )
 
 
 def learning_rate(step: int, scheduler: SchedulerSettings, *, peak: float, max_steps: int | None) -> float:

@@ -127,14 +127,21 @@ def use_threads(model: PreTrainedModel) -> None:
         torch.set_num_threads(1)
 
 
-def batching_config(model: PreTrainedModel, max_model_len: int) -> ContinuousBatchingConfig:
+def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | None = None) -> ContinuousBatchingConfig:
     """Sizes for this model on this machine.
+
+    Args:
+        model: On its device.
+        max_model_len: Tokens of the longest request.
+        planned: Tokens of the cache, where a plan leaves room for others; by default a share of what is free.
 
     Raises:
         UserError: the cache of one request of `max_model_len` tokens does not fit.
     """
     per_token, kind = cache_bytes_per_token(model), model.device.type
     affordable, tokens = cache_tokens(_free_bytes(model.device), kind, per_token, max_model_len)
+    if planned is not None:
+        affordable = tokens = min(planned, _free_bytes(model.device) // per_token)
     if affordable < max_model_len:
         raise UserError(
             f"no memory for a context of {max_model_len} tokens ({per_token * max_model_len / 2**30:.1f} GiB of cache)",

@@ -34,6 +34,7 @@ class Sampler:
         seed: The run's seed. A request without its own seed gets one derived from it, its session and its prompt.
         port: 0 picks a free one.
         model_name: The name requests must use; None takes `model` as it was given.
+        cache_tokens: Tokens of the cache; by default a share of the memory that is free.
 
     Raises:
         UserError: no weights in the folder, an unknown device, a port in use.
@@ -53,6 +54,7 @@ class Sampler:
         port: int = 0,
         host: str = "127.0.0.1",
         model_name: str | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         # torch and transformers take seconds to import; whoever has named a wrong folder need not wait for them.
         check_folder(model)
@@ -62,7 +64,7 @@ class Sampler:
 
         self.model_name = model_name or str(model)
         self.ledger = Ledger()
-        self._seed = seed
+        self._seed, self._cache_tokens = seed, cache_tokens
         self._replies: Replies | None = None
         resolved = loading.resolve_device(device)
         dtype_ = loading.resolve_dtype(dtype, resolved)
@@ -149,7 +151,7 @@ class Sampler:
         from harbortrainer.engines.local.sampler.sampled_model import SampledAdapter, end_tokens
         from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 
-        engine = SamplingEngine(self._model, self.max_model_len, self.ledger)
+        engine = SamplingEngine(self._model, self.max_model_len, self.ledger, cache_tokens=self._cache_tokens)
         self._adapter = SampledAdapter(self._model)
         eos = end_tokens(self._model, self._tokenizer)
         self._replies = Replies(engine, self._tokenizer, [self.model_name], self._seed, eos)

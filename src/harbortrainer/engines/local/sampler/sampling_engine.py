@@ -92,12 +92,14 @@ class SamplingEngine:
         max_model_len: Longest prompt plus completion.
         ledger: Where finished completions are entered.
         version: The policy version that samples now.
+        cache_tokens: As `batching_config` takes them.
     """
 
     model: PreTrainedModel
     max_model_len: int
     ledger: Ledger
     version: int = 0
+    cache_tokens: int | None = None
     counters: EngineCounters = field(default_factory=EngineCounters)
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class SamplingEngine:
         self._pending: dict[str, asyncio.Future[GenerationOutput]] = {}
         self._swap_lock = asyncio.Lock()
         self._recent = RecentSamples()
-        self._manager = SeededManager(self.model, batching_config(self.model, self.max_model_len))
+        self._manager = SeededManager(self.model, batching_config(self.model, self.max_model_len, self.cache_tokens))
 
     def start(self) -> None:
         """Allocates the cache and starts the engine thread; raises what the allocation raises."""

@@ -1,4 +1,8 @@
-"""What the embedded engine will hold in memory, counted before anything is loaded.
+"""What the embedded engine will hold in memory, counted before anything is loaded: what the doctor prints, and what
+sampler and learner then take on a GPU.
+
+The learner comes first: what its largest micro batch needs is left to it, and the cache gets what remains, up to its
+share. Where that leaves no room for one request, the micro batch gives way, down to one sample of the longest length.
 
 The model is built without content (torch's meta device), so that weights, adapter and cache are those of the engine's
 own code. What a training pass keeps for its backward pass is counted by running it on tensors without content, twice:
@@ -28,6 +32,7 @@ from harbortrainer.engines.local.sampler.sampled_model import (
 from harbortrainer.engines.packed_attention import PACKED_ATTENTION, attends_to_all
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
 from harbortrainer.engines.pretrained import empty_model
+from harbortrainer.errors import UserError
 
 COUPLINGS = Couplings("torch", "2.15", __name__, ("torch._subclasses.fake_tensor:FakeTensorMode",))
 COUPLINGS.check()
@@ -66,21 +71,39 @@ class MemoryPlan:
     longest_known: int
     """Tokens that the model was made for."""
 
-    def cache(self, context: int) -> int:
-        """Tokens that the sampler's cache holds, 0 when not one request of that length fits."""
-        free = max(0, self.room - self.weights)
-        affordable, tokens = cache_tokens(free, self.kind, self.cached_token, context)
-        return tokens if affordable >= context else 0
+    def micro_batch(self, context: int, seq_len: int) -> int:
+        """Tokens of the learner's micro batch: all that are of use, less where the cache has no room beside them, and
+        no fewer than a sample of `seq_len` tokens has."""
+        tokens = MICRO_BATCH[self.kind]
+        while tokens > seq_len and self._cache(context, max(tokens, seq_len)) < context:
+            tokens = max(tokens // 2, seq_len)
+        return tokens
 
-    def learner(self, seq_len: int) -> int:
-        """Bytes of the learner's largest micro batch."""
-        tokens = max(seq_len, MICRO_BATCH[self.kind])
+    def cache(self, context: int, seq_len: int) -> int:
+        """Tokens that the sampler's cache holds, 0 when not one request of that length fits."""
+        tokens = self._cache(context, max(self.micro_batch(context, seq_len), seq_len))
+        return tokens if tokens >= context else 0
+
+    def _cache(self, context: int, micro_batch: int) -> int:
+        free = max(0, self.room - self.weights)
+        left = max(0, free - self.adapter - self.learner(micro_batch)) // self.cached_token
+        affordable, tokens = cache_tokens(free, self.kind, self.cached_token, context)
+        return min(affordable, tokens, left)
+
+    def learner(self, tokens: int) -> int:
+        """Bytes of a micro batch of so many tokens."""
         logits = min(CHUNK_ELEMENTS, tokens * self.vocab)
         return tokens * (self.kept_token + self.block_token) + LOGITS * 4 * logits
 
-    def total(self, context: int, seq_len: int) -> int:
-        """Bytes of everything at once."""
-        return self.weights + self.adapter + self.cache(context) * self.cached_token + self.learner(seq_len)
+    def parts(self, context: int, seq_len: int) -> dict[str, int]:
+        """Bytes by what they are for; their sum is everything at once."""
+        tokens, cached = max(self.micro_batch(context, seq_len), seq_len), self.cache(context, seq_len)
+        return {
+            "model": self.weights,
+            "adapter and optimizer": self.adapter,
+            f"cache for {cached // context} trials of {context} tokens at once": cached * self.cached_token,
+            f"learner's {tokens} tokens at once, seq_len {seq_len}": self.learner(tokens),
+        }
 
     def fits(self, context: int, seq_len: int) -> bool:
         """Whether a run has room.
@@ -89,19 +112,22 @@ class MemoryPlan:
             context: Tokens of the sampler's longest request.
             seq_len: Tokens of the learner's longest sample.
         """
-        return self.cache(context) > 0 and self.total(context, seq_len) <= self.room
+        return self.cache(context, seq_len) > 0
+
+    def refusal(self, context: int, seq_len: int) -> UserError | None:
+        """What to say of a run that has no room, with the nearest length that has; None where it fits."""
+        if self.fits(context, seq_len):
+            return None
+        what = self.told(context, seq_len)
+        if self.longest:
+            return UserError(what, where="seq_len", do=f"set it to {self.longest} or less")
+        return UserError(what, where="model.name", do="use a smaller model, or Prime-RL (docs/sizing.md)")
 
     def told(self, context: int, seq_len: int) -> str:
         """The plan in one sentence."""
-        cached = self.cache(context)
-        parts = {
-            "model": self.weights,
-            "adapter and optimizer": self.adapter,
-            f"cache for {cached // context} trials of {context} tokens at once": cached * self.cached_token,
-            f"learner at seq_len {seq_len}": self.learner(seq_len),
-        }
+        parts = self.parts(context, seq_len)
         listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
-        total, room = self.total(context, seq_len) / GIB, self.room / GIB
+        total, room = sum(parts.values()) / GIB, self.room / GIB
         return f"GiB: {listed}; {total:.2f} of {room:.2f}; the longest sequence that fits has {self.longest} tokens"
 
     @property

@@ -1,0 +1,165 @@
+"""Out of memory in a step: it is begun anew with smaller micro batches, once, and comes to the same."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from plain_sampler import PlainSampler
+from tiny_model import build_tiny_model
+from torch import nn
+
+from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.engines.local.learner.learner import Learner, is_out_of_memory
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.rollouts.group import group_advantages
+from harbortrainer.engines.local.step_metrics import headline
+from harbortrainer.errors import RunStoppedError
+
+BUDGET = 60
+CLOCKS = ("time/", "perf/")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=32, layers=2)
+
+
+def make(model, budget: int = BUDGET) -> Learner:
+    lora = LoraSettings(rank=4, alpha=8)
+    return Learner(model, lora, OptimSettings(lr=1e-2), LossSettings(), micro_batch_tokens=budget)
+
+
+def batch(model, learner: Learner) -> list[Sample]:
+    """Three groups of the learner's newest version, each with its own prompt."""
+    sampler = PlainSampler(model, learner.adapter_config)
+    sampler.load(learner.adapter(), learner.version)
+    found = []
+    for prompt in ([5, 6, 7, 8], [9] * 12, list(range(20, 27))):
+        answers = sampler.answers(prompt, 4, 12)
+        advantages = group_advantages([float(sum(a.token_ids) % 7) for a in answers])
+        found += [replace(a, advantage=advantage) for a, advantage in zip(answers, advantages, strict=True)]
+    return found
+
+
+def decoder_of(learner: Learner) -> nn.Module:
+    decoder = learner._policy.model.get_submodule("base_model.model.model")
+    assert next(decoder.children(), None) is not None
+    return decoder
+
+
+def short_of_memory(learner: Learner, when: Callable[[int, int], bool]) -> list[int]:
+    """Let a forward pass of the base run out of memory. Returns the list that each pass's number of tokens is put in.
+
+    Args:
+        learner: Whose passes.
+        when: Called with the number of the pass, from 1, and its tokens.
+    """
+    passes: list[int] = []
+
+    def fail(module, args, kwargs):
+        passes.append(kwargs["input_ids"].shape[1])
+        if when(len(passes), passes[-1]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    decoder_of(learner).register_forward_pre_hook(fail, with_kwargs=True)
+    return passes
+
+
+def steady(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith((*CLOCKS, "memory/halved"))}
+
+
+def same(one: Learner, other: Learner) -> bool:
+    return all(torch.equal(weights, other.adapter()[name]) for name, weights in one.adapter().items())
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_a_step_that_ran_out_of_memory_is_that_of_half_the_micro_batch_from_the_start(model, which):
+    short, half = make(model), make(model, BUDGET // 2)
+    samples = batch(model, short)
+    passes = short_of_memory(short, lambda number, _: number == which)
+    metrics, expected = short.train(samples), half.train(samples)
+    assert max(passes[:which]) > BUDGET // 2 >= max(passes[which:])
+    assert (metrics["memory/halved"], expected["memory/halved"]) == (1.0, 0.0)
+    assert steady(metrics) == steady(expected)
+    assert same(short, half)
+    again = batch(model, short)
+    metrics, expected = short.train(again), half.train(again)
+    assert (metrics["memory/halved"], metrics["memory/micro_batch_tokens"]) == (0.0, BUDGET // 2)
+    assert steady(metrics) == steady(expected)
+    assert same(short, half)
+
+
+def test_the_proofs_own_passes_may_run_out_too(model):
+    """Samples of an older version: half of the passes are the proof's, under that version's adapter."""
+    short, half = make(model), make(model, BUDGET // 2)
+    samples = batch(model, short)
+    short.train(samples)
+    half.train(samples)
+    failed: list[int] = []
+
+    def in_the_proof(number: int, tokens: int) -> bool:
+        if torch.is_grad_enabled() or failed:
+            return False
+        failed.append(number)
+        return True
+
+    short_of_memory(short, in_the_proof)
+    metrics, expected = short.train(samples), half.train(samples)
+    assert failed
+    assert metrics["memory/halved"] == 1.0
+    assert metrics["staleness/mean"] == 1.0
+    # Only nearly: the first step of each had micro batches of its own.
+    assert steady(metrics) == pytest.approx(steady(expected), rel=1e-3, abs=1e-5)
+    for name, weights in short.adapter().items():
+        torch.testing.assert_close(weights, half.adapter()[name], atol=1e-4, rtol=1e-3)
+
+
+def test_a_second_time_ends_the_run_with_one_line_and_changes_nothing(model):
+    learner = make(model)
+    samples = batch(model, learner)
+    short_of_memory(learner, lambda _, tokens: tokens > 20)
+    before = {name: weights.clone() for name, weights in learner.adapter().items()}
+    with pytest.raises(RunStoppedError, match=r"of 30 tokens.*lower seq_len \(.* has 24 tokens\)") as told:
+        learner.train(samples)
+    assert "\n" not in str(told.value)
+    assert learner.version == 0
+    assert all(torch.equal(learner.adapter()[name], weights) for name, weights in before.items())
+    assert all(parameter.grad is None for parameter in learner._policy.parameters)
+
+
+def test_a_later_step_is_the_second_time_as_well(model):
+    learner = make(model)
+    samples = batch(model, learner)
+    short_of_memory(learner, lambda number, _: number == 1)
+    learner.train(samples)
+    short_of_memory(learner, lambda number, _: number == 2)
+    with pytest.raises(RunStoppedError, match="out of memory"):
+        learner.train(samples)
+    assert learner.version == 1
+
+
+def test_another_error_is_not_taken_for_it(model):
+    learner = make(model)
+    samples = batch(model, learner)
+
+    def fail(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    decoder_of(learner).register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="mat1"):
+        learner.train(samples)
+
+
+def test_what_torch_says_when_a_cpu_has_no_memory_is_known():
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**58, dtype=torch.uint8)
+    assert is_out_of_memory(error.value)
+
+
+def test_the_line_of_the_step_says_so():
+    numbers = {"progress/rollouts": 8.0, "progress/trained": 8.0, "time/step": 3.0, "time/wait_for_rollouts": 1.0}
+    said = headline(3, 10, numbers | {"memory/halved": 1.0, "memory/micro_batch_tokens": 1024.0})
+    assert said.endswith("out of memory: begun anew, with micro batches of 1024 tokens from here on")
+    assert headline(3, 10, numbers | {"memory/halved": 0.0}).endswith("s (waited 1.0)")

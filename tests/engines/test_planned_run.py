@@ -1,0 +1,51 @@
+"""A run's sampler and learner take of the memory what the doctor's plan says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_world import SmallRun
+from tiny_model import build_tiny_model
+
+from harbortrainer.engines.local.parts import load_learner, planned_memory, start_sampler
+from harbortrainer.engines.memory_plan import plan_memory
+from harbortrainer.errors import UserError
+
+GIB = 1024**3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return build_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def test_sampler_and_learner_take_what_is_planned(folder, tmp_path):
+    config = SmallRun(tmp_path).config
+    context, seq_len = config.max_model_len, config.seq_len
+    plan = plan_memory(folder, config.lora, kind="cpu", room=GIB)
+    tight = plan.weights + plan.adapter + plan.learner(max(seq_len, 600)) + 3 * context * plan.cached_token
+    plan = replace(plan, room=tight)
+    sampler = start_sampler(str(folder), config, plan)
+    try:
+        learner = load_learner(str(folder), config, sampler, plan)
+        tokens = sampler.stats()["cache_tokens"]
+    finally:
+        sampler.stop()
+    assert context <= plan.cache(context, seq_len) <= tokens <= plan.cache(context, seq_len) + 2 * 16
+    assert learner._budget == plan.micro_batch(context, seq_len) < 2048
+
+
+def test_a_cpu_is_not_planned_for(folder, tmp_path):
+    assert torch.cuda.is_available() or planned_memory(str(folder), SmallRun(tmp_path).config) is None
+
+
+def test_a_gpu_is_planned_for_by_the_doctors_room_and_a_run_without_room_is_refused(folder, tmp_path, monkeypatch):
+    config = SmallRun(tmp_path).config
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 4 * GIB))
+    plan = planned_memory(str(folder), config)
+    assert plan is not None
+    assert (plan.kind, plan.room) == ("cuda", int(0.9 * 4 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 2**10))
+    with pytest.raises(UserError, match=r"model\.name: GiB: model .*; use a smaller model"):
+        planned_memory(str(folder), config)
