@@ -11,6 +11,7 @@ from pathlib import Path
 IMAGE = "debian:12-slim"
 _MOUNTED_MB = 900
 _PATIENCE_S = 60
+_NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
 
 
 def why_not() -> str:
@@ -27,7 +28,8 @@ def small_daemon(folder: Path) -> Generator[str]:
     address = f"unix://{folder}/socket"
     places = [f"--data-root={folder}/root", f"--exec-root={folder}.exec", f"--pidfile={folder}.pid"]
     with (folder / "log").open("wb") as log:
-        words = ["dockerd", "-H", address, *places, "--bridge=none", "--iptables=false", "--ip6tables=false"]
+        # In a network of its own: a daemon without a bridge removes that of the usual one.
+        words = ["unshare", "--net", "dockerd", "-H", address, *places, *_NO_NETWORK]
         daemon = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait(address, folder / "log")
