@@ -17,11 +17,11 @@ from harbortrainer.engines.local.learner import learner
 from harbortrainer.engines.local.rollouts.batch import Batches
 from harbortrainer.engines.local.rollouts.group import Group
 from harbortrainer.engines.local.sampler import continuous_batching
-from harbortrainer.engines.local.sampler.sampled_model import SampledAdapter
+from harbortrainer.engines.local.sampler.sampled_model import SampledAdapters
 from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 
-DRAW, LOAD, SECOND = continuous_batching.draw, SampledAdapter.load, learner.second_model
-SWAP, SUBMIT, FINISHED = SamplingEngine.swap, SamplingEngine._submit, playing.finished
+DRAW, LOAD, SECOND = continuous_batching.draw, SampledAdapters.load, learner.second_model
+HAND_OVER, SUBMIT, FINISHED = SamplingEngine.hand_over, SamplingEngine._submit, playing.finished
 ADD = Batches.add
 
 
@@ -63,21 +63,21 @@ def top_k(k: int = 5) -> Any:
 def version(by: int) -> Any:
     """The sampler counts its versions wrong from the first hand-over on."""
 
-    async def swap(self: SamplingEngine, change: Callable[[], None], number: int) -> float:
-        return await SWAP(self, change, max(0, number + by))
+    async def hand_over(self: SamplingEngine, load: Callable[[Any], str | None], number: int) -> float:
+        return await HAND_OVER(self, load, max(0, number + by))
 
-    return patch.object(SamplingEngine, "swap", swap)
+    return patch.object(SamplingEngine, "hand_over", hand_over)
 
 
 def never_updated() -> Any:
-    return patch.object(SampledAdapter, "load", lambda *arguments: None)
+    return patch.object(SampledAdapters, "load", lambda *arguments: None)
 
 
 def scaled(by: float = 1.05) -> Any:
-    def load(self: SampledAdapter, source: Any, config: Any = None) -> None:
-        LOAD(self, {name: w * by if "lora_B" in name else w for name, w in source.items()}, config)
+    def load(self: SampledAdapters, source: Any, *arguments: Any) -> str:
+        return LOAD(self, {name: w * by if "lora_B" in name else w for name, w in source.items()}, *arguments)
 
-    return patch.object(SampledAdapter, "load", load)
+    return patch.object(SampledAdapters, "load", load)
 
 
 def base_noise(by: float = 1e-3, seed: int = 0) -> Any:
@@ -96,8 +96,8 @@ def base_noise(by: float = 1e-3, seed: int = 0) -> Any:
 def swapped_ids() -> Any:
     """In every answer the first two different neighbours change places; their log-probabilities stay."""
 
-    async def submit(self: SamplingEngine, job: Any) -> Any:
-        output = await SUBMIT(self, job)
+    async def submit(self: SamplingEngine, job: Any, policy: Any) -> Any:
+        output = await SUBMIT(self, job, policy)
         ids = list(output.generated_tokens)
         at = next((i for i in range(len(ids) - 2) if ids[i] != ids[i + 1]), None)
         if at is not None:

@@ -1,5 +1,7 @@
 """What we use of peft's private side: it is there, and it means what we take it for."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -12,6 +14,7 @@ from harbortrainer.engines.peft_internals import (
     adapter_weights,
     inject_for_sampling,
     inject_for_training,
+    sampling_with,
 )
 
 LORA = LoraConfig(r=2, lora_alpha=6, target_modules=["up"])
@@ -52,7 +55,30 @@ def test_the_shorter_forward_computes_what_pefts_does():
         weight.data.copy_(state[name.removeprefix("base_model.model.")])
     x = torch.randn(5, 3)
     told = f"inject_for_sampling replaces the forward that peft {WRITTEN_FOR} gave lora.Linear; it is another one now"
-    assert torch.allclose(ours(x), theirs(x), atol=1e-6), told
+    with sampling_with("policy"):
+        assert torch.allclose(ours(x), theirs(x), atol=1e-6), told
+
+
+def test_of_several_adapters_each_thread_computes_with_the_one_that_it_chose():
+    model, x = Net(), torch.randn(5, 3)
+    base = model(x)
+    for number, name in enumerate(("policy", "policy1"), start=1):
+        for weight in inject_for_sampling(model, LORA, name).values():
+            weight.data.fill_(number)
+
+    def compute(name: str | None) -> torch.Tensor:
+        with sampling_with(name):
+            return model(x)
+
+    with ThreadPoolExecutor(1) as pool, sampling_with("policy1"):
+        asked = {name: pool.submit(compute, name).result() for name in (None, "policy")}
+        assert torch.equal(model(x), compute("policy1"))
+    assert torch.equal(asked[None], base)
+    assert torch.equal(model(x), base)
+    # rank 2, alpha 6: both factors are filled with 1, then with 2
+    added = (6 / 2) * 2 * x.sum(-1, keepdim=True).expand(-1, 4)
+    assert torch.allclose(asked["policy"] - base, added, atol=1e-5)
+    assert torch.allclose(compute("policy1") - base, 4 * added, atol=1e-5)
 
 
 def test_a_trainable_adapter_starts_at_nothing_and_its_dropout_is_found():

@@ -1,4 +1,4 @@
-"""Handing over weights: one request is one policy version, and what the new version samples is its own."""
+"""Handing over adapters: one request is one policy version, what each samples is its own, and nobody waits."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +10,7 @@ from sampler_setup import LORA, PROMPT, agrees, generate, random_prompt
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler.continuous_batching import SeededRunner, SharingScheduler
 from harbortrainer.engines.local.sampler.sampled_model import AdapterError
 
 
@@ -43,24 +44,83 @@ def test_the_prefix_cache_does_not_outlive_its_version(sampler, adapters, refere
     assert agrees(generate(sampler.url, prompt, ignore_eos=True), references[1], prompt)
 
 
-def test_a_running_request_ends_under_the_version_it_began_with(sampler, adapters, references):
+def test_a_handover_waits_for_one_forward_pass_and_a_running_request_goes_on_by_its_own_version(
+    sampler, adapters, references, monkeypatch
+):
+    """Adapters that differ give other log-probabilities, so that a token of the wrong one would show."""
+    passes: list[int] = []
+    asked, begun = [], []
+    plain, begin = SeededRunner.compute_batch, SharingScheduler.begin
+    manager = sampler._replies.engine._manager
+    pause = manager.pause
+
+    def count(self, model, batch_data):
+        passes.append(self.scheduler.turn.version)
+        return plain(self, model, batch_data)
+
+    monkeypatch.setattr(SeededRunner, "compute_batch", count)
+    monkeypatch.setattr(manager, "pause", lambda: (asked.append(len(passes)), pause())[1])
+    monkeypatch.setattr(SharingScheduler, "begin", lambda *args: (begun.append(len(passes)), begin(*args))[1])
     with ThreadPoolExecutor(8) as pool:
-        running = [
-            pool.submit(generate, sampler.url, PROMPT, session=f"old-{i}", max_tokens=300, ignore_eos=True)
-            for i in range(6)
-        ]
-        while sampler.stats()["running"] < 6:
-            pass
-        handover = pool.submit(sampler.load_adapter, adapters[1], 1, config=LORA)
-        while not sampler.stats()["waiting"]:
-            late = pool.submit(generate, sampler.url, PROMPT, session="new", ignore_eos=True)
-            break
-        handover.result(timeout=60)
-        old, new = [future.result(timeout=60) for future in running], late.result(timeout=60)
-    assert all(agrees(choice, references[0]) for choice in old)
-    assert [sampler.ledger.take(f"old-{i}")[0].version for i in range(6)] == [0] * 6
-    assert agrees(new, references[sampler.ledger.take("new")[0].version])
-    assert sampler.stats()["handover_wait_s"] > 0
+        running = []
+        for version in (1, 2):
+            before = version - 1
+            running.append(
+                pool.submit(generate, sampler.url, PROMPT, session=f"old-{before}", max_tokens=300, ignore_eos=True)
+            )
+            while passes.count(before) < 20:
+                assert not running[-1].done()
+            sampler.load_adapter(adapters[version], version, config=LORA)
+            new = generate(sampler.url, PROMPT, session=f"new-{version}", ignore_eos=True)
+            assert not any(old.done() for old in running), "a new request waits for no old one"
+            assert agrees(new, references[version])
+            assert sampler.ledger.take(f"new-{version}")[0].version == version
+        for version, old in enumerate(running):
+            assert agrees(old.result(timeout=60), references[version])
+            assert sampler.ledger.take(f"old-{version}")[0].version == version
+    # The one that had begun has been counted; another one may begin before the engine looks.
+    assert all(until - since <= 1 for since, until in zip(asked, begun, strict=True))
+    both = passes[passes.index(2) :]
+    assert abs(both[: 2 * 16].count(2) - both[: 2 * 16].count(1)) <= 16, "they take turns"
+
+
+def test_an_older_version_neither_takes_from_the_cache_nor_leaves_anything_there(sampler, adapters, references):
+    manager = sampler._replies.engine._manager
+    prompt = random_prompt(200, seed=3)
+    with ThreadPoolExecutor(2) as pool:
+        old = pool.submit(generate, sampler.url, prompt, max_tokens=250, ignore_eos=True)
+        while manager.cache_tokens()[0] < 220:
+            assert not old.done()
+        sampler.load_adapter(adapters[1], 1, config=LORA)
+        first, grown = (generate(sampler.url, p, ignore_eos=True) for p in (prompt, prompt + [7] * 40))
+        answer = old.result(timeout=60)
+        longer = [*prompt, *answer["token_ids"]]
+        after = generate(sampler.url, longer, ignore_eos=True)
+    assert agrees(answer, references[0], prompt)
+    assert agrees(first, references[1], prompt) and agrees(grown, references[1], prompt + [7] * 40)
+    assert agrees(after, references[1], longer)
+
+
+def test_an_adapter_that_nobody_samples_with_is_used_again(sampler, adapters, references):
+    for version in (1, 2, 1, 2, 1):
+        sampler.load_adapter(adapters[version], version, config=LORA)
+        assert agrees(generate(sampler.url, PROMPT, ignore_eos=True), references[version])
+    assert len(sampler._adapters._weights) == 2
+
+
+def test_what_ends_after_a_handover_is_scored_again_by_the_version_that_sampled_it(sampler, adapters):
+    with ThreadPoolExecutor(1) as pool:
+        sampler.load_adapter(adapters[1], 1, config=LORA)
+        old = pool.submit(generate, sampler.url, PROMPT, session="old", max_tokens=200, ignore_eos=True)
+        while not sampler.stats()["running"]:
+            assert not old.done()
+        sampler.load_adapter(adapters[2], 2, config=LORA)
+        generate(sampler.url, PROMPT, session="new", ignore_eos=True)
+        old.result(timeout=60)
+    scored = sampler.score_again()
+    assert [(s.version, len(s.positions)) for s in scored] == [(1, 200), (2, 16)]
+    for sequence in scored:
+        assert sequence.again == pytest.approx(sequence.logprobs, abs=1e-5)
 
 
 def test_completions_under_many_handovers_belong_to_the_version_they_name(sampler, adapters, references):

@@ -104,10 +104,15 @@ def test_what_is_remembered_is_bounded(monkeypatch):
 
 def test_only_the_version_that_sampled_scores_and_only_once(sampler, model):
     generate(sampler.url, random_prompt(20, seed=1))
-    sampler.load_adapter(random_adapter(model, seed=2), 1, config=LORA)
-    assert sampler.score_again() == []
+    for version in (1, 2):
+        sampler.load_adapter(random_adapter(model, seed=version), version, config=LORA)
+    assert sampler.score_again() == [], "the version may have gone by now"
     generate(sampler.url, random_prompt(20, seed=1))
-    assert len(sampler.score_again()) == 1
+    sampler.load_adapter(random_adapter(model, seed=3), 3, config=LORA)
+    generate(sampler.url, random_prompt(20, seed=1))
+    scored = sampler.score_again()
+    assert [s.version for s in scored] == [2, 3]
+    assert all(s.again == pytest.approx(s.logprobs, abs=1e-4) for s in scored)
     assert sampler.score_again() == []
 
 

@@ -112,7 +112,8 @@ def test_each_side_has_an_adapter_of_its_own_and_a_hand_over_copies_it(pair):
     assert any(w.any() for name, w in learner.adapter(1).items() if "lora_B" in name)
     assert not any(w.any() for name, w in before.items() if "lora_B" in name), "training reached the sampler"
     hand_over(learner, sampler)
-    ours = adapter_weights(sampler.model, "policy")
+    assert all(torch.equal(w, before[name]) for name, w in adapter_weights(sampler.model, "policy").items())
+    ours = adapter_weights(sampler.model, sampler._replies.engine.policy.adapter)
     theirs = {plain_name(name): w for name, w in adapter_weights(learner._policy.model, "default").items()}
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(w, theirs[name]) for name, w in ours.items())

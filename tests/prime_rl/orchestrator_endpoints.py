@@ -22,7 +22,7 @@ from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.sampler.http_server import error_response
 from harbortrainer.engines.local.sampler.replies import Replies
 from harbortrainer.engines.local.sampler.requests import BadRequestError
-from harbortrainer.engines.local.sampler.sampled_model import AdapterError, SampledAdapter
+from harbortrainer.engines.local.sampler.sampled_model import AdapterError, SampledAdapters
 
 METRICS = {
     "num_requests_running": ("gauge", "Requests in the engine."),
@@ -40,29 +40,28 @@ class OrchestratorSampler(Sampler):
     async def _open(self) -> FastAPI:
         app = await super()._open()
         assert self._replies is not None
-        add_endpoints(app, Administration(self._replies, self._adapter))
+        add_endpoints(app, Administration(self._replies, self._adapters))
         return app
 
 
 class Administration:
     """Changes the policy of one engine."""
 
-    def __init__(self, replies: Replies, adapter: SampledAdapter) -> None:
-        self.replies, self.engine, self.adapter = replies, replies.engine, adapter
+    def __init__(self, replies: Replies, adapters: SampledAdapters) -> None:
+        self.replies, self.engine, self.adapters = replies, replies.engine, adapters
         self._paused: AsyncExitStack | None = None
 
     async def load_adapter(self, folder: Path, name: str) -> None:
         """Hands over an adapter from a folder in peft's format; the version is read off its name."""
         config, state = await asyncio.to_thread(read_adapter, folder)
-        await self.engine.swap(lambda: self.adapter.load(state, config), self._version_of(folder))
+        await self.engine.hand_over(lambda used: self.adapters.load(state, config, used), self._version_of(folder))
         self._rename(name)
 
     async def unload_adapter(self, name: str) -> None:
         """Back to the base model, version 0."""
         if name not in self.replies.model_names[1:]:
             raise BadRequestError(f"The lora adapter '{name}' cannot be found.", 404)
-        zeros = {key: torch.zeros_like(weight) for key, weight in self.adapter.weights.items()}
-        await self.engine.swap(lambda: self.adapter.load(zeros, None), 0)
+        await self.engine.hand_over(lambda used: None, 0)
         self._rename()
 
     async def update_weights(self, folder: str | None) -> None:

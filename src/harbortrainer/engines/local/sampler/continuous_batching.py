@@ -7,7 +7,6 @@ The paged cache, the sharing of what is in it and the engine thread are transfor
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from typing import cast
@@ -21,8 +20,9 @@ from transformers import (
 )
 
 from harbortrainer.couplings import Couplings, places_in
-from harbortrainer.engines.local.sampler.draw import Draw, draw
+from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob, draw
 from harbortrainer.engines.local.sampler.ragged_attention import RAGGED_ATTENTION, make_plan
+from harbortrainer.engines.peft_internals import sampling_with
 
 WRITTEN_FOR = "5.23"
 _PRIVATE = "transformers.generation.continuous_batching"
@@ -43,11 +43,13 @@ _USED = {
     f"{_PRIVATE}.continuous_api": "ProtoPretrainedModel",
     f"{_PRIVATE}.scheduler": "SCHEDULER_MAPPING",
     f"{_PRIVATE}.scheduler:FIFOScheduler": (
+        "schedule_batch(token_budget, cache_budget); _infer_request_tokens(state, request_ids_to_remove_from_waiting);"
+        "_process_candidates(candidates, token_budget, cache_budget, request_ids_to_remove_from_waiting);"
         "_get_waiting_candidates(); _try_to_meet_safety_margin(); finish_request(request_id); active_requests; cache;"
-        "max_requests_per_batch; safety_margin; waiting_requests"
+        "max_requests_per_batch; safety_margin; starved_requests; waiting_requests"
     ),
     f"{_PRIVATE}.cache:PagedAttentionCache": (
-        "cache_allocators; layer_to_allocator; max_batch_tokens; num_blocks; pool; reset(); use_prefix_sharing"
+        "cache_allocators; layer_to_allocator; max_batch_tokens; num_blocks; pool; use_prefix_sharing"
     ),
     f"{_PRIVATE}.cache_allocators.cache_pool:CachePool": (
         "count_free_blocks(index); free_blocks(index, block_ids); num_free_sectors; try_to_free_sectors()"
@@ -73,12 +75,12 @@ _USED = {
         "cache; cu_seq_lens_k; cu_seq_lens_q; logits_processor_args; read_index; write_index"
     ),
     f"{_PRIVATE}.input_outputs:ContinuousBatchingIOs": "compute_stream",
-    f"{_PRIVATE}.requests:FutureRequestState": "has_new_token; state",
+    f"{_PRIVATE}.requests:FutureRequestState": "complete_blocks; has_new_token; state",
     f"{_PRIVATE}.requests:GenerationOutput": "error; generated_tokens; logprobs",
     f"{_PRIVATE}.requests:RequestState": (
         "generated_tokens; initial_tokens; logit_processor_kwargs; position_offset; remaining_prefill_tokens; status"
     ),
-    f"{_PRIVATE}.requests:RequestStatus": "FINISHED; PREFILLING",
+    f"{_PRIVATE}.requests:RequestStatus": "DECODING; FINISHED; PREFILLING",
     f"{_PRIVATE}.utils": "stream_context(stream)",
 }
 COUPLINGS = Couplings("transformers", WRITTEN_FOR, __name__, places_in(_USED))
@@ -146,41 +148,72 @@ class DrawArguments(ContinuousBatchingLogitsProcessorList):
         return arg_storage
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingJob:
-    """One sequence to sample.
-
-    Attributes:
-        prompt: Token ids, at least one.
-        max_tokens: At least 1; prompt and completion fit the context (the caller saw to it).
-        stop_ids: Tokens that end the completion, and are part of it.
-    """
-
-    request_id: str
-    session_id: str
-    prompt: Sequence[int]
-    max_tokens: int
-    stop_ids: frozenset[int]
-    draw: Draw
+def _serial(state: RequestState) -> int:
+    return state.logit_processor_kwargs["policy"].serial
 
 
 class SharingScheduler(FIFOScheduler):
-    """transformers' scheduler, for requests that begin alike: one computes the beginning, the others wait and take it.
+    """transformers' scheduler for several policies, and for requests that begin alike.
 
-    Whoever comes later finds in the cache what was computed before, be it prompt or answer: that is transformers' own.
-    Requests that come together would each compute what they share, and a cache that is nearly full would be emptied at
-    once, where here what was used longest ago goes first, and of one request its end before its beginning.
+    A forward pass is one policy's: while requests of an older one run, the policies take turns. What the cache knows by
+    its content is the newest policy's alone; those before it neither look there nor leave anything.
+
+    Of requests that begin alike one computes the beginning, the others wait and take it. Who comes later finds in the
+    cache what was computed before, be it prompt or answer: that is transformers' own. A cache that is nearly full is
+    not emptied at once: what was used longest ago goes first, and of one request its end before its beginning.
 
     Invariant: the first that waits is never left out unless a running request computes what it waits for.
     """
 
+    newest = turn = Policy()
     _hashes: Mapping[str, Sequence[int]] = {}
 
+    def begin(self, policy: Policy) -> None:
+        """Makes a policy the newest, and forgets what the cache holds for others. Only while paused."""
+        self.newest = policy
+        for kind in self.cache.cache_allocators.values():
+            self.cache.pool.free_blocks(kind.index, list(kind.ledger.cached_blocks))
+            for known in (kind.ledger.cached_blocks, kind.ledger.hash_to_block, kind.ledger.block_to_hash):
+                known.clear()
+
+    def schedule_batch(
+        self, token_budget: int, cache_budget: int
+    ) -> tuple[list[FutureRequestState] | None, bool, int, int]:
+        there = {_serial(s): s for s in (*self.active_requests.values(), *self.waiting_requests.values())}
+        full, starved = False, []
+        for serial in sorted(there, key=lambda serial: (serial <= self.turn.serial, serial)):
+            self.turn = there[serial].logit_processor_kwargs["policy"]
+            scheduled = super().schedule_batch(token_budget, cache_budget)
+            if scheduled[0]:
+                if self.turn != self.newest:
+                    for request in scheduled[0]:
+                        request.complete_blocks = {}
+                return scheduled
+            full, starved = full or scheduled[0] is None, starved + self.starved_requests
+        self.starved_requests = starved
+        return None if full else [], False, 0, 0
+
+    def _process_candidates(
+        self,
+        candidates: list[RequestState],
+        token_budget: int,
+        cache_budget: int,
+        request_ids_to_remove_from_waiting: set[str],
+    ) -> tuple[list[FutureRequestState], bool, bool, int, int]:
+        own = [state for state in candidates if _serial(state) == self.turn.serial]
+        return super()._process_candidates(own, token_budget, cache_budget, request_ids_to_remove_from_waiting)
+
+    def _infer_request_tokens(self, state: RequestState, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
+        if self.turn == self.newest or state.status == RequestStatus.DECODING:
+            return super()._infer_request_tokens(state, request_ids_to_remove_from_waiting)
+        return state.remaining_prefill_tokens
+
     def _get_waiting_candidates(self) -> list[RequestState]:
-        waiting = super()._get_waiting_candidates()
-        if not waiting or not self.cache.use_prefix_sharing:
+        waiting = [state for state in super()._get_waiting_candidates() if _serial(state) == self.turn.serial]
+        if not waiting or not self.cache.use_prefix_sharing or self.turn != self.newest:
             return waiting
-        prefilling = [state for state in self.active_requests.values() if state.status == RequestStatus.PREFILLING]
+        active = [state for state in self.active_requests.values() if _serial(state) == self.turn.serial]
+        prefilling = [state for state in active if state.status == RequestStatus.PREFILLING]
         self._hashes = {state.request_id: self._blocks(state) for state in (*prefilling, *waiting)}
         under_way = {block for state in prefilling for block in self._missing(state)}
         admitted: list[RequestState] = []
@@ -222,7 +255,7 @@ class SharingScheduler(FIFOScheduler):
         """Leaves what was computed to others, also by the last forward pass, which transformers passes over."""
         kind = self._allocator
         table = kind.block_table.get(state.request_id, [])  # none when the request was put off
-        if table and state.status == RequestStatus.FINISHED:
+        if table and state.status == RequestStatus.FINISHED and _serial(state) == self.newest.serial:
             whole = table[: state.position_offset // kind.tokens_per_page]
             new = sum(block not in kind.ledger.block_to_hash for block in whole)
             kind.mark_complete_blocks(state.request_id, state.initial_tokens + state.generated_tokens, new)
@@ -263,6 +296,7 @@ class SeededRunner(ModelRunner):
     """transformers' runner with our attention plan before the forward pass and our sampling step after it."""
 
     ragged = False  # whether the model attends by RAGGED_ATTENTION
+    scheduler: SharingScheduler
 
     def compute_batch(self, model: torch.nn.Module, batch_data: dict) -> None:
         self._arguments = batch_data["logits_processor_args"]
@@ -274,7 +308,8 @@ class SeededRunner(ModelRunner):
                 batch_data["ragged_plan"] = make_plan(
                     query_ends, key_ends, batch_data["read_index"][0], self.cb_config.page_size
                 )
-        super().compute_batch(model, batch_data)
+        with sampling_with(self.scheduler.turn.adapter):
+            super().compute_batch(model, batch_data)
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         count = scores.shape[1]
@@ -299,12 +334,12 @@ class SeededManager(ContinuousBatchingManager):
         self.logit_processor = DrawArguments()
         self.on_end: Callable[[], object] = lambda: None
 
-    def submit(self, job: SamplingJob, on_result: Callable[[GenerationOutput], object]) -> None:
+    def submit(self, job: SamplingJob, policy: Policy, on_result: Callable[[GenerationOutput], object]) -> None:
         """Adds a request; `on_result` is called on the running event loop when it ended or failed."""
         self.register_result_handler(job.request_id, on_result)
         self.add_request(
             list(job.prompt), request_id=job.request_id, max_new_tokens=job.max_tokens,
-            eos_token_id=sorted(job.stop_ids), draw=job.draw,
+            eos_token_id=sorted(job.stop_ids), draw=job.draw, policy=policy,
         )  # fmt: skip
 
     def forget(self, request_id: str) -> None:
@@ -335,10 +370,10 @@ class SeededManager(ContinuousBatchingManager):
         used = sum(state.position_offset for state in list(processor.scheduler.active_requests.values()))
         return used, processor.cache.num_blocks * self.continuous_batching_config.page_size
 
-    def drop_prefix_cache(self) -> None:
-        """Forgets all cached keys and values. Only while paused and without requests."""
+    def begin(self, policy: Policy) -> None:
+        """New requests may be the policy's from now on. Only while paused."""
         if self.batch_processor is not None:
-            self.batch_processor.cache.reset()
+            cast("SharingScheduler", self.batch_processor.scheduler).begin(policy)
 
     def _run_generation_loop(self) -> None:
         try:
@@ -357,4 +392,5 @@ class SeededManager(ContinuousBatchingManager):
             do_sample=True, return_logprobs=True,
         )  # fmt: skip
         processor.model_runner.ragged = self._ragged
+        processor.model_runner.scheduler = cast("SharingScheduler", processor.scheduler)
         return processor

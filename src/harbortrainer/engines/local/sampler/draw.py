@@ -1,4 +1,4 @@
-"""How a token is drawn: per request, from a random number that depends on nothing but the request.
+"""What is sampled by what, and how a token is drawn: from a random number that depends on nothing but the request.
 
 Each token needs one uniform number. It is a hash of the request's seed and of the token's position, so a request
 gets the same numbers whatever else is in the batch, however often it was preempted, and in whichever order requests
@@ -46,6 +46,39 @@ class Draw:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         return (((z ^ (z >> 31)) >> 40) + 0.5) / (1 << 24)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingJob:
+    """One sequence to sample.
+
+    Attributes:
+        prompt: Token ids, at least one.
+        max_tokens: At least 1; prompt and completion fit the context (the caller saw to it).
+        stop_ids: Tokens that end the completion, and are part of it.
+    """
+
+    request_id: str
+    session_id: str
+    prompt: Sequence[int]
+    max_tokens: int
+    stop_ids: frozenset[int]
+    draw: Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy version as the engine samples it.
+
+    Attributes:
+        serial: Tells it from every other one of this engine; the newest has the largest.
+        version: What the trainer calls it.
+        adapter: Its adapter's name in the model; None is the base alone.
+    """
+
+    serial: int = 0
+    version: int = 0
+    adapter: str | None = None
 
 
 def request_seed(*parts: object, prompt: Sequence[int]) -> int:

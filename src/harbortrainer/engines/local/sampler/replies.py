@@ -14,8 +14,7 @@ from typing import cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from harbortrainer.engines.local.sampler.continuous_batching import SamplingJob
-from harbortrainer.engines.local.sampler.draw import Draw, request_seed
+from harbortrainer.engines.local.sampler.draw import Draw, SamplingJob, request_seed
 from harbortrainer.engines.local.sampler.ledger import Completion
 from harbortrainer.engines.local.sampler.requests import (
     BadRequestError,

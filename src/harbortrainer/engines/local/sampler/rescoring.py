@@ -104,9 +104,11 @@ class RecentSamples:
             self._forget_oldest()
 
     def take(self, version: int) -> Sequence[SampledSequence]:
-        """Some of what this version sampled, evenly spread over all of it; all of it is forgotten."""
+        """Some of what this version sampled, evenly spread over all of it; it and what is older is forgotten."""
         own = [sequence for sequence in self._kept if sequence.version == version]
-        self._kept, self._last, self._tokens = [], {}, 0
+        self._kept = [sequence for sequence in self._kept if sequence.version > version]
+        self._last = {s.session_id: s for s in self._kept if self._last.get(s.session_id) is s}
+        self._tokens = sum(len(sequence.token_ids) for sequence in self._kept)
         return spread(own)
 
     def _forget_oldest(self) -> None:

@@ -1,17 +1,17 @@
-"""The sampled model: its device, dtype and attention, how much of the memory its cache takes, and its one adapter.
+"""The sampled model: its device, dtype and attention, how much of the memory its cache takes, and its adapters.
 
 Contract: what the user can get wrong raises `UserError` naming the folder or the key; the model comes back in eval
 mode, without gradients, with an attention that continuous batching can use; the cache holds at least one request of
 the longest length. An adapter is taken whole or not at all: names and shapes are checked before the first weight
-changes.
+changes. Each policy that still samples has its own.
 
-The adapter is not merged into the base weights: the sampler computes x W + (x A) B exactly as the learner does. Merged
+An adapter is not merged into the base weights: the sampler computes x W + (x A) B exactly as the learner does. Merged
 weights are as good in float32 (measured: 1e-6 in log-probability), but in bfloat16 an update smaller than 1/256 of a
 weight would be rounded away and the sampled policy would not be the trained one.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +46,6 @@ _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 # On a CPU the cache is the run's memory too: this much, or four requests of the longest length.
 _CPU_CACHE_BYTES = 128 * 2**20
 
-_ADAPTER_NAME = "policy"
 _PREFIX = "base_model.model."
 _COMPUTED = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
@@ -197,46 +196,60 @@ class AdapterError(ValueError):
     """The adapter does not fit the model."""
 
 
-class SampledAdapter:
-    """The one adapter of a model: absent until the first load, then overwritten in place.
+class SampledAdapters:
+    """The adapters of a model: none until the first load, then one for each policy that samples; they are used again.
 
     Args:
-        model: The sampled model; modules are added to it at the first load.
+        model: The sampled model; modules are added to it when an adapter more is needed.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._config: LoraConfig | None = None
-        self.weights: Mapping[str, torch.Tensor] = {}
+        self._weights: dict[str, Mapping[str, torch.Tensor]] = {}
 
     @torch.no_grad()
-    def load(self, state: Mapping[str, torch.Tensor], config: LoraConfig | None) -> None:
-        """Copies `state` (peft's keys) into the model.
+    def load(
+        self, state: Mapping[str, torch.Tensor], config: LoraConfig | None, in_use: Collection[str | None] = ()
+    ) -> str:
+        """Copies `state` (peft's keys) into an adapter of the model that is not in use.
+
+        Returns:
+            Its name.
 
         Raises:
             AdapterError: no config yet, another shape than the adapter already loaded, names that do not match.
         """
         if config is not None:
-            self._inject(config)
+            self._check(config)
         if self._config is None:
             raise AdapterError("the first adapter needs its LoraConfig")
+        adapter, weights = self._free(self._config, in_use)
         given = {key.removeprefix(_PREFIX): tensor for key, tensor in state.items()}
-        if odd := sorted(given.keys() ^ self.weights.keys()):
+        if odd := sorted(given.keys() ^ weights.keys()):
             raise AdapterError(f"the adapter's tensors are not the model's: {len(odd)} differ, first {odd[0]}")
         for name, tensor in given.items():
-            if tensor.shape != self.weights[name].shape:
-                raise AdapterError(f"{name} is {tuple(tensor.shape)}, not {tuple(self.weights[name].shape)}")
+            if tensor.shape != weights[name].shape:
+                raise AdapterError(f"{name} is {tuple(tensor.shape)}, not {tuple(weights[name].shape)}")
         for name, tensor in given.items():
-            self.weights[name].copy_(tensor)
+            weights[name].copy_(tensor)
+        return adapter
 
-    def _inject(self, config: LoraConfig) -> None:
+    def _check(self, config: LoraConfig) -> None:
         _check_plain(config)
         if self._config is None:
             # Initialization is overwritten at once; the expensive kinds must not run.
             self._config = replace(config, init_lora_weights=True, inference_mode=True)
-            self.weights = inject_for_sampling(self._model, self._config, _ADAPTER_NAME)
         elif _computed(config) != _computed(self._config):
             raise AdapterError("another rank, alpha or target than the adapter already loaded")
+
+    def _free(self, config: LoraConfig, in_use: Collection[str | None]) -> tuple[str, Mapping[str, torch.Tensor]]:
+        """One that is there and not in use, or another one."""
+        free = next((name for name in self._weights if name not in in_use), None)
+        if free is None:
+            free = f"policy{len(self._weights) or ''}"
+            self._weights[free] = inject_for_sampling(self._model, config, free)
+        return free, self._weights[free]
 
 
 def _check_plain(config: LoraConfig) -> None:

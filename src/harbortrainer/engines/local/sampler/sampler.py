@@ -1,7 +1,7 @@
 """The embedded sampler as one object: a model, an engine thread, and an HTTP server in front of it.
 
-Invariant: one request is sampled by one policy version. `load_adapter` lets the running requests end (new ones wait),
-swaps the weights, drops the prefix cache, and only then lets the waiting ones in.
+Invariant: one request is sampled by one policy version, the one that was newest when it came. `load_adapter` waits for
+one forward pass: the running requests go on by their own version, new ones begin by the newest.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class Sampler:
 
     @property
     def version(self) -> int:
-        """The policy version that samples now; 0 is the base model."""
+        """The policy version that new requests are sampled by; 0 is the base model."""
         return self._replies.engine.version if self._replies else 0
 
     def load_adapter(self, source: Mapping[str, Tensor], version: int, *, config: LoraConfig | None = None) -> float:
-        """Makes `version` the policy: waits until the running requests have ended, swaps, drops the prefix cache.
+        """Makes `version` the policy of new requests. The running ones go on by theirs, and nobody waits for them.
 
         Blocks; from an event loop call it with `asyncio.to_thread`.
 
@@ -121,7 +121,7 @@ class Sampler:
             config: Needed until one has been loaded.
 
         Returns:
-            Seconds during which nothing was sampled, the wait for running requests not included.
+            Seconds during which nothing was sampled; the forward pass that had begun is not included.
 
         Raises:
             AdapterError: the adapter does not fit the model; the old version stays.
@@ -129,10 +129,12 @@ class Sampler:
         """
         if self._replies is None:
             raise RuntimeError("start the sampler first")
-        return self._server.call(self._replies.engine.swap(lambda: self._adapter.load(source, config), version))
+        return self._server.call(
+            self._replies.engine.hand_over(lambda used: self._adapters.load(source, config, used), version)
+        )
 
     def score_again(self) -> list[ScoredAgain]:
-        """Log-probabilities of some samples of the current version as they were given, and computed once more.
+        """Log-probabilities of some samples of the last two versions as they were given, and computed once more.
 
         Blocks, while sampling goes on; from an event loop call it with `asyncio.to_thread`.
         """
@@ -148,11 +150,11 @@ class Sampler:
     async def _open(self) -> FastAPI:
         from harbortrainer.engines.local.sampler.http_server import build_app
         from harbortrainer.engines.local.sampler.replies import Replies
-        from harbortrainer.engines.local.sampler.sampled_model import SampledAdapter, end_tokens
+        from harbortrainer.engines.local.sampler.sampled_model import SampledAdapters, end_tokens
         from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 
         engine = SamplingEngine(self._model, self.max_model_len, self.ledger, cache_tokens=self._cache_tokens)
-        self._adapter = SampledAdapter(self._model)
+        self._adapters = SampledAdapters(self._model)
         eos = end_tokens(self._model, self._tokenizer)
         self._replies = Replies(engine, self._tokenizer, [self.model_name], self._seed, eos)
         engine.start()

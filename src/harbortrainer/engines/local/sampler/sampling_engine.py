@@ -1,4 +1,4 @@
-"""The engine: requests in, completions out, and the hand-over of weights between them.
+"""The engine: requests in, completions out, and the hand-over of policies between them.
 
 Contract: lives on one event loop (the server's); transformers' engine thread does the work. A request ends in a
 `Completion` or in `EngineFailedError`; none hangs when the engine thread dies. One completion = one policy version.
@@ -7,17 +7,24 @@ Contract: lives on one event loop (the server's); transformers' engine thread do
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
-from harbortrainer.engines.local.sampler.continuous_batching import GenerationOutput, SamplingJob, SeededManager
+from harbortrainer.engines.local.sampler.continuous_batching import GenerationOutput, SeededManager
+from harbortrainer.engines.local.sampler.draw import Policy, SamplingJob
 from harbortrainer.engines.local.sampler.ledger import Completion, Ledger
-from harbortrainer.engines.local.sampler.rescoring import RecentSamples, ScoredAgain, score_again
+from harbortrainer.engines.local.sampler.rescoring import (
+    RecentSamples,
+    SampledSequence,
+    ScoredAgain,
+    score_again,
+)
 from harbortrainer.engines.local.sampler.sampled_model import batching_config
+from harbortrainer.engines.peft_internals import sampling_with
 
 
 class EngineFailedError(RuntimeError):
@@ -26,7 +33,8 @@ class EngineFailedError(RuntimeError):
 
 @dataclass
 class EngineCounters:
-    """Seconds and tokens since the start; `handover_s` and `handover_wait_s` are the last hand-over's."""
+    """Seconds and tokens since the start; `handover_s` and `handover_wait_s` are the last hand-over's: while nothing
+    was sampled, and before that until the engine had time for it."""
 
     requests: int = 0
     failed: int = 0
@@ -91,20 +99,24 @@ class SamplingEngine:
         model: Loaded for sampling (see `sampled_model.load_model`).
         max_model_len: Longest prompt plus completion.
         ledger: Where finished completions are entered.
-        version: The policy version that samples now.
+        policy: What new requests are sampled by.
         cache_tokens: As `batching_config` takes them.
     """
 
     model: PreTrainedModel
     max_model_len: int
     ledger: Ledger
-    version: int = 0
+    policy: Policy = field(default_factory=Policy)
     cache_tokens: int | None = None
     counters: EngineCounters = field(default_factory=EngineCounters)
 
     def __post_init__(self) -> None:
         self.gate = Gate()
+        self._before = self.policy
         self._pending: dict[str, asyncio.Future[GenerationOutput]] = {}
+        self._sampling: dict[str, Policy] = {}
+        # Of requests that were cancelled since the last hand-over: a forward pass may still meet them.
+        self._left: set[Policy] = set()
         self._swap_lock = asyncio.Lock()
         self._recent = RecentSamples()
         self._manager = SeededManager(self.model, batching_config(self.model, self.max_model_len, self.cache_tokens))
@@ -120,6 +132,11 @@ class SamplingEngine:
         """Ends the engine thread; what is still running fails."""
         await asyncio.to_thread(self._manager.stop, timeout=30, hard_stop=True)
         self._fail_pending()
+
+    @property
+    def version(self) -> int:
+        """The policy version that new requests are sampled by."""
+        return self.policy.version
 
     @property
     def failure(self) -> BaseException | None:
@@ -144,9 +161,9 @@ class SamplingEngine:
             EngineFailedError: the engine is gone, or produced something that is not a probability.
         """
         async with self.gate.enter():
-            version = self.version
+            policy = self.policy
             try:
-                output = await self._submit(job)
+                output = await self._submit(job, policy)
             except asyncio.CancelledError:
                 self.counters.cancelled += 1
                 raise
@@ -155,7 +172,7 @@ class SamplingEngine:
                 raise
             completion = Completion(
                 job.session_id, job.request_id, len(job.prompt),
-                tuple(output.generated_tokens), tuple(output.logprobs), version,
+                tuple(output.generated_tokens), tuple(output.logprobs), policy.version,
             )  # fmt: skip
         self.counters.requests += 1
         self.counters.prompt_tokens += completion.prompt_len
@@ -165,24 +182,35 @@ class SamplingEngine:
         return completion
 
     async def score_again(self) -> list[ScoredAgain]:
-        """Scores some of what the current version sampled since the last call once more; empty for nothing new.
+        """Scores some of what the last two policies sampled since the last call once more; empty for nothing new.
 
         Sampling goes on beside it; a hand-over waits for it.
         """
-        async with self.gate.enter():
-            return await asyncio.to_thread(score_again, self.model, self._recent.take(self.version))
+        async with self._swap_lock, self.gate.enter():
+            scored: list[ScoredAgain] = []
+            for policy in (self._before, self.policy):
+                chosen = self._recent.take(policy.version)
+                scored += await asyncio.to_thread(self._score, policy, chosen)
+            return scored
 
-    async def _submit(self, job: SamplingJob) -> GenerationOutput:
+    def _score(self, policy: Policy, chosen: Sequence[SampledSequence]) -> list[ScoredAgain]:
+        with sampling_with(policy.adapter):
+            return score_again(self.model, chosen)
+
+    async def _submit(self, job: SamplingJob, policy: Policy) -> GenerationOutput:
         self._raise_failure()
         future = self._pending[job.request_id] = asyncio.get_running_loop().create_future()
-        self._manager.submit(job, lambda output: future.done() or future.set_result(output))
+        self._sampling[job.request_id] = policy
+        self._manager.submit(job, policy, lambda output: future.done() or future.set_result(output))
         try:
             output = await future
         except asyncio.CancelledError:
             self._manager.forget(job.request_id)
+            self._left.add(policy)
             raise
         finally:
             self._pending.pop(job.request_id, None)
+            self._sampling.pop(job.request_id, None)
         if output.error is not None:
             raise EngineFailedError(f"the engine failed on this request: {output.error}")
         if not all(map(math.isfinite, output.logprobs)):
@@ -199,8 +227,31 @@ class SamplingEngine:
         if self.failure is not None:
             raise EngineFailedError(f"the engine has failed: {self.failure}")
 
+    async def hand_over(self, load: Callable[[Collection[str | None]], str | None], version: int) -> float:
+        """Makes an adapter the policy of new requests; the running ones go on by theirs.
+
+        Args:
+            load: Given the adapters that are in use, puts the new one into another and names that; None is the base.
+            version: What the trainer calls it.
+
+        Returns:
+            Seconds during which nothing was sampled.
+
+        Raises:
+            EngineFailedError: the engine is gone.
+            Whatever `load` raises; the old policy then stays.
+        """
+        async with self._swap_lock:
+            self._raise_failure()
+            in_use = {policy.adapter for policy in (self.policy, *self._sampling.values(), *self._left)}
+            self._left.clear()
+            began = time.perf_counter()
+            policy, paused = await asyncio.to_thread(self._begin, lambda: load(in_use), version)
+            self._before, self.policy = self.policy, policy
+        return self._count(began, paused)
+
     async def swap(self, change: Callable[[], None], version: int) -> float:
-        """Lets the running requests end, applies `change` to the weights, drops the prefix cache.
+        """Lets the running requests end, and applies `change` to the weights that all policies share.
 
         Returns:
             Seconds between the end of the last old request and the moment new ones may start.
@@ -210,25 +261,30 @@ class SamplingEngine:
             Whatever `change` raises; the old version then stays.
         """
         async with self._swap_lock:
-            begin = time.perf_counter()
+            began = time.perf_counter()
             async with self.gate.shut():
                 await self._idle()
-                idle = time.perf_counter()
-                await asyncio.to_thread(self._apply, change)
-                self.version = version
-            seconds = time.perf_counter() - idle
-        counters = self.counters
-        counters.handovers += 1
-        counters.handover_s, counters.handover_wait_s = seconds, idle - begin
-        counters.handover_total_s += seconds
-        return seconds
+                adapter = self.policy.adapter
+                self.policy, paused = await asyncio.to_thread(self._begin, lambda: change() or adapter, version)
+                self._before = self.policy
+        return self._count(began, paused)
 
-    def _apply(self, change: Callable[[], None]) -> None:
+    def _begin(self, change: Callable[[], str | None], version: int) -> tuple[Policy, float]:
+        """The new policy, and when the engine had stopped for it."""
         with self._manager.pause():
-            change()
-            self._manager.drop_prefix_cache()
+            paused = time.perf_counter()
+            policy = Policy(self.policy.serial + 1, version, change())
+            self._manager.begin(policy)
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)  # the engine computes on another stream
+        return policy, paused
+
+    def _count(self, began: float, paused: float) -> float:
+        counters, seconds = self.counters, time.perf_counter() - paused
+        counters.handovers += 1
+        counters.handover_s, counters.handover_wait_s = seconds, paused - began
+        counters.handover_total_s += seconds
+        return seconds
 
     async def _idle(self) -> None:
         """Waits until cancelled requests have left the engine thread as well."""
