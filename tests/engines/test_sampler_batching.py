@@ -1,14 +1,16 @@
 """Sampling in a batch: the same log-probabilities as a plain forward pass, the same tokens in any company."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 import pytest
 import torch
 from sampler_setup import Reference, generate, logprobs_of, random_prompt
 from tiny_model import build_tiny_model
+from torch.nn.functional import scaled_dot_product_attention
 
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.local.sampler.ragged_attention import make_plan
+from harbortrainer.engines.local.sampler.ragged_attention import attend, make_plan
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +166,28 @@ def test_a_plan_reads_whole_pages_and_masks_what_is_not_the_requests_own():
     assert [int(g.real.sum()) for g in plan.groups] == [3, 40]
     assert plan.read.tolist() == [144, 145]
     assert [(r.begin, r.end, r.length, r.mask) for r in plan.prefills] == [(2, 4, 2, None)]
+
+
+def test_pages_that_requests_begin_with_are_read_once_and_each_meets_its_own_keys_alone():
+    page, group = 16, torch.Generator().manual_seed(0)
+    # Three trials of a group, two of another that share less with them, one of a third, one with nothing shared.
+    first, second = list(range(10)), [*range(3), *range(20, 28)]
+    tables = [[*first, 11], [*first, 12, 13], [*first[:9], 14], [*second, 15], [*second, 16], [0, 1, 17], [18]]
+    lengths = [163, 180, 150, 177, 192, 40, 5]
+    rows = [torch.arange(page) + page * torch.tensor(table)[:, None] for table in tables]
+    read = torch.cat([own.flatten()[:n] for own, n in zip(rows, lengths, strict=True)])
+    ends = [0, *accumulate(lengths)]
+    plan = make_plan(list(range(len(tables) + 1)), ends, read, page_size=page)
+    assert sorted((sorted(f.own.rows.tolist()), f.shared.tolist()) for f in plan.families) == [
+        ([0, 1, 2], first[:9]),
+        ([3, 4], second),
+    ]
+    assert sorted(row for g in plan.groups for row in g.rows.tolist()) == [5, 6]
+    pages = torch.randn(30, page, 2, 8, generator=group), torch.randn(30, page, 2, 8, generator=group)
+    query = torch.randn(1, 6, len(tables), 8, generator=group)
+    empty = torch.empty(0, 2, 8)
+    attended = attend(plan, query, (empty, empty), pages, None)
+    for i, (own, n) in enumerate(zip(rows, lengths, strict=True)):
+        k, v = (x.flatten(0, 1)[own.flatten()[:n]].transpose(0, 1)[None] for x in pages)
+        expected = scaled_dot_product_attention(query[:, :, i : i + 1], k, v, enable_gqa=True)
+        assert torch.allclose(attended[0, i], expected[0, :, 0], atol=1e-5)
