@@ -110,6 +110,8 @@ def test_the_rows_say_what_was_played_and_why_it_did_not_train(run):
     for _, rows in steps(run):
         for row in rows:
             reasons[row["task"]][row["not_trained"]] += 1
+    for task in ("signal", "equal", "long"):
+        reasons[task].pop("too old", None)  # on a busy machine any of them can be
     assert set(reasons["signal"]) == {None, "failed", "its reward is its group's mean"}
     assert set(reasons["equal"]) == {"no signal in its group"}
     assert reasons["lost"]["failed"] == 3 * reasons["lost"]["too few survivors"] > 0

@@ -72,7 +72,7 @@ def test_stopping_fails_what_still_runs(folder):
             time.sleep(0.001)
         begin = time.monotonic()
         sampler.stop()
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 25  # less than the 30 s that it would wait for what does not end
         with contextlib.suppress(httpx.TransportError):
             assert running.result().status_code == 500
     sampler.stop()

@@ -76,6 +76,17 @@ def test_what_stands_beside_a_sequence_changes_nothing(sampler, model, monkeypat
         assert torch.allclose(torch.tensor(scored.again), plain, atol=1e-4)
 
 
+def test_of_a_long_answer_of_a_large_vocabulary_every_nth_token_is_scored(sampler, model, monkeypatch):
+    reference = Reference(model)
+    monkeypatch.setattr(rescoring, "_MOST_LOGITS", 6 * reference.model.config.vocab_size)
+    prompt = random_prompt(20, seed=1)
+    tokens = generate(sampler.url, prompt)["token_ids"]
+    (scored,) = sampler.score_again()
+    assert scored.positions == [20, 23, 26, 29, 32, 35], "6 of 16"
+    assert torch.allclose(torch.tensor(scored.again), reference.logprobs(prompt, tokens)[::3], atol=1e-4)
+    assert scored.again == pytest.approx(scored.logprobs, abs=1e-4)
+
+
 def sequence(length: int) -> SampledSequence:
     return SampledSequence("", 0, 1.0, [1] * length, [length - 1], [-1.0])
 

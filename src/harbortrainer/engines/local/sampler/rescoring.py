@@ -11,7 +11,7 @@ Invariant: what is scored again was sampled by the version that scores it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 
 import torch
@@ -31,6 +31,8 @@ _PASS_TOKENS = 1024
 """Of one forward pass, or one sequence that alone is longer."""
 _CHUNK = 512
 """Rows of float32 logits alive at once."""
+_MOST_LOGITS = 2**28
+"""Logits of one forward pass, in the model's dtype: of a sequence that would have more, every n-th token is scored."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,13 @@ class SampledSequence:
         self.positions += range(len(prompt), len(prompt) + len(completion.token_ids))
         self.token_ids += completion.token_ids
         self.logprobs += completion.logprobs
+
+    def thinned(self, most: int) -> "SampledSequence":
+        """With every n-th of its sampled tokens, so that they are `most` or fewer."""
+        step = -(-len(self.positions) // most)
+        if step <= 1:
+            return self
+        return replace(self, positions=self.positions[::step], logprobs=self.logprobs[::step])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,8 @@ def spread(sequences: Sequence[SampledSequence]) -> Sequence[SampledSequence]:
 @torch.no_grad()
 def score_again(model: PreTrainedModel, chosen: Sequence[SampledSequence]) -> list[ScoredAgain]:
     """Whole sequences, some in one forward pass; nothing of the cache is read or written."""
-    return [scored for together in _passes(chosen) for scored in _scored(model, together)]
+    most = _MOST_LOGITS // model.config.get_text_config().vocab_size
+    return [scored for together in _passes(chosen) for scored in _scored(model, [s.thinned(most) for s in together])]
 
 
 def _passes(chosen: Sequence[SampledSequence]) -> list[list[SampledSequence]]:
