@@ -110,7 +110,7 @@ def build(turns: Turns):
             reply = await behind.post("/inference/v1/generate", json=body)
             said = reply.json()
             if scored is not None and FAULT != "silent":
-                said["prompt_logprobs"] = await asyncio.to_thread(of_prompt, sampler.model, body["token_ids"])
+                said["prompt_logprobs"] = await asyncio.to_thread(of_prompt, sampler, body["token_ids"])
         return JSONResponse(said, reply.status_code)
 
     @app.post("/v1/load_lora_adapter")
@@ -129,13 +129,15 @@ def build(turns: Turns):
     return app
 
 
-def of_prompt(model, token_ids: list[int]) -> list:
-    """vLLM's `prompt_logprobs`: by place, the token's own by its id; none for the first."""
+def of_prompt(sampler, token_ids: list[int]) -> list:
+    """vLLM's `prompt_logprobs`, of the loaded policy: by place, the token's own by its id; none for the first."""
     from harbortrainer.engines.local.sampler.rescoring import SampledSequence, score_again
+    from harbortrainer.engines.peft_internals import sampling_with
 
     positions = list(range(1, len(token_ids)))
     asked = SampledSequence("", 0, 1.0, list(token_ids), positions, [0.0] * len(positions))
-    (scored,) = score_again(model, [asked])
+    with sampling_with(sampler._replies.engine.policy.adapter):
+        (scored,) = score_again(sampler.model, [asked])
     told = [{str(token_ids[t]): {"logprob": nats}} for t, nats in zip(positions, scored.again, strict=True)]
     return [None, *told]
 
