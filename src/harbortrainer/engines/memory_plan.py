@@ -42,8 +42,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (not befo
 LOGITS = 6
 """Float32 copies of a chunk of logits at once: the logits, divided by the temperature, their softmax's logarithm, its
 exponential, their product, and a gradient."""
-ADAPTER_COPIES = 5
-"""Float32: the learner's weights, their gradient, AdamW's two moments, and the sampler's weights."""
+ADAPTER_COPIES = 6
+"""Float32: the learner's weights, their gradient, AdamW's two moments, and two versions of the sampler's; requests that
+go on under still older ones keep one more each."""
 GIB = 1024**3
 _PROBES = 64, 192
 _MASKLESS = "sdpa without mask"
