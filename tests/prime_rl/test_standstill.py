@@ -132,7 +132,7 @@ class Launched:
         workers = [
             process
             for process in psutil.Process(self.process.pid).children(recursive=True)
-            if any("spawn_main" in word for word in process.cmdline()) and _stdout(process) == log
+            if any("spawn_main" in word for word in _cmdline(process)) and _stdout(process) == log
         ]
         # The pool that is Prime-RL's default starts with one.
         (worker,) = workers
