@@ -1,11 +1,13 @@
-"""Kill a run with SIGKILL at random moments, resume it each time, and look for what was left or lost.
+"""Kill runs with SIGKILL at random moments, resume them each time, and look for what was left or lost.
 
     python benchmarks/kills.py --config configs/quickstart.toml --kills 20
 
 After each kill: no process of the run is there any more (its sandboxes' and their tmux included), no mount, no new
-folder under the temporary folder, and every step that was finished is still finished. At the end the run is resumed
-once more and must finish. As root it plays with mounts and a temporary folder of its own, where nothing is seen of what
-else the machine does; otherwise anything that works meanwhile shows up as left over.
+folder under the temporary folder, and every step that was finished is still finished. A run that comes to its end is
+whole, and another one begins; the last one is resumed once more and must finish.
+
+As root it plays with mounts and a temporary folder of its own, where nothing is seen of what else the machine does;
+otherwise anything that works meanwhile shows up as left over.
 """
 
 import argparse
@@ -93,6 +95,12 @@ def steps_written(run: Path) -> list[int]:
     return [row["step"] for row in rows if "loss" in row]
 
 
+def is_whole(run: Path, code: object) -> bool:
+    """Whether a run that ended by itself ended well, with every step once."""
+    steps = steps_written(run)
+    return code == 0 and steps == list(range(1, len(steps) + 1))
+
+
 def main() -> int:
     """Kill, resume, report. Exit code 1 when anything was left or lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,25 +112,28 @@ def main() -> int:
     options, extra = parser.parse_known_args()
     if os.geteuid() == 0 and not options.apart:
         apart()
-    rng, bad = random.Random(options.seed), 0
+    rng, bad, kills, lives = random.Random(options.seed), 0, 0, 1
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        root = Path(folder)
-        run = root / NAME
         # A copy: somebody may edit the file while this runs.
-        options.config = shutil.copy(options.config, root / "run.toml")
-        for number in range(options.kills):
-            start = command(options.config, root, extra, resume=(run / "config.toml").exists())
+        options.config = shutil.copy(options.config, Path(folder, "run.toml"))
+        while kills < options.kills:
+            run = Path(folder, f"life{lives}", NAME)
+            run.parent.mkdir(exist_ok=True)
+            start = command(options.config, run.parent, extra, resume=(run / "config.toml").exists())
             result = kill_once(start, run, rng.uniform(1.0, options.longest))
             before, after = result["step"]  # ty: ignore[not-iterable]
-            bad += bool(result["left"]) or after < before or bool(result.get("ended"))
-            print(json.dumps({"kill": number + 1, **result}), flush=True)
+            ended = result.get("ended")
+            bad += bool(result["left"]) or after < before or (ended is not None and not is_whole(run, ended))
+            kills, lives = kills + (ended is None), lives + (ended is not None)
+            print(json.dumps({"kill": kills, **result}), flush=True)
+            if ended:
+                break  # what is wrong with it is wrong for good
         started = time.monotonic()
-        code = subprocess.run(command(options.config, root, extra, resume=True), check=False).returncode
-        steps = steps_written(run)
-        whole = steps == list(range(1, len(steps) + 1)) and code == 0
-        print(json.dumps({"bad": bad, "finished": whole, "steps": len(steps), "s": round(time.monotonic() - started)}))
+        code = subprocess.run(command(options.config, run.parent, extra, resume=True), check=False).returncode
+        whole, seconds = is_whole(run, code), round(time.monotonic() - started)
+        print(json.dumps({"kills": kills, "runs": lives, "bad": bad, "finished": whole, "s": seconds}))
         if not whole:
-            print((root / "kills.log").read_text()[-3000:])
+            print((run.parent / "kills.log").read_text()[-3000:])
     return int(bool(bad) or not whole)
 
 
