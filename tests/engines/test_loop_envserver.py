@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from harbortrainer.config.orchestrator_table import OrchestratorConfig
-from harbortrainer.engines.local.env_server import EnvServer, plan_servers, server_key
+from harbortrainer.engines.env_server import EnvServer, plan_servers, server_key
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.folder import RunFolder
 
@@ -53,7 +53,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
     parent = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from harbortrainer.engines.local.env_server import EnvServer
+        from harbortrainer.engines.env_server import EnvServer
         server = EnvServer("s", {env(str(tmp_path))!r}, {STATIC!r}, log=Path({str(tmp_path / "log")!r}), variables={{}})
         server.start()
         print(server.address(), server.process.pid, flush=True)

@@ -9,7 +9,8 @@ from tiny_model import build_tiny_model
 from torch.nn.functional import scaled_dot_product_attention
 
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.local.sampler.ragged_attention import Asking, Planner, attend
+from harbortrainer.engines.ragged_attention import attend
+from harbortrainer.engines.ragged_plan import Asking, Planner
 
 
 @pytest.fixture(scope="module")

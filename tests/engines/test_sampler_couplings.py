@@ -8,14 +8,9 @@ from sampler_setup import generate
 from tiny_model import build_tiny_model
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
+from harbortrainer.engines.batching_internals import COUPLINGS, WRITTEN_FOR
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.local.sampler.continuous_batching import (
-    COUPLINGS,
-    WRITTEN_FOR,
-    DrawArguments,
-    SeededManager,
-    SeededRunner,
-)
+from harbortrainer.engines.local.sampler.continuous_batching import DrawArguments, SeededManager, SeededRunner
 from harbortrainer.errors import UserError
 
 
@@ -53,8 +48,8 @@ def test_transformers_calls_what_we_put_in_its_way(folder, monkeypatch):
 
 
 def test_a_release_in_which_a_place_is_gone_is_one_sentence_before_anything_is_loaded(folder, monkeypatch):
-    room = "harbortrainer.engines.local.sampler"
-    for module in ("continuous_batching", "sampled_model"):
+    room = "harbortrainer.engines"
+    for module in ("batching_internals", "local.sampler.sharing_scheduler", "local.sampler.sampled_model"):
         monkeypatch.delitem(sys.modules, f"{room}.{module}")
         monkeypatch.delattr(f"{room}.{module}")
     monkeypatch.delattr(ModelRunner, "_sample")
@@ -62,6 +57,6 @@ def test_a_release_in_which_a_place_is_gone_is_one_sentence_before_anything_is_l
         Sampler(folder)
     assert str(caught.value) == (
         f"transformers {version('transformers')}: there is no transformers.generation.continuous_batching.model_runner:"
-        f"ModelRunner._sample; {room}.continuous_batching was written for transformers {WRITTEN_FOR}; "
+        f"ModelRunner._sample; {room}.batching_internals was written for transformers {WRITTEN_FOR}; "
         f"install transformers {WRITTEN_FOR}.*"
     )

@@ -10,8 +10,9 @@ from sampler_setup import LORA, PROMPT, agrees, generate, random_prompt
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.local.sampler.continuous_batching import SeededRunner, SharingScheduler
+from harbortrainer.engines.local.sampler.continuous_batching import SeededRunner
 from harbortrainer.engines.local.sampler.sampled_model import AdapterError
+from harbortrainer.engines.local.sampler.sharing_scheduler import SharingScheduler
 
 
 @pytest.fixture(scope="module")

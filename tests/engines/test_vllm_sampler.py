@@ -23,7 +23,7 @@ from sampler_setup import LORA, PROMPT, Reference, agrees, generate, logprobs_of
 from tiny_model import build_tiny_model
 from vllm_stand_in import write_stand_in
 
-from harbortrainer.engines.local.env_server import watch
+from harbortrainer.engines.env_server import watch
 from harbortrainer.engines.vllm.vllm_sampler import VllmSampler
 from harbortrainer.errors import RunStoppedError, UserError
 

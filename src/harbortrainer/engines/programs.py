@@ -4,8 +4,19 @@ import ctypes
 import signal
 import subprocess
 from collections.abc import Callable
+from typing import Protocol
+
+from harbortrainer.errors import RunStoppedError
 
 _PR_SET_PDEATHSIG = 1
+
+
+class WatchedProcess(Protocol):
+    """A process without which nothing comes back."""
+
+    @property
+    def alive(self) -> bool: ...
+    def ended(self) -> RunStoppedError: ...
 
 
 def output_of(*words: str, timeout_s: float = 20.0) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.table import TomlTable
-from harbortrainer.engines.local.env_server import STARTUP_S, EnvServer, watch
+from harbortrainer.engines.env_server import STARTUP_S, EnvServer, watch
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, Served
 from harbortrainer.evaluation.eval_folder import EvalFolder, Evaluated

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.errors import RunStoppedError
+from harbortrainer.engines.programs import WatchedProcess
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import RUN_VARIABLE, run_label
 
@@ -33,14 +33,6 @@ class LedgerPart(Protocol):
     """What the sampler sampled, by session."""
 
     def take(self, session_id: str) -> "list[Completion]": ...
-
-
-class WatchedProcess(Protocol):
-    """A process without which nothing comes back."""
-
-    @property
-    def alive(self) -> bool: ...
-    def ended(self) -> RunStoppedError: ...
 
 
 class SamplerPart(Protocol):

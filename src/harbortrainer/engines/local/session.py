@@ -20,10 +20,9 @@ from verifiers.v1.configs.client import TrainClientConfig
 
 from harbortrainer.config.published_config import published
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.engines.local.env_server import STARTUP_S, plan_servers, server_key, watch
+from harbortrainer.engines.env_server import STARTUP_S, plan_servers, server_key, watch
 from harbortrainer.engines.local.parts import (
     SamplerPart,
-    WatchedProcess,
     hand_over,
     load_learner,
     planned_memory,
@@ -32,6 +31,7 @@ from harbortrainer.engines.local.parts import (
 from harbortrainer.engines.local.playing import TaskStream
 from harbortrainer.engines.local.rollouts.group import MIN_SURVIVORS
 from harbortrainer.engines.local.train import Parts, TrainingLoop
+from harbortrainer.engines.programs import WatchedProcess
 from harbortrainer.errors import EXIT_INTERRUPTED, ProofError, RunStoppedError, UserError
 from harbortrainer.harbor_side import keep_litellm_offline
 from harbortrainer.runs.display import Display

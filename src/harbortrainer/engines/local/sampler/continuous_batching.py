@@ -1,14 +1,11 @@
-"""All that goes behind transformers' public surface: its continuous batching, bent to reinforcement learning's needs.
+"""transformers' continuous batching, bent to reinforcement learning's needs.
 
 Bent are: the attention (each request only meets its own keys, see `ragged_attention`), the sampling step (a random
-number per request, see `draw`), the way parameters reach it, and which of those that wait begin (`SharingScheduler`).
-The paged cache, the sharing of what is in it and the engine thread are transformers' own. Written for transformers
-`WRITTEN_FOR`; `COUPLINGS` lists what is touched, by `ragged_attention` too, and is checked before the first use.
+number per request, see `draw`), the way parameters reach it, and which of those that wait begin (`sharing_scheduler`).
+The paged cache, the sharing of what is in it and the engine thread are transformers' own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
-from math import ceil
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -19,92 +16,23 @@ from transformers import (
     PreTrainedModel,
 )
 
-from harbortrainer.couplings import Couplings, places_in
-from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob, draw
-from harbortrainer.engines.local.sampler.ragged_attention import RAGGED_ATTENTION, Asking, Planner
-from harbortrainer.engines.peft_internals import sampling_with
-
-WRITTEN_FOR = "5.23"
-_PRIVATE = "transformers.generation.continuous_batching"
-_USED = {
-    "transformers:AttentionInterface": "register(key, value)",
-    "transformers:PreTrainedConfig": "_attn_implementation",
-    f"{_PRIVATE}.continuous_api:ContinuousBatchingManager": (
-        "__init__(model, generation_config, continuous_batching_config, ...); _create_batch_processor();"
-        "_run_generation_loop(); switch_to_cb_friendly_attn(model, auto_switch_to_flash); warmup(); start();"
-        "pause(); stop(block, timeout, keep_for_next_session, hard_stop); is_running(); cancel_request(request_id);"
-        "add_request(input_ids, request_id, max_new_tokens, streaming, record_timestamps, eos_token_id, ...);"
-        "register_result_handler(request_id, callback); background_thread_status; batch_processor; cancel_queue;"
-        "input_queue; logit_processor; output_router; continuous_batching_config"
-    ),
-    f"{_PRIVATE}.continuous_api:BackgroundThreadStatus": "fatal_error",
-    f"{_PRIVATE}.continuous_api:OutputRouter": "_lock; result_handlers",
-    f"{_PRIVATE}.continuous_api:ContinuousBatchProcessor": "cache; has_pending_requests(); model_runner; scheduler",
-    f"{_PRIVATE}.continuous_api": "ProtoPretrainedModel",
-    f"{_PRIVATE}.scheduler": "SCHEDULER_MAPPING",
-    f"{_PRIVATE}.scheduler:FIFOScheduler": (
-        "schedule_batch(token_budget, cache_budget); _infer_request_tokens(state, request_ids_to_remove_from_waiting);"
-        "_process_candidates(candidates, token_budget, cache_budget, request_ids_to_remove_from_waiting);"
-        "_get_waiting_candidates(); _try_to_meet_safety_margin(); finish_request(request_id); active_requests; cache;"
-        "max_requests_per_batch; safety_margin; starved_requests; waiting_requests"
-    ),
-    f"{_PRIVATE}.cache:PagedAttentionCache": (
-        "cache_allocators; layer_to_allocator; max_batch_tokens; num_blocks; pool; use_prefix_sharing"
-    ),
-    f"{_PRIVATE}.cache_allocators.cache_pool:CachePool": (
-        "count_free_blocks(index); free_blocks(index, block_ids); num_free_sectors; try_to_free_sectors()"
-    ),
-    f"{_PRIVATE}.cache_allocators.cache_allocator": "compute_block_hash(parent_hash, tokens)",
-    f"{_PRIVATE}.cache_allocators.cache_allocator:BlockLedger": "block_to_hash; cached_blocks; hash_to_block",
-    f"{_PRIVATE}.cache_allocators.full_attention:FullAttentionCacheAllocator": (
-        "block_physical_stride; block_table; blocks_per_sector; cache_dtype; cache_tensor; index; ledger; num_blocks;"
-        "num_key_value_heads; tokens_per_page; mark_complete_blocks(request_id, token_ids, new_new_blocks);"
-        "update(key_states, value_states, layer_idx, read_index, write_index); get_cache_for_block_table(layer_idx)"
-    ),
-    f"{_PRIVATE}.cb_logits_processors:ContinuousBatchingLogitsProcessorList": (
-        "__init__(logits_processor, ...); check_kwargs(kwargs); fill_defaults(int32_tensor);"
-        "prepare_tensor_args(requests_in_batch, arg_storage); tensors_required"
-    ),
-    f"{_PRIVATE}.model_runner:ModelRunner": (
-        "__init__(logit_processor, cb_config, inputs_and_outputs, cache, do_sample, return_logprobs);"
-        "compute_batch(model, batch_data); _sample(scores, output_ids); cache; cb_config; inputs_and_outputs;"
-        "maybe_pad_inputs(num_q_tokens, max_kv_read, use_decode_fast_path); logit_processor"
-    ),
-    f"{_PRIVATE}.input_outputs:PagedAttentionArgs": "cache; logits_processor_args; write_index",
-    f"{_PRIVATE}.input_outputs:ContinuousBatchingIOs": "compute_stream; requests_in_batch",
-    f"{_PRIVATE}.requests:FutureRequestState": "complete_blocks; has_new_token; query_length; state",
-    f"{_PRIVATE}.requests:GenerationOutput": "error; generated_tokens; logprobs",
-    f"{_PRIVATE}.requests:RequestState": (
-        "generated_tokens; initial_tokens; logit_processor_kwargs; position_offset; remaining_prefill_tokens;"
-        "request_id; status"
-    ),
-    f"{_PRIVATE}.requests:RequestStatus": "DECODING; FINISHED; PREFILLING",
-    f"{_PRIVATE}.utils": "stream_context(stream)",
-}
-COUPLINGS = Couplings("transformers", WRITTEN_FOR, __name__, places_in(_USED))
-COUPLINGS.check()
-
-# ruff: noqa: E402 (what is not there must not be imported before the check)
-from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
-from transformers.generation.continuous_batching.cache_allocators.full_attention import FullAttentionCacheAllocator
-from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
-from transformers.generation.continuous_batching.continuous_api import (
+from harbortrainer.engines.batching_internals import (
+    ContinuousBatchingIOs,
+    ContinuousBatchingLogitsProcessorList,
     ContinuousBatchingManager,
     ContinuousBatchProcessor,
-    ProtoPretrainedModel,
-)
-from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
-from transformers.generation.continuous_batching.model_runner import ModelRunner
-from transformers.generation.continuous_batching.requests import (
     FutureRequestState,
     GenerationOutput,
-    RequestState,
-    RequestStatus,
+    ModelRunner,
+    ProtoPretrainedModel,
+    stream_context,
 )
-from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
-from transformers.generation.continuous_batching.utils import stream_context
+from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob, draw
+from harbortrainer.engines.local.sampler.sharing_scheduler import SharingScheduler
+from harbortrainer.engines.peft_internals import sampling_with
+from harbortrainer.engines.ragged_attention import RAGGED_ATTENTION
+from harbortrainer.engines.ragged_plan import Asking, Planner
 
-SHARING_SCHEDULER = "sharing"
 _ARGUMENTS = 5  # rows of `DrawArguments`
 
 
@@ -143,150 +71,6 @@ class DrawArguments(ContinuousBatchingLogitsProcessorList):
             rows = torch.tensor(columns, dtype=torch.float32).T.contiguous().view(torch.int32)
             arg_storage[:_ARGUMENTS, : len(columns)] = rows.to(arg_storage.device)
         return arg_storage
-
-
-def _serial(state: RequestState) -> int:
-    return state.logit_processor_kwargs["policy"].serial
-
-
-class SharingScheduler(FIFOScheduler):
-    """transformers' scheduler for several policies, and for requests that begin alike.
-
-    A forward pass is one policy's: while requests of an older one run, the policies take turns. What the cache knows by
-    its content is the newest policy's alone; those before it neither look there nor leave anything.
-
-    Of requests that begin alike one computes the beginning, the others wait and take it. Who comes later finds in the
-    cache what was computed before, be it prompt or answer: that is transformers' own. A cache that is nearly full is
-    not emptied at once: what was used longest ago goes first, and of one request its end before its beginning.
-
-    Invariant: the first that waits is never left out unless a running request computes what it waits for.
-    """
-
-    newest = turn = Policy()
-    _hashes: Mapping[str, Sequence[int]] = {}
-
-    def begin(self, policy: Policy) -> None:
-        """Makes a policy the newest, and forgets what the cache holds for others. Only while paused."""
-        self.newest = policy
-        for kind in self.cache.cache_allocators.values():
-            self.cache.pool.free_blocks(kind.index, list(kind.ledger.cached_blocks))
-            for known in (kind.ledger.cached_blocks, kind.ledger.hash_to_block, kind.ledger.block_to_hash):
-                known.clear()
-
-    def schedule_batch(
-        self, token_budget: int, cache_budget: int
-    ) -> tuple[list[FutureRequestState] | None, bool, int, int]:
-        there = {_serial(s): s for s in (*self.active_requests.values(), *self.waiting_requests.values())}
-        full, starved = False, []
-        for serial in sorted(there, key=lambda serial: (serial <= self.turn.serial, serial)):
-            self.turn = there[serial].logit_processor_kwargs["policy"]
-            scheduled = super().schedule_batch(token_budget, cache_budget)
-            if scheduled[0]:
-                if self.turn != self.newest:
-                    for request in scheduled[0]:
-                        request.complete_blocks = {}
-                return scheduled
-            full, starved = full or scheduled[0] is None, starved + self.starved_requests
-        self.starved_requests = starved
-        return None if full else [], False, 0, 0
-
-    def _process_candidates(
-        self,
-        candidates: list[RequestState],
-        token_budget: int,
-        cache_budget: int,
-        request_ids_to_remove_from_waiting: set[str],
-    ) -> tuple[list[FutureRequestState], bool, bool, int, int]:
-        own = [state for state in candidates if _serial(state) == self.turn.serial]
-        return super()._process_candidates(own, token_budget, cache_budget, request_ids_to_remove_from_waiting)
-
-    def _infer_request_tokens(self, state: RequestState, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
-        if self.turn == self.newest or state.status == RequestStatus.DECODING:
-            return super()._infer_request_tokens(state, request_ids_to_remove_from_waiting)
-        return state.remaining_prefill_tokens
-
-    def _get_waiting_candidates(self) -> list[RequestState]:
-        waiting = [state for state in super()._get_waiting_candidates() if _serial(state) == self.turn.serial]
-        if not waiting or not self.cache.use_prefix_sharing or self.turn != self.newest:
-            return waiting
-        active = [state for state in self.active_requests.values() if _serial(state) == self.turn.serial]
-        prefilling = [state for state in active if state.status == RequestStatus.PREFILLING]
-        self._hashes = {state.request_id: self._blocks(state) for state in (*prefilling, *waiting)}
-        under_way = {block for state in prefilling for block in self._missing(state)}
-        admitted: list[RequestState] = []
-        for state in waiting:
-            missing = self._missing(state)
-            if not missing or missing[0] not in under_way:
-                under_way.update(missing)
-                admitted.append(state)
-        return admitted
-
-    def _blocks(self, state: RequestState) -> Sequence[int]:
-        """What the cache calls the prompt's whole blocks, each name standing for all that goes before it too.
-
-        The last token is always computed, so that the block that it ends is nobody's to wait for.
-        """
-        size = self.allocator.tokens_per_page
-        count = (len(state.initial_tokens) - 1) // size
-        known = self._hashes.get(state.request_id, ())
-        if len(known) == count:
-            return known
-        hashes: list[int] = []
-        for begin in range(0, count * size, size):
-            tokens = state.initial_tokens[begin : begin + size]
-            hashes.append(compute_block_hash(hashes[-1] if hashes else None, tokens))
-        return hashes
-
-    def _missing(self, state: RequestState) -> Sequence[int]:
-        """The blocks of a prompt from the first one on that is not in the cache."""
-        hashes, there = self._hashes[state.request_id], self.allocator.ledger.hash_to_block
-        return hashes[next((i for i, block in enumerate(hashes) if block not in there), len(hashes)) :]
-
-    def finish_request(self, request_id: str) -> None:
-        state = self.active_requests.get(request_id)
-        if self.cache.use_prefix_sharing and state is not None:
-            self._keep(state)
-        super().finish_request(request_id)
-
-    def _keep(self, state: RequestState) -> None:
-        """Leaves what was computed to others, also by the last forward pass, which transformers passes over."""
-        kind = self.allocator
-        table = kind.block_table.get(state.request_id, [])  # none when the request was put off
-        if table and state.status == RequestStatus.FINISHED and _serial(state) == self.newest.serial:
-            whole = table[: state.position_offset // kind.tokens_per_page]
-            new = sum(block not in kind.ledger.block_to_hash for block in whole)
-            kind.mark_complete_blocks(state.request_id, state.initial_tokens + state.generated_tokens, new)
-        table.reverse()
-
-    def _try_to_meet_safety_margin(self) -> bool:
-        if self.cache.use_prefix_sharing:
-            self._make_room()
-        return super()._try_to_meet_safety_margin()
-
-    def _make_room(self) -> None:
-        """Gives up as much of what no request uses as the next batch may need, and the library's margin."""
-        kind, pool = self.allocator, self.cache.pool
-        states = [*self.active_requests.values(), *self.waiting_requests.values()]
-        tokens = min(sum(len(state.remaining_prefill_tokens) for state in states), self.cache.max_batch_tokens)
-        # Of each request a block may be begun, and another one ended.
-        needed = tokens // kind.tokens_per_page + 2 * min(len(states), self.max_requests_per_batch)
-        needed = max(needed, ceil(self.safety_margin * kind.num_blocks) + 1)
-        free = pool.count_free_blocks(kind.index) + pool.num_free_sectors * kind.blocks_per_sector
-        oldest = list(islice(kind.ledger.cached_blocks, max(0, needed - free)))
-        for block in oldest:
-            del kind.ledger.cached_blocks[block]
-            del kind.ledger.hash_to_block[kind.ledger.block_to_hash.pop(block)]
-        pool.free_blocks(kind.index, oldest)
-        pool.try_to_free_sectors()
-
-    @property
-    def allocator(self) -> FullAttentionCacheAllocator:
-        """The one there is: only full attention shares."""
-        (allocator,) = self.cache.cache_allocators.values()
-        return cast("FullAttentionCacheAllocator", allocator)
-
-
-cast("dict[str, type]", SCHEDULER_MAPPING)[SHARING_SCHEDULER] = SharingScheduler
 
 
 class SeededRunner(ModelRunner):

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from harbortrainer.engines.local.sampler.draw import Draw
 from harbortrainer.engines.local.sampler.ledger import Completion
-from harbortrainer.engines.local.sampler.ragged_attention import whole_sequences
+from harbortrainer.engines.ragged_plan import whole_sequences
 
 _SHARE = 8
 """One token in so many is scored again, prompts counted too."""

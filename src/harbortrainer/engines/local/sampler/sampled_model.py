@@ -28,11 +28,11 @@ from transformers import (
 
 from harbortrainer.config.runfile import Quantization
 from harbortrainer.engines import pretrained
-from harbortrainer.engines.local.sampler.continuous_batching import SHARING_SCHEDULER
-from harbortrainer.engines.local.sampler.ragged_attention import RAGGED_ATTENTION
+from harbortrainer.engines.local.sampler.sharing_scheduler import SHARING_SCHEDULER
 from harbortrainer.engines.packed_attention import attends_to_all
 from harbortrainer.engines.peft_internals import inject_for_sampling
 from harbortrainer.engines.quantized_base import quantize
+from harbortrainer.engines.ragged_attention import RAGGED_ATTENTION
 from harbortrainer.errors import UserError
 
 # Below this a second thread costs more than it brings (two spinning threads on two shared cores: 3 times slower).

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from harbortrainer.engines.local.sampler.continuous_batching import GenerationOutput, SeededManager
+from harbortrainer.engines.batching_internals import GenerationOutput
+from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
 from harbortrainer.engines.local.sampler.draw import Policy, SamplingJob
 from harbortrainer.engines.local.sampler.ledger import Completion, Ledger
 from harbortrainer.engines.local.sampler.rescoring import (

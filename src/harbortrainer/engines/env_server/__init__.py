@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.source_table import SourceConfig
-from harbortrainer.engines.local.parts import WatchedProcess
+from harbortrainer.engines.programs import WatchedProcess
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.harbor_side import LITELLM_OFFLINE
 from harbortrainer.runs.folder import RunFolder
