@@ -31,8 +31,9 @@ pytestmark = pytest.mark.prime_rl
 PLACE = "Prime-RL"
 PATIENCE_S = 1500
 MAX_LENGTH = 16_384
-GOOD = tuple(f"good-{number}" for number in range(1, 17))
-"""Enough of them that there is something to learn every few groups: Prime-RL ends after ten batches without."""
+GOOD = tuple(f"good-{number}" for number in range(1, 5))
+"""A source of their own, played as often as all the others: Prime-RL ends after ten batches' worth of trials with
+nothing to learn from, and most faults leave nothing."""
 CLOCK_S = 24.0
 APART = tuple(name for name, trouble in TROUBLES.items() if trouble.agent or trouble.harness)
 
@@ -49,7 +50,9 @@ def expected() -> dict[str, str]:
 
 def tasks_of(folder: Path, name: str) -> Path:
     """The folder that the source of this task reads."""
-    return folder / "apart" / name if name in APART else folder / "tasks"
+    if name in APART:
+        return folder / "apart" / name
+    return folder / ("good" if name in GOOD else "tasks")
 
 
 def make_tasks(folder: Path) -> None:
@@ -62,12 +65,18 @@ def make_tasks(folder: Path) -> None:
             about(TROUBLES[name].task, tasks_of(folder, name), name)
 
 
+def another(source: dict, name: str, tasks: Path, ratio: int) -> dict:
+    """One more source, with an env server of its own."""
+    serve = {"address": f"tcp://127.0.0.1:{free_port()}", "pool": {"type": "static", "num_workers": 1}}
+    own: dict = copy.deepcopy(source)
+    own |= {"name": name, "serve": serve, "ratio": ratio}
+    own["env"]["taskset"]["tasks_dir"] = str(tasks)
+    return own
+
+
 def apart(source: dict, folder: Path, name: str) -> dict:
     """The source of one fault, with the settings that it asks for."""
-    own, trouble = copy.deepcopy(source), TROUBLES[name]
-    own["name"] = name
-    own["serve"] = {"address": f"tcp://127.0.0.1:{free_port()}", "pool": {"type": "static", "num_workers": 1}}
-    own["env"]["taskset"]["tasks_dir"] = str(tasks_of(folder, name))
+    own, trouble = another(source, name, tasks_of(folder, name), 1), TROUBLES[name]
     own["env"]["agent"] |= trouble.agent
     own["env"]["agent"]["harness"] |= trouble.harness
     return own
@@ -82,8 +91,10 @@ def write_faulty_configs(folder: Path, policy: Path, url: str) -> tuple[Path, li
     agent = {"retries": retries(TrialRetriedError, 1).model_dump(), "max_turns": None}
     harness = SHORT | {"stall_min_s": 8.0, "n_parallel_envs": 12, "keep_trials": "all"}
     source["env"]["agent"] |= agent | {"harness": source["env"]["agent"]["harness"] | harness}
-    source["ratio"] = len(expected()) - len(APART)  # so that each task is as likely as another
-    config["train"]["source"] += [apart(source, folder, name) | {"ratio": 1} for name in APART]
+    faults = len(expected()) - len(GOOD)
+    source["ratio"] = faults - len(APART)  # so that each fault is as likely as another
+    config["train"]["source"].append(another(source, "good", tasks_of(folder, GOOD[0]), faults))
+    config["train"]["source"] += [apart(source, folder, name) for name in APART]
     config |= {"max_steps": 1000, "seq_len": MAX_LENGTH, "batch_size": 4, "group_size": 2}
     config["max_off_policy_steps"] = 1000  # no long trial is dropped for its age
     config["train"]["sampling"] = {"max_completion_tokens": 512}
