@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from tiny_model import build_tiny_tokenizer
 from transformers import Qwen3Config
 
 from harbortrainer.doctor import (
+    chat_format,
     credentials,
     demands,
     docker_daemon,
@@ -35,6 +37,7 @@ from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, writ
 from harbortrainer.tasks.task_folder import load_task
 
 MODULES = (
+    chat_format,
     credentials,
     demands,
     docker_daemon,
@@ -218,6 +221,13 @@ def key_mistakes(plan, source, monkeypatch):
     yield credentials.check_providers(plan(sources=[source("modal")]))
 
 
+def format_mistakes(plan, tmp_path):
+    """Findings about the chat format."""
+    build_tiny_tokenizer().save_pretrained(tmp_path / "words")
+    for name in ("qwen3", "default"):
+        yield chat_format.check(plan(model={"name": "words"}, orchestrator={"renderer": {"name": name}}))
+
+
 def docker_mistakes(plan, source, monkeypatch, tmp_path):
     """Findings about Docker."""
     run = plan(sources=[source("docker")])
@@ -248,6 +258,7 @@ def test_every_red_and_yellow_finding_says_what_to_do_and_names_its_key(made, pl
         file_mistakes(plan, source, tmp_path, monkeypatch),
         hub_mistakes(plan, monkeypatch, tmp_path),
         key_mistakes(plan, source, monkeypatch),
+        format_mistakes(plan, tmp_path),
         docker_mistakes(plan, source, monkeypatch, tmp_path),
         prime_rl_mistakes(plan, monkeypatch, tmp_path),
         machine_mistakes(plan, source, monkeypatch, tmp_path),

@@ -7,7 +7,7 @@ from pathlib import Path
 from harbortrainer.commands.opening import open_run
 from harbortrainer.config.reader import read
 from harbortrainer.doctor import foreign_tables
-from harbortrainer.doctor.examination import examine_file, examine_machine
+from harbortrainer.doctor.examination import examine_file, examine_machine, examine_policy
 from harbortrainer.doctor.finding import red_ones, show
 from harbortrainer.errors import EXIT_USER_ERROR, UserError
 
@@ -26,6 +26,6 @@ def diagnose(file: Path | None, overrides: Sequence[str], *, engine: str) -> int
         plan = open_run(raw, engine=engine)
         if plan.run is not None:
             foreign_tables.check(plan.run, plan.file)
-    findings = [*examine_file(plan), *examine_machine(plan)]
+    findings = [*examine_file(plan), *examine_machine(plan), *examine_policy(plan)]
     show(findings)
     return EXIT_USER_ERROR if red_ones(findings) else 0

@@ -9,7 +9,7 @@ from harbortrainer.config.reader import RawRun, read
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor import foreign_tables
 from harbortrainer.doctor.demands import told_at_the_start
-from harbortrainer.doctor.examination import examine_file, examine_machine
+from harbortrainer.doctor.examination import examine_file, examine_machine, examine_policy
 from harbortrainer.doctor.finding import Finding, red_ones, show, stop_on_red, warn
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.errors import UserError
@@ -81,6 +81,9 @@ def look(plan: LaunchPlan, *, dry_run: bool) -> list[Finding]:
         stop_on_red(findings)
     assert plan.run is not None
     foreign_tables.check(plan.run, plan.file)
+    if not dry_run:
+        findings += examine_policy(plan)
+        stop_on_red(findings)
     return findings
 
 

@@ -60,3 +60,10 @@ def examine_machine(plan: LaunchPlan) -> list[Finding]:
         docker_daemon.check,
     )
     return [finding for check in checks for finding in check(plan)]
+
+
+def examine_policy(plan: LaunchPlan) -> list[Finding]:
+    """What the policy's own libraries say, which take seconds to import; the file's tables are right by then."""
+    from harbortrainer.doctor import chat_format
+
+    return list(chat_format.check(plan))

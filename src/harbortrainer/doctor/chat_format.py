@@ -1,0 +1,102 @@
+"""Whether the run's chat format is that of the policy's tokenizer, and whether a turn only appends in it.
+
+The renderers package is asked as verifiers' client asks it: for a prompt, and for the turn after an answer to it.
+Contract: no finding where the tokenizer is not on this machine, which is never asked of the hub, or is yet to be made.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.doctor.finding import Finding, green, red, yellow
+from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.doctor.pace import turns_of
+from harbortrainer.runs.loading import loading
+
+if TYPE_CHECKING:
+    from renderers.base import Message, Renderer
+    from transformers import PreTrainedTokenizerBase
+
+_TABLE = "orchestrator.renderer"
+_ALL = {"thinking_retention": "all"}
+_ANSWER = "Done."
+
+
+def check(plan: LaunchPlan) -> Iterator[Finding]:
+    """A renderer that cannot be made or cannot render stops every trial; one that cannot append costs CPU and rows."""
+    run = plan.run
+    if run is None or (isinstance(run, RunConfig) and run.warmup is not None):
+        return
+    tokenizer = _tokenizer(run.model.name)
+    if tokenizer is None:
+        return
+    table, where = {"name": "auto"} | dict(run.orchestrator.renderer), plan.where(f"{_TABLE}.name")
+    try:
+        renderer = _renderer(tokenizer, table)
+        prompt = renderer.render_ids([_user("Begin.")], add_generation_prompt=True)
+    except Exception as error:  # noqa: BLE001 - of a library, of a template, or of a class that the user wrote
+        why = f"the chat format {table['name']!r} does not suit the tokenizer of {run.model.name}: {_first_line(error)}"
+        do = f'set name in [{_TABLE}] to the format of the model\'s family, or to "default" for its own template'
+        yield red("chat format", why, do, where)
+        return
+    if _appends(renderer, tokenizer, prompt):
+        yield green("chat format", f"{table['name']!r} suits the tokenizer, and a turn only appends to the ones before")
+        return
+    # Every source has the run's renderer: the longest of its trials is looked at.
+    keys = (key.removesuffix(".env.agent.harness") for key in plan.harnesses)
+    turns = max((turns_of(plan, key) for key in keys), default=1)
+    what = (
+        f"the chat format {table['name']!r} cannot append a turn as this file has it: each renders the whole history "
+        f"anew ({_cost(renderer, turns, run.seq_len)}), and begins another sequence where the tokens differ"
+    )
+    yield yellow("chat format", what, _remedy(tokenizer, table), where)
+
+
+def _tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
+    loading("the tokenizer", "transformers")
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (ImportError, OSError, ValueError):
+        return None  # what is missing in a folder, `model_files` tells
+
+
+def _renderer(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> "Renderer":
+    from pydantic import TypeAdapter
+    from renderers import RendererConfig, create_renderer
+
+    return create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(table))
+
+
+def _user(text: str) -> "Message":
+    return {"role": "user", "content": text}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def _appends(renderer: "Renderer", tokenizer: "PreTrainedTokenizerBase", prompt: list[int]) -> bool:
+    answer = [*tokenizer.encode(_ANSWER, add_special_tokens=False), *renderer.get_stop_token_ids()[:1]]
+    return renderer.bridge_to_next_turn(prompt, answer, [_user("Go on.")]) is not None
+
+
+def _cost(renderer: "Renderer", turns: int, tokens: int) -> str:
+    """What the last turn of the longest trial renders takes of this machine's CPU, in words."""
+    answer: Message = {"role": "assistant", "content": _ANSWER}
+    turn = [_user("x " * max(1, tokens // (2 * turns))), answer]
+    history = [message for _ in range(turns) for message in turn]
+    began = time.thread_time()
+    renderer.render(history[:-1], add_generation_prompt=True)
+    return f"turn {turns} of {turns}: {time.thread_time() - began:.2f} s of CPU at {tokens} tokens"
+
+
+def _remedy(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> str:
+    with contextlib.suppress(Exception):  # what the class says to it is no finding; then it is no remedy
+        renderer = _renderer(tokenizer, table | _ALL)
+        if _appends(renderer, tokenizer, renderer.render_ids([_user("Begin.")], add_generation_prompt=True)):
+            return f'set thinking_retention = "all" in [{_TABLE}]'
+    return f"set name in [{_TABLE}] to a chat format of the model's family, where renderers has one"
