@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from fakes import DONE, SOLVED, Reply, Scripted, ScriptedModel, keys, make_task
-from harbor.environments.base import ExecResult
 
 from harbortrainer.errors import UserError
-from harbortrainer.sandbox.local import LocalEnvironment
 from harbortrainer.trials import ModelEndpoint, Outcome, TrialRecord, TrialSpec, run_trial
 
 pytestmark = pytest.mark.e2e
@@ -115,20 +113,8 @@ async def test_a_sandbox_that_cannot_start_is_a_sandbox_error(folder):
     assert (record.outcome, record.reward) == (Outcome.sandbox_error, None)
 
 
-class DyingEnvironment(LocalEnvironment):
-    """Is killed from outside when it is asked for the second screen."""
-
-    screens = 0
-
-    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
-        self.screens += "capture-pane" in command
-        if self.screens == 2:
-            await self.stop(delete=True)
-        return await super().exec(command, *args, **kwargs)
-
-
 async def test_a_sandbox_that_dies_in_the_middle_is_a_sandbox_error(folder):
-    record = await run(folder, [SOLVE, IDLE], environment_type="test_outcomes:DyingEnvironment")
+    record = await run(folder, [SOLVE, IDLE], environment_type="dying_environment:DyingEnvironment")
     assert (record.outcome, record.reward) == (Outcome.sandbox_error, None)
 
 

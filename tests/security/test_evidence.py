@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from attempts import play
+from dying_environment import DyingEnvironment
 from fakes import DONE, SOLVED, keys
-from harbor.environments.base import ExecResult
 
 from harbortrainer.sandbox import local, nursery_client
 from harbortrainer.sandbox.guest import Guest
@@ -20,18 +20,13 @@ pytestmark = pytest.mark.e2e
 NO_SHELL = keys("rm -f /bin/bash", duration=0.3)
 
 
-class KilledFromOutside(local.LocalEnvironment):
-    """The sandbox's first process is killed from outside when the second screen is asked for."""
+class KilledFromOutside(DyingEnvironment):
+    """The sandbox's first process is killed from outside."""
 
-    screens = 0
-
-    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
-        self.screens += "capture-pane" in command
-        if self.screens == 2:
-            for monitor in children(nursery_client.shared().pid):
-                for first in children(monitor):
-                    os.kill(first, signal.SIGKILL)
-        return await super().exec(command, *args, **kwargs)
+    async def die(self) -> None:
+        for monitor in children(nursery_client.shared().pid):
+            for first in children(monitor):
+                os.kill(first, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
@@ -47,7 +42,9 @@ class NoFreshOne(local.LocalEnvironment):
 
 
 async def test_a_broken_sandbox_on_a_machine_that_is_not_sound_is_a_sandbox_error(tmp_path: Path):
-    trial = await play(tmp_path, [NO_SHELL, DONE], environment_type="test_evidence:NoFreshOne")
+    # Its terminal lives on without the file, as long as the line to it does.
+    broken = keys("rm -f /bin/bash; tmux detach-client -s terminus-2", duration=0.3)
+    trial = await play(tmp_path, [broken, DONE], environment_type="test_evidence:NoFreshOne")
     assert (trial.record.outcome, trial.record.reward) == (Outcome.sandbox_error, None)
     assert "a fresh sandbox does not start: no room" in trial.record.evidence
     assert "No such file or directory: '/bin/bash'" in trial.record.evidence

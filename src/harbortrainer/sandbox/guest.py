@@ -87,8 +87,8 @@ class Guest:
         """Run a command to its end.
 
         Args:
-            stdin: A descriptor that the command reads: a memfd, never a file of the host's.
-            stdout: A descriptor that the command writes, instead of into the result: a memfd.
+            stdin: A descriptor that the command reads: a memfd or a pipe, never a file of the host's.
+            stdout: A descriptor that the command writes, instead of into the result: a memfd or a pipe.
             seconds: How long it may take; then its process group is killed and TimeoutError raised.
 
         Raises:

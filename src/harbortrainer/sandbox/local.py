@@ -22,6 +22,7 @@ from harbor.utils.path_filter import filter_paths_by_patterns
 
 from harbortrainer.harbor_side.open_environment import OpenEnvironment
 from harbortrainer.sandbox import archives, host_view, image_layers, local_examination
+from harbortrainer.sandbox.conversation import Conversation
 from harbortrainer.sandbox.guest import Finished, Guest
 from harbortrainer.sandbox.images import built_image, host_terminal, image_choice
 from harbortrainer.sandbox.images.kept_images import GB, LIMIT_GB, KeptImages
@@ -69,6 +70,7 @@ class LocalEnvironment(OpenEnvironment):
         self._store = Store(Path(cache_dir) if cache_dir else None)
         self._defaults = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
         self._guest: Guest | None = None
+        self._conversations: list[Conversation] = []
         self._grading, self._graded = False, False
         self._uploaded: list[tuple[Path, str]] = []  # for grading
         self._setting, self._env, self._images_gb = image, env or {}, images_gb
@@ -196,6 +198,8 @@ class LocalEnvironment(OpenEnvironment):
     async def stop(self, delete: bool) -> None:
         if self._guest is not None:
             await self._guest.stop()
+        for conversation in self._conversations:
+            conversation.close()
         if self._start_up is not None:
             await self._start_up.end()
         self._store.let_go()
@@ -210,18 +214,33 @@ class LocalEnvironment(OpenEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         await self._after_grading()
-        who = self.user_of(user)
-        asked = Command(
-            [_SHELL, "-c", command],
-            cwd=effective_exec_cwd(cwd, self.task_env_config.workdir, self._image.workdir) or "/",
-            env=self._image.env | self.variables_of(env),
-            user=self._image.user if who is None else who,
-        )
+        asked = self._command([_SHELL, "-c", command], cwd, env, user)
         try:
             done = await self._running.run(asked, seconds=timeout_sec or None)
         except TimeoutError as error:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
         return _result(done)
+
+    async def converse(
+        self, argv: Sequence[str], *, env: dict[str, str] | None = None, user: str | int | None = None
+    ) -> Conversation:
+        """Start a command that is talked to while it runs. It is closed when the sandbox stops."""
+        await self._after_grading()
+        guest, asked = self._running, self._command(argv, None, env, user)
+        conversation = Conversation(lambda stdin, stdout: guest.run(asked, stdin=stdin, stdout=stdout))
+        self._conversations.append(conversation)
+        return conversation
+
+    def _command(
+        self, argv: Sequence[str], cwd: str | None, env: dict[str, str] | None, user: str | int | None
+    ) -> Command:
+        who = self.user_of(user)
+        return Command(
+            list(argv),
+            cwd=effective_exec_cwd(cwd, self.task_env_config.workdir, self._image.workdir) or "/",
+            env=self._image.env | self.variables_of(env),
+            user=self._image.user if who is None else who,
+        )
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:

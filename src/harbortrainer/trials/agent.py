@@ -158,7 +158,7 @@ class TrainableTerminus2(OpenTerminus2):
                 return await super().type_commands(commands, session)
             *first, last = commands
             for command in first:
-                await session.send_keys(command.keystrokes, min_timeout_sec=command.duration_sec)
+                await session.type_and_wait(command.keystrokes, command.duration_sec)
             return False, self.shortened(await session.type_and_look(last.keystrokes, last.duration_sec))
         except RuntimeError as error:
             if isinstance(error, SandboxDiedError) or await session.is_session_alive():
