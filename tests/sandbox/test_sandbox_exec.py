@@ -114,3 +114,14 @@ async def test_the_event_loop_is_not_held_up(sandbox):
     await asyncio.gather(*(sandbox.exec("head -c 3000000 /dev/zero") for _ in range(8)))
     watcher.cancel()
     assert max(stalls) < 0.2
+
+
+async def test_a_file_is_made_executable_without_a_process(sandbox):
+    await sandbox.exec("umask 027; echo 'echo ran' > /tmp/x; ln -s x /tmp/link; cp -p /tmp/x /tmp/y; rm -f /bin/chmod")
+    assert (await sandbox.exec("chmod +x /tmp/link")).return_code == 0
+    assert (await sandbox.exec("stat -c %a /tmp/x; /tmp/x")).stdout == "751\nran\n"
+    missing = await sandbox.exec("chmod +x /tmp/no-such-file")
+    assert missing.return_code != 0
+    assert "/tmp/no-such-file" in missing.stderr
+    assert (await sandbox.exec("chmod +x /tmp/y && true")).return_code == 127
+    assert (await sandbox.exec("chmod +x /tmp/y", user="nobody")).return_code != 0

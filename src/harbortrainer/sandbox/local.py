@@ -7,6 +7,7 @@ limit holds for logs too. `docs/sandbox.md` says what the isolation is and is no
 
 import asyncio
 import os
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from harbortrainer.sandbox.task_image import Image
 _SHELL = "/bin/bash"
 _NAMES = {"/etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n", "/etc/hostname": "sandbox\n"}
 _VERIFIER = "/logs/verifier"
+_MADE_EXECUTABLE = re.compile(r"chmod \+x (/[\w./-]+)")
 _LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _warned: set[Path] = set()  # the tasks whose warning was logged by this process
 
@@ -215,6 +217,8 @@ class LocalEnvironment(OpenEnvironment):
     ) -> ExecResult:
         await self._after_grading()
         asked = self._command([_SHELL, "-c", command], cwd, env, user)
+        if found := _MADE_EXECUTABLE.fullmatch(command):  # so Harbor begins each grading: without a process
+            asked = replace(asked, argv=["executable", found[1]], call=True)
         try:
             done = await self._running.run(asked, seconds=timeout_sec or None)
         except TimeoutError as error:
