@@ -57,9 +57,9 @@ class Ours:
 
         learner = self.learner
         seconds = self.sampler.load_adapter(
-            learner.adapter(learner.version),
+            learner.weights(learner.version),
             learner.version,
-            config=LoraConfig.from_peft_type(**learner.adapter_config),
+            config=LoraConfig.from_peft_type(**(learner.adapter_config or {})),
         )
         self.handovers.append(seconds)
 

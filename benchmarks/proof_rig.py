@@ -36,6 +36,7 @@ class ProofRig:
         dtype: Of sampler and learner.
         prompts: Token ids; each is answered `group` times a step.
         quantization: Of the base.
+        lora: None trains every weight.
     """
 
     model: Path
@@ -46,6 +47,7 @@ class ProofRig:
     lr: float = 2.5e-3
     seed: int = 0
     quantization: Quantization | None = None
+    lora: LoraSettings | None = field(default_factory=lambda: LoraSettings(rank=8, alpha=32))
     reached: dict[str, float] = field(default_factory=dict)
     """Each figure of the proof, the largest up to now."""
     overtaken: int = 0
@@ -62,7 +64,7 @@ class ProofRig:
             ThreadPoolExecutor(16) as clients,
         ):
             learner = Learner(
-                self.model, LoraSettings(rank=8, alpha=32), OptimSettings(lr=self.lr), LossSettings(),
+                self.model, self.lora, OptimSettings(lr=self.lr), LossSettings(),
                 base=sampler.model, seed=self.seed, keep_versions=2,
             )  # fmt: skip
             waiting: list[Sample] = []

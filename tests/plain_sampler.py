@@ -3,29 +3,33 @@
 Independent of the learner's and the sampler's code, so that both can be checked against it. Slow, for tiny models.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from harbortrainer.engines.local.learner.training_sample import Sample
 
 
 class PlainSampler:
-    """The base model of a folder with a LoRA in peft's saved format."""
+    """The base model of a folder with a LoRA in peft's saved format, or with weights of its own."""
 
-    def __init__(self, model: Path, adapter_config: dict, seed: int = 0) -> None:
+    def __init__(self, model: Path, adapter_config: Mapping | None, seed: int = 0) -> None:
         import torch
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.model = get_peft_model(base, LoraConfig(**adapter_config)).eval()
+        self.model = (base if adapter_config is None else get_peft_model(base, LoraConfig(**adapter_config))).eval()
         self.generator = torch.Generator().manual_seed(seed)
         self.version = 0
 
     def load(self, adapter: dict, version: int) -> None:
-        """Take over the LoRA weights of one policy version."""
-        from peft import set_peft_model_state_dict
+        """Take over the weights of one policy version."""
+        from peft import PeftModel, set_peft_model_state_dict
 
-        result = set_peft_model_state_dict(self.model, adapter)
+        if isinstance(self.model, PeftModel):
+            result = set_peft_model_state_dict(self.model, adapter)
+        else:
+            result = self.model.load_state_dict(adapter, strict=False)
         assert not result.unexpected_keys
         self.version = version
 

@@ -91,3 +91,16 @@ def build_tiny_model(
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+def build_untied_model(path: Path | str, **shape: int) -> Path:
+    """The same, with an output matrix that is not the embeddings."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = build_tiny_model(path, **shape)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
+    model.save_pretrained(path)
+    return path

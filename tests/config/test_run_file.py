@@ -46,6 +46,7 @@ def test_what_the_file_does_not_say_has_prime_rls_default(write):
         1,
     )
     assert (config.trainer.loss.dppo_mask_low, config.trainer.loss.kl_tau) == (0.2, 1e-3)
+    assert config.lora is not None
     assert (config.lora.rank, config.lora.alpha) == (16, 32.0)
     assert config.orchestrator.max_off_policy_steps == 8
     assert config.orchestrator.train.sampling.temperature == 1.0
@@ -109,6 +110,18 @@ def test_the_word_none_is_null(write):
     assert load(write("[trainer.optim]\nmax_norm = 'None'\n")).trainer.optim.max_norm is None
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("[model]\nquantization = 'nf4'\n", "a quantized base"), ("[inference]\nengine = 'vllm'\n", "vLLM is handed")],
+)
+def test_every_weight_is_trained_without_an_adapters_table_where_that_can_be(write, text, told):
+    every_weight = LEAST.replace("[trainer.model.lora]\n", "")
+    error = error_of(write(text, base=every_weight))
+    assert told in error.what
+    assert error.do.startswith("add [trainer.model.lora]")
+    assert load(write(base=every_weight)).lora is None
+
+
 def test_what_only_prime_rls_processes_use_is_said_once(write):
     config = load(write("[deployment]\nnum_train_gpus = 2\n[monitors.prime]\nname = 'p'\n[trainer.log]\nlevel = 'x'\n"))
     assert len(config.notes) == 1
@@ -126,7 +139,8 @@ def test_overrides_win_over_the_file(write):
     )
     assert config.ckpt is not None and config.ckpt.interval is None
     assert load(write("[ckpt]\ninterval = 2\n"), ["--no-ckpt"]).ckpt is None
-    modules = load(write(), ["--trainer.model.lora.target-modules", "q_proj", "v_proj"]).lora.target_modules
+    lora = load(write(), ["--trainer.model.lora.target-modules", "q_proj", "v_proj"]).lora
+    modules = lora.target_modules if lora else []
     assert modules == ["q_proj", "v_proj"]
 
 
@@ -173,10 +187,6 @@ def test_a_mistake_is_told_with_its_key_and_what_to_do(write, text, key, told):
 
 def test_a_batch_that_is_no_multiple_of_the_group_is_refused(write):
     assert "multiple of group_size" in error_of(write(), "--orchestrator.batch-size", "10").what
-
-
-def test_a_run_without_an_adapter_is_refused(write):
-    assert "[trainer.model.lora]" in error_of(write(base=LEAST.replace("[trainer.model.lora]\n", ""))).do
 
 
 def test_a_file_that_is_not_toml_is_told_with_the_line(write):

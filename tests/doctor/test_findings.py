@@ -175,6 +175,7 @@ def machine_mistakes(plan, source, monkeypatch, tmp_path):
     """Findings about the machine that a run asks too much of."""
     big, small = {"name": "Qwen/Qwen3-235B"}, [Gpu("A", 24000)] * 2
     yield gpus.check(plan(model=big))
+    yield gpus.check(plan(model=big, trainer={}))
     yield from (gpus.check(run) for run in without_room(plan, tmp_path))
     yield gpus.check(plan(gpus=small, inference={"engine": "vllm"}, model={"name": "me/mine-7B"}))
     yield vllm_release.check(plan(inference={"engine": "vllm"}))

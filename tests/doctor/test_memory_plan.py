@@ -69,7 +69,7 @@ def test_weights_adapter_and_cache_are_those_that_are_really_there(folder):
         ]
         trained = learner._policy.parameters
         sampled = [w for name in ("policy", "policy1") for w in adapter_weights(sampler.model, name).values()]
-        assert bytes_of([*trained, *trained, *moments, *sampled]) == plan.adapter
+        assert bytes_of([*trained, *trained, *moments, *sampled]) == plan.trained
         tokens = sampler.stats()["cache_tokens"]
         cached = plan.cache(CONTEXT, CONTEXT)
         assert cached <= tokens <= cached + 2 * 16
@@ -123,14 +123,14 @@ def test_an_8b_model_trains_on_32_768_tokens_on_48_gb_and_the_cache_takes_what_i
     assert plan.weights == 2 * (36 * layer + 2 * 151_936 * 4096 + 4096) == 16_381_470_720
     # Rank 16 beside each matrix: 16 x (columns + rows); six float32 copies.
     lora = 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
-    assert plan.adapter == 6 * 4 * 36 * lora == 1_047_527_424
+    assert plan.trained == 6 * 4 * 36 * lora == 1_047_527_424
     assert plan.cached_token == 2 * 36 * 8 * 128 * 2
     # Each block's input, and what the last norm keeps in float32.
     assert plan.kept_token == 36 * 4096 * 2 + 4 * 4096 + 4
     assert plan.learner(32_768) == 32_768 * (311_300 + plan.block_token) + 6 * 4 * 2**24
     free = plan.room - plan.weights
     assert plan.cache(8192, 8192) == int(0.4 * free) // 147_456
-    left = free - plan.adapter - plan.learner(32_768)
+    left = free - plan.trained - plan.learner(32_768)
     assert int(0.4 * free) > left > 32_768 * 147_456
     assert plan.cache(32_768, 32_768) == left // 147_456
     assert plan.room - 147_456 < sum(plan.parts(32_768, 32_768).values()) <= plan.room

@@ -63,7 +63,7 @@ def test_a_vllm_that_goes_on_sampling_with_the_base_is_stopped_by_the_proof(tmp_
     config.write_text(config.read_text().replace("lr = 1e-3", "lr = 1e-2"))
     done = play(config, STAND_IN_FAULT="stale")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "was sampled under policy version" in done.stderr or "adapter was never updated" in done.stderr
+    assert "was sampled under policy version" in done.stderr or "weights were never updated" in done.stderr
     # Version 0 is the base: what it sampled was right.
     assert [row["step"] for row in steps(tmp_path / "outputs" / "mini")][:1] == [1]
     assert left_of(tmp_path) == []

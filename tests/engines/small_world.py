@@ -125,6 +125,10 @@ class World:
         self.sampling = version
         return 0.0
 
+    def load_weights(self, source: object, version: int) -> float:
+        self.sampling = version
+        return 0.0
+
     def stats(self) -> dict[str, float]:
         return {"sampled_tokens": 0.0}
 
@@ -135,7 +139,7 @@ class World:
     def stop(self) -> None: ...
 
     # the learner
-    def adapter(self, version: int) -> dict:
+    def weights(self, version: int) -> dict:
         return {}
 
     def train(self, samples: Sequence[Sample], rescored: Sequence[object] = ()) -> dict[str, float]:

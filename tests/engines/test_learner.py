@@ -37,7 +37,7 @@ def make(model, **changes) -> Learner:
 
 def sampler_of(model, learner: Learner) -> PlainSampler:
     sampler = PlainSampler(model, learner.adapter_config)
-    sampler.load(learner.adapter(), learner.version)
+    sampler.load(learner.weights(), learner.version)
     return sampler
 
 
@@ -60,7 +60,7 @@ def test_the_reward_goes_up(model):
     sampler = sampler_of(model, learner)
     rewards = []
     for _ in range(30):
-        sampler.load(learner.adapter(), learner.version)
+        sampler.load(learner.weights(), learner.version)
         answers = sampler.answers(PROMPT, 32, 4)
         rewards.append(sum(map(even, answers)) / len(answers))
         metrics = learner.train(scored(answers, even))
@@ -71,7 +71,7 @@ def test_the_reward_goes_up(model):
 
 def test_version_0_is_the_base_model(model):
     learner = make(model)
-    assert all(not a.any() for name, a in learner.adapter(0).items() if "lora_B" in name)
+    assert all(not a.any() for name, a in learner.weights(0).items() if "lora_B" in name)
 
 
 def test_on_policy_ratios_are_1(model):
@@ -126,8 +126,8 @@ def test_the_packing_does_not_change_the_step(model):
     one, other = whole.train(samples + short), split.train(samples + short)
     assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
     assert one["optim/grad_norm"] == pytest.approx(other["optim/grad_norm"], rel=1e-4)
-    for name, weights in whole.adapter().items():
-        torch.testing.assert_close(weights, split.adapter()[name], atol=1e-5, rtol=1e-3)
+    for name, weights in whole.weights().items():
+        torch.testing.assert_close(weights, split.weights()[name], atol=1e-5, rtol=1e-3)
 
 
 def test_only_what_has_an_advantage_trains(model):
@@ -136,7 +136,7 @@ def test_only_what_has_an_advantage_trains(model):
     metrics = learner.train(samples + [replace(s, advantage=0.0) for s in samples])
     other.train(samples)
     assert metrics["samples/pruned"] >= 8
-    assert all(torch.equal(learner.adapter()[n], w) for n, w in other.adapter().items())
+    assert all(torch.equal(learner.weights()[n], w) for n, w in other.weights().items())
 
 
 def told(samples: list[Sample]) -> list[Sample]:
@@ -182,19 +182,19 @@ def test_the_last_versions_are_kept_and_old_ones_go(model):
     learner = make(model, keep_versions=2)
     samples = batch(model, learner)
     learner.train(samples)
-    kept = {n: w.clone() for n, w in learner.adapter(1).items()}
+    kept = {n: w.clone() for n, w in learner.weights(1).items()}
     learner.train(batch(model, learner))
     assert learner.versions == [1, 2]
-    assert all(torch.equal(learner.adapter(1)[n], w) for n, w in kept.items())
+    assert all(torch.equal(learner.weights(1)[n], w) for n, w in kept.items())
     with pytest.raises(KeyError):
-        learner.adapter(0)
+        learner.weights(0)
 
 
 def test_the_same_seed_gives_the_same_run(model):
     runs = []
     for _ in range(2):
         learner = make(model, seed=3)
-        runs.append((learner.train(batch(model, learner))["loss"], learner.adapter()))
+        runs.append((learner.train(batch(model, learner))["loss"], learner.weights()))
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(a, runs[1][1][n]) for n, a in runs[0][1].items())
 
@@ -209,7 +209,7 @@ def test_a_step_in_a_worker_thread_is_the_same_step(model):
         metrics = step.result()
     assert metrics["loss"] == alone.train(samples)["loss"]
     assert torch.get_num_threads() == threads
-    assert all(torch.equal(threaded.adapter()[n], w) for n, w in alone.adapter().items())
+    assert all(torch.equal(threaded.weights()[n], w) for n, w in alone.weights().items())
 
 
 def test_the_gradient_is_clipped_and_the_rate_follows_the_schedule(model):
@@ -258,18 +258,18 @@ def test_bfloat16_trains_a_float32_adapter(model):
     learner = make(model, dtype="bfloat16")
     samples = batch(model, make(model))
     metrics = learner.train(samples)
-    assert all(w.dtype == torch.float32 for w in learner.adapter().values())
+    assert all(w.dtype == torch.float32 for w in learner.weights().values())
     assert metrics["proof/logprob_diff/max"] > 1e-4
 
 
 def test_an_error_changes_nothing(model):
     learner = make(model)
     samples = batch(model, learner)
-    before = {n: w.clone() for n, w in learner.adapter().items()}
+    before = {n: w.clone() for n, w in learner.weights().items()}
     with pytest.raises(SampleError, match="differ in length"):
         learner.train([*samples, replace(samples[0], logprobs=[0.0], advantage=1.0)])
     assert learner.version == 0
-    assert all(torch.equal(learner.adapter()[n], w) for n, w in before.items())
+    assert all(torch.equal(learner.weights()[n], w) for n, w in before.items())
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_sample_that_breaks_the_rules_is_named(model, changes, message):
 
 def test_patterns_and_unknown_names_choose_the_layers_as_prime_rl_does(model):
     learner = make(model, lora=LoraSettings(rank=2, target_modules=["experts", r"layers\.1\..*\.q_proj", "mlp"]))
-    adapted = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in learner.adapter()}
+    adapted = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in learner.weights()}
     assert adapted == {
         "model.layers.1.self_attn.q_proj",
         *(f"model.layers.{i}.mlp.{n}_proj" for i in (0, 1) for n in ("gate", "up", "down")),

@@ -81,7 +81,7 @@ def test_packing_changes_no_log_probability(tmp_path, make, layers, budget):
 def gradients(model, checkpointing: bool):
     lora = LoraSettings(rank=2, target_modules=["c_attn", "q_proj", "lm_head"])
     policy = LoraPolicy(model, lora, device=CPU, seed=0, checkpointing=checkpointing)
-    policy.set_adapter({n: torch.full_like(w, 0.01) for n, w in policy.adapter().items()})
+    policy.set_weights({n: torch.full_like(w, 0.01) for n, w in policy.weights().items()})
     (batch,) = pack(SAMPLES, 1000, CPU, packing=policy.packing)
     logprobs, _ = policy.logprobs(batch, training=True)
     logprobs.sum().backward()

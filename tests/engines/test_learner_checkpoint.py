@@ -29,7 +29,7 @@ def make(model, lora: LoraSettings | None = None) -> Learner:
 
 def batch(model, learner, seed):
     sampler = PlainSampler(model, learner.adapter_config, seed)
-    sampler.load(learner.adapter(), learner.version)
+    sampler.load(learner.weights(), learner.version)
     return [replace(s, advantage=(-1.0) ** i) for i, s in enumerate(sampler.answers(PROMPT, 6, 5))]
 
 
@@ -49,17 +49,17 @@ def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tm
     assert [{k: v for k, v in m.items() if not k.startswith(timing)} for m in found] == [
         {k: v for k, v in m.items() if not k.startswith(timing)} for m in expected
     ]
-    assert all(torch.equal(resumed.adapter()[n], w) for n, w in learner.adapter().items())
+    assert all(torch.equal(resumed.weights()[n], w) for n, w in learner.weights().items())
 
 
 def test_the_adapter_is_plain_peft(model, tmp_path):
     learner = make(model)
     learner.train(batch(model, learner, 0))
     learner.save(tmp_path / "a")
-    assert load_file(tmp_path / "a" / "adapter_model.safetensors").keys() == learner.adapter().keys()
+    assert load_file(tmp_path / "a" / "adapter_model.safetensors").keys() == learner.weights().keys()
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "a")).eval()
     sampler = PlainSampler(model, learner.adapter_config)
-    sampler.load(learner.adapter(), 1)
+    sampler.load(learner.weights(), 1)
     ids = torch.tensor([PROMPT])
     with torch.no_grad():
         torch.testing.assert_close(loaded(input_ids=ids).logits, sampler.model(input_ids=ids).logits)
@@ -71,8 +71,8 @@ def test_swapping_to_an_old_version_and_back_is_exact(model):
     learner.train(first)
     other = make(model)
     other.train(first)
-    learner._policy.set_adapter(learner.adapter(0))
-    learner._policy.set_adapter(learner.adapter(1))
+    learner._policy.set_weights(learner.weights(0))
+    learner._policy.set_weights(learner.weights(1))
     second = batch(model, other, 1)
     assert learner.train(second)["loss"] == other.train(second)["loss"]
 

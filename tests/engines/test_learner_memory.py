@@ -33,7 +33,7 @@ def make(model, budget: int = BUDGET) -> Learner:
 def batch(model, learner: Learner) -> list[Sample]:
     """Three groups of the learner's newest version, each with its own prompt."""
     sampler = PlainSampler(model, learner.adapter_config)
-    sampler.load(learner.adapter(), learner.version)
+    sampler.load(learner.weights(), learner.version)
     found = []
     for prompt in ([5, 6, 7, 8], [9] * 12, list(range(20, 27))):
         answers = sampler.answers(prompt, 4, 12)
@@ -71,7 +71,7 @@ def steady(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def same(one: Learner, other: Learner) -> bool:
-    return all(torch.equal(weights, other.adapter()[name]) for name, weights in one.adapter().items())
+    return all(torch.equal(weights, other.weights()[name]) for name, weights in one.weights().items())
 
 
 @pytest.mark.parametrize("which", [1, 2, 3])
@@ -112,20 +112,20 @@ def test_the_proofs_own_passes_may_run_out_too(model):
     assert metrics["staleness/mean"] == 1.0
     # Only nearly: the first step of each had micro batches of its own.
     assert steady(metrics) == pytest.approx(steady(expected), rel=1e-3, abs=1e-5)
-    for name, weights in short.adapter().items():
-        torch.testing.assert_close(weights, half.adapter()[name], atol=1e-4, rtol=1e-3)
+    for name, weights in short.weights().items():
+        torch.testing.assert_close(weights, half.weights()[name], atol=1e-4, rtol=1e-3)
 
 
 def test_a_second_time_ends_the_run_with_one_line_and_changes_nothing(model):
     learner = make(model)
     samples = batch(model, learner)
     short_of_memory(learner, lambda _, tokens: tokens > 20)
-    before = {name: weights.clone() for name, weights in learner.adapter().items()}
+    before = {name: weights.clone() for name, weights in learner.weights().items()}
     with pytest.raises(RunStoppedError, match=r"of 30 tokens.*lower seq_len \(.* has 24 tokens\)") as told:
         learner.train(samples)
     assert "\n" not in str(told.value)
     assert learner.version == 0
-    assert all(torch.equal(learner.adapter()[name], weights) for name, weights in before.items())
+    assert all(torch.equal(learner.weights()[name], weights) for name, weights in before.items())
     assert all(parameter.grad is None for parameter in learner._policy.parameters)
 
 

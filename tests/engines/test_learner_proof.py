@@ -35,11 +35,11 @@ def samples(model, learner) -> list[Sample]:
 
 
 def refusal(learner: Learner, samples: list[Sample]) -> str:
-    before = learner.version, {n: w.clone() for n, w in learner.adapter().items()}
+    before = learner.version, {n: w.clone() for n, w in learner.weights().items()}
     with pytest.raises(ProofError) as error:
         learner.train(samples)
     assert learner.version == before[0]
-    assert all(torch.equal(learner.adapter()[n], w) for n, w in before[1].items())
+    assert all(torch.equal(learner.weights()[n], w) for n, w in before[1].items())
     return str(error.value)
 
 

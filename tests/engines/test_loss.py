@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from harbortrainer.config.trainer_table import LossSettings
-from harbortrainer.engines.local.learner.lora_policy import token_logprobs
 from harbortrainer.engines.local.learner.loss import outside_trust_region, policy_loss
+from harbortrainer.engines.local.learner.trained_policy import token_logprobs
 
 SETTINGS = LossSettings(kl_tau=0.1, adv_tau=2.0)
 

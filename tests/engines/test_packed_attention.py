@@ -48,7 +48,7 @@ def policy_of(folder, model=None, *, checkpointing=False, dtype=torch.float32, *
     lora = LORA.model_copy(update=changes)
     policy = LoraPolicy(model, lora, device=CPU, seed=0, checkpointing=checkpointing)
     chance = torch.Generator().manual_seed(3)
-    policy.set_adapter({n: 0.1 * torch.randn(w.shape, generator=chance) for n, w in policy.adapter().items()})
+    policy.set_weights({n: 0.1 * torch.randn(w.shape, generator=chance) for n, w in policy.weights().items()})
     return policy
 
 

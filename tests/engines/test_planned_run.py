@@ -7,6 +7,8 @@ import torch
 from small_world import SmallRun
 from tiny_model import build_tiny_model
 
+from harbortrainer.config.trainer_table import TrainedModel
+from harbortrainer.engines import memory_plan
 from harbortrainer.engines.local.parts import load_learner, planned_memory, start_sampler
 from harbortrainer.engines.memory_plan import plan_memory
 from harbortrainer.errors import UserError
@@ -23,7 +25,7 @@ def test_sampler_and_learner_take_what_is_planned(folder, tmp_path):
     config = SmallRun(tmp_path).config
     context, seq_len = config.max_model_len, config.seq_len
     plan = plan_memory(folder, config.lora, kind="cpu", room=GIB)
-    tight = plan.weights + plan.adapter + plan.learner(max(seq_len, 600)) + 3 * context * plan.cached_token
+    tight = plan.weights + plan.trained + plan.learner(max(seq_len, 600)) + 3 * context * plan.cached_token
     plan = replace(plan, room=tight)
     sampler = start_sampler(str(folder), config, plan)
     try:
@@ -48,4 +50,18 @@ def test_a_gpu_is_planned_for_by_the_doctors_room_and_a_run_without_room_is_refu
     assert (plan.kind, plan.room) == ("cuda", int(0.9 * 4 * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 2**10))
     with pytest.raises(UserError, match=r"model\.name: GiB: model .*; use a smaller model"):
+        planned_memory(str(folder), config)
+
+
+def test_every_weight_on_a_cpu_without_room_is_refused_before_anything_loads(folder, tmp_path, monkeypatch):
+    config = SmallRun(tmp_path).config
+    config.trainer.model = TrainedModel(lora=None)
+    assert torch.cuda.is_available() or planned_memory(str(folder), config) is None
+    plain = memory_plan.plan_memory
+
+    def tight(*args, **kwargs):
+        return replace(plain(*args, **kwargs), room=2**20)
+
+    monkeypatch.setattr(memory_plan, "plan_memory", tight)
+    with pytest.raises(UserError, match=r"trainer\.model\.lora: GiB: model twice"):
         planned_memory(str(folder), config)

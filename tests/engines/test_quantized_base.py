@@ -128,7 +128,7 @@ def test_training_writes_nothing_into_it_and_what_is_sampled_is_what_trains(pair
         figures = learner.train(sampled(sampler, turn), sampler.score_again())
         assert figures["proof/logprob_diff/max"] < 1e-4
         assert figures["optim/grad_norm"] > 0
-    assert any(w.any() for name, w in learner.adapter().items() if "lora_B" in name)
+    assert any(w.any() for name, w in learner.weights().items() if "lora_B" in name)
     assert all(torch.equal(w, before[name]) for name, w in base_of(sampler.model).items())
 
 
@@ -145,7 +145,7 @@ def test_gradients_are_those_of_the_same_weights_dequantized(folder, scheme):
 
 def gradients_of(base) -> list[torch.Tensor]:
     policy = LoraPolicy(base, LORA, device=CPU, seed=0)
-    policy.set_adapter({n: torch.full_like(w, 0.01) for n, w in policy.adapter().items()})
+    policy.set_weights({n: torch.full_like(w, 0.01) for n, w in policy.weights().items()})
     for batch in pack([lengthy(length) for length in (30, 9, 17)], 1000, CPU, packing=policy.packing):
         policy.logprobs(batch, training=True)[0].sum().backward()
     return [p.grad for p in policy.parameters if p.grad is not None]
@@ -192,7 +192,7 @@ def test_the_plan_counts_what_is_really_there(folder, scheme):
     # The largest layer is 64 x 128, whole in float32, for each side.
     assert plan.weights == bytes_of(model.parameters()) + 2 * 4 * 64 * 128
     whole = plan_memory(folder, LORA, kind="cpu", room=GIB)
-    assert (plan.adapter, plan.cached_token) == (whole.adapter, whole.cached_token)
+    assert (plan.trained, plan.cached_token) == (whole.trained, whole.cached_token)
     assert plan.kept_token == pytest.approx(whole.kept_token, rel=0.01)
 
 

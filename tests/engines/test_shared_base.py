@@ -9,8 +9,8 @@ import torch
 from loop_fakes import sample as tiny_sample
 from sampler_setup import PROMPT, generate, logprobs_of, random_prompt
 from small_world import SmallRun
-from tiny_model import build_tiny_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from tiny_model import build_tiny_model, build_untied_model
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
@@ -109,7 +109,7 @@ def test_each_side_has_an_adapter_of_its_own_and_a_hand_over_copies_it(pair):
     hand_over(learner, sampler)
     learner.train(sampled(sampler, 0))
     before = {name: w.clone() for name, w in adapter_weights(sampler.model, "policy").items()}
-    assert any(w.any() for name, w in learner.adapter(1).items() if "lora_B" in name)
+    assert any(w.any() for name, w in learner.weights(1).items() if "lora_B" in name)
     assert not any(w.any() for name, w in before.items() if "lora_B" in name), "training reached the sampler"
     hand_over(learner, sampler)
     assert all(torch.equal(w, before[name]) for name, w in adapter_weights(sampler.model, "policy").items())
@@ -125,12 +125,7 @@ def qwen3(path):
 
 
 def untied(path):
-    build_tiny_model(path, hidden=32)
-    model = AutoModelForCausalLM.from_pretrained(path)
-    model.config.tie_word_embeddings = False
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
-    model.save_pretrained(path)
-    return path
+    return build_untied_model(path, hidden=32)
 
 
 def gpt2(path):
@@ -153,7 +148,7 @@ def trained(model) -> list[torch.Tensor]:
     """Log-probabilities, entropies and every gradient of one pass over samples of different lengths."""
     lora = LoraSettings(rank=2, target_modules=["q_proj", "up_proj", "lm_head"])
     policy = LoraPolicy(model, lora, device=CPU, seed=0)
-    policy.set_adapter({n: torch.full_like(w, 0.01) for n, w in policy.adapter().items()})
+    policy.set_weights({n: torch.full_like(w, 0.01) for n, w in policy.weights().items()})
     found = []
     for batch in pack([lengthy(length) for length in (30, 9, 17)], 1000, CPU, packing=policy.packing):
         logprobs, entropies = policy.logprobs(batch, training=True)
@@ -193,7 +188,7 @@ def test_steps_are_to_the_last_bit_those_of_a_learner_that_loads(folder, pair):
         assert [(k, v) for k, v in one.items() if not k.startswith(CLOCKS)] == [
             (k, v) for k, v in other.items() if not k.startswith(CLOCKS)
         ]
-    assert all(torch.equal(learner.adapter()[name], weight) for name, weight in loads.adapter().items())
+    assert all(torch.equal(learner.weights()[name], weight) for name, weight in loads.weights().items())
 
 
 def test_what_is_sampled_beside_training_is_what_is_sampled_alone(pair):

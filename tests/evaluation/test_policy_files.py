@@ -48,6 +48,17 @@ def test_an_adapter_comes_with_its_base(tmp_path: Path) -> None:
     assert (found.base, found.adapter) == (str(base), tmp_path / "lora")
 
 
+def test_a_run_that_trained_every_weight_is_the_model_of_its_last_whole_checkpoint(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        folder = model(tmp_path / "run" / "checkpoints" / f"step_{step}")
+        (folder / "progress.json").write_text(json.dumps({"step": step}))
+        list_files(folder)
+    (folder / "model.safetensors").unlink()
+    last = str(tmp_path / "run" / "checkpoints" / "step_2")
+    assert PolicyFiles.find(str(tmp_path / "run")) == PolicyFiles(last)
+    assert PolicyFiles.find(last) == PolicyFiles(last)
+
+
 @pytest.mark.parametrize(
     ("named", "told"),
     [

@@ -61,6 +61,22 @@ def test_an_adapter_loads_in_plain_peft_and_is_the_policy_that_was_trained(run: 
     assert names_nothing_of_here(out, run.path.parents[1])
 
 
+@pytest.mark.parametrize("on_hub", [True, False])
+def test_a_run_that_trained_every_weight_is_exported_as_the_model_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], on_hub: bool
+) -> None:
+    run, out = trained_run(tmp_path, on_hub=on_hub, every_weight=True), tmp_path / "out"
+    assert "the run trained every weight" in told(capfd, run.path, "--adapter", "--out", out)
+    assert main(["export", str(run.path), "--out", str(out)]) == 0
+    assert torch.equal(logprobs_of(AutoModelForCausalLM.from_pretrained(out)), run.logprobs)
+    assert load_tokenizer(out, where="").chat_template == load_tokenizer(run.model, where="").chat_template
+    assert "every weight of" in (out / "README.md").read_text()
+    assert not (out / "learner.pt").exists()
+    assert names_nothing_of_here(out, tmp_path)
+    found = PolicyFiles.find(str(run.path))
+    assert torch.equal(logprobs_of(AutoModelForCausalLM.from_pretrained(found.base)), run.logprobs)
+
+
 def test_the_card_tells_base_evaluation_curve_and_tasks(run: TrainedRun, tmp_path: Path) -> None:
     assert main(["export", str(run.path), "--step", "1", "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()

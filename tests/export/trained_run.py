@@ -40,14 +40,17 @@ class TrainedRun:
     """[T, V] of `IDS`, from the module that learned."""
 
 
-def trained_run(root: Path, *, on_hub: bool, targets: tuple[str, ...] = ("q_proj", "down_proj")) -> TrainedRun:
+def trained_run(
+    root: Path, *, on_hub: bool, targets: tuple[str, ...] = ("q_proj", "down_proj"), every_weight: bool = False
+) -> TrainedRun:
     """A run of two steps. `on_hub`: its model lies where the hub's client puts what it fetched."""
     model = root / (f"models--org--tiny/snapshots/{COMMIT}" if on_hub else "model")
     build_tiny_model(model)
-    learner = Learner(str(model), LoraSettings(rank=4, target_modules=list(targets)), OptimSettings(), LossSettings())
+    lora = None if every_weight else LoraSettings(rank=4, target_modules=list(targets))
+    learner = Learner(str(model), lora, OptimSettings(), LossSettings())
     policy = learner._policy
     torch.manual_seed(5)
-    policy.set_adapter({name: 0.1 * torch.randn(weight.shape) for name, weight in policy.adapter().items()})
+    policy.set_weights({name: 0.1 * torch.randn(weight.shape) for name, weight in policy.weights().items()})
     run = root / "outputs" / "mini"
     for step in (1, 2):
         save(run / "checkpoints", learner.save, Progress(step=step))

@@ -243,7 +243,7 @@ def test_the_loss_of_echo_and_its_gradient_are_prime_rls(prime_rl, tmp_path):
     ]
     base = AutoModelForCausalLM.from_pretrained(build_tiny_model(tmp_path, hidden=32, layers=1))
     policy = LoraPolicy(base, LoraSettings(rank=2, target_modules=["q_proj"]), device=torch.device("cpu"), seed=0)
-    policy.set_adapter({name: torch.full_like(weight, 0.05) for name, weight in policy.adapter().items()})
+    policy.set_weights({name: torch.full_like(weight, 0.05) for name, weight in policy.weights().items()})
     batch = fit(samples, 100)
     scales = Scales(batch.trained, batch.predicted)
     micro_batches = pack(batch.samples, 12, torch.device("cpu"))

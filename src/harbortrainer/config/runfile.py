@@ -189,9 +189,8 @@ class RunConfig(RunBasics):
         return self.inference.vllm.max_model_len or self.seq_len
 
     @property
-    def lora(self) -> LoraSettings:
-        """The adapter; the reader made sure that there is one."""
-        assert self.trainer.model.lora is not None
+    def lora(self) -> LoraSettings | None:
+        """The adapter; none where every weight is trained."""
         return self.trainer.model.lora
 
     def resolved(self) -> str:
@@ -212,9 +211,11 @@ class RunConfig(RunBasics):
         return self
 
     @model_validator(mode="after")
-    def _needs_an_adapter(self) -> Self:
-        if self.trainer.model.lora is None:
-            raise ValueError("the embedded engine trains LoRA adapters only; add [trainer.model.lora]")
+    def _every_weight_is_trained_where_that_can_be(self) -> Self:
+        if self.lora is None and self.model.quantization is not None:
+            raise ValueError("a quantized base is not trained itself; add [trainer.model.lora]")
+        if self.lora is None and self.inference.engine == "vllm":
+            raise ValueError("vLLM is handed adapters only; add [trainer.model.lora], or leave out inference.engine")
         return self
 
     @model_validator(mode="after")

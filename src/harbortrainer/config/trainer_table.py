@@ -133,7 +133,7 @@ class TrainedModel(Table):
     """`[trainer.model]`."""
 
     lora: LoraSettings | None = None
-    """The adapter; the embedded engine trains nothing without one."""
+    """The adapter; without one every weight is trained."""
 
 
 class TrainerConfig(Table):

@@ -8,6 +8,7 @@ from pathlib import Path
 from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
+from harbortrainer.doctor.gpus import parameters
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
@@ -18,6 +19,9 @@ from harbortrainer.tasks.task_store import is_here, load_source
 GIB = 1024**3
 LITTLE_GIB = {"docker": 20, "local": 2}
 """Free disk below this is told: images and trials of Docker, layers and trials of the local sandbox."""
+
+CHECKPOINTS, CHECKPOINT_BYTES = 3, 14
+"""Of a run that trains every weight: two that are kept and one that is being written; bytes a parameter of each."""
 
 RED_SHARE = 0.1
 DOCKER_ROOT = Path("/var/lib/docker")
@@ -101,7 +105,7 @@ def check_disk(plan: LaunchPlan) -> Iterator[Finding]:
     folder = existing(plan.run.run_dir if plan.run else Path.cwd())
     where = plan.where("output_dir") if plan.run else ""
     if os.access(folder, os.W_OK):
-        yield disk("disk for the run", folder, LITTLE_GIB["local"], where)
+        yield disk("disk for the run", folder, LITTLE_GIB["local"] + checkpoints_gib(plan), where)
     else:
         yield red("disk for the run", f"{folder} cannot be written to", "set output_dir to a folder of your own", where)
     # The daemon writes its images there; an ordinary user need not.
@@ -109,14 +113,24 @@ def check_disk(plan: LaunchPlan) -> Iterator[Finding]:
         yield disk("disk for images", DOCKER_ROOT, LITTLE_GIB["docker"])
 
 
+def checkpoints_gib(plan: LaunchPlan) -> float:
+    """What the checkpoints of every weight take; 0 for those of a LoRA, which are small."""
+    run = plan.run
+    if not isinstance(run, RunConfig) or run.lora is not None or run.warmup is not None:
+        return 0.0
+    return CHECKPOINTS * CHECKPOINT_BYTES * (parameters(run.model.name) or 0.0) / GIB
+
+
 def disk(about: str, folder: Path, little_gib: float, where: str = "") -> Finding:
     """Free space of the disk that a folder lies on."""
     free = shutil.disk_usage(folder).free / GIB
     what = f"{free:.1f} GiB free at {folder}"
     if free < little_gib * RED_SHARE:
-        return red(about, what, f"free {little_gib:g} GiB" + (", or set output_dir elsewhere" if where else ""), where)
+        return red(
+            about, what, f"free {little_gib:.3g} GiB" + (", or set output_dir elsewhere" if where else ""), where
+        )
     if free < little_gib:
-        return yellow(about, what, f"{little_gib:g} GiB are safer", where)
+        return yellow(about, what, f"{little_gib:.3g} GiB are safer", where)
     return green(about, what)
 
 

@@ -10,7 +10,7 @@ from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
-from harbortrainer.engines.engine_choice import USABLE
+from harbortrainer.engines.engine_choice import LORA_INSTEAD, USABLE
 from harbortrainer.errors import UserError
 from harbortrainer.runs.ingredients import hub_folder
 
@@ -23,6 +23,13 @@ TRAINING_BYTES = {"float32": 4.4, "bfloat16": 2.4}
 EMBEDDED_BYTES = {"GPU": 3.0, "CPU": 6.0}
 """Bytes a parameter on the embedded engine: the weights once (bf16 on a GPU, float32 on a CPU), and half as much again
 for its cache and its activations."""
+
+FULL_BYTES = {"GPU": 21.0, "CPU": 22.0}
+"""The same where every weight is trained: two copies of the model, a gradient and AdamW's moments in float32, on a GPU
+a float32 master too; on a CPU, beside these, `KEPT_BYTES` a version that is kept."""
+
+KEPT_BYTES = 4.0
+"""Of a version on a CPU."""
 
 QUANTIZED_BYTES = {"int8": 1.0, "nf4": 0.6}
 """Bytes a parameter of a quantized base, in place of 2 on a GPU and 4 on a CPU."""
@@ -60,7 +67,7 @@ def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
     device = "GPU" if plan.gpus else "CPU"
     folders = [folder for folder in folders_of(run.model.name) if (folder / "config.json").is_file()]
     size = parameters(run.model.name)
-    large = size is None or size * EMBEDDED_BYTES[device] > SMALL * room
+    large = size is None or size * embedded_bytes(device, run) > SMALL * room
     found = counted(run, folders[0], device, room, plan.where) if large and folders and find_spec("torch") else None
     found = found or estimated(run, device, room, plan.where)
     if found is not None:
@@ -96,13 +103,14 @@ def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callabl
             kind=kind,
             room=room - (LIBRARIES if kind == "cpu" else 0),
             quantization=run.model.quantization,
+            off_policy=run.orchestrator.max_off_policy_steps,
         )
     except UserError as error:
         return red("memory", error.what, error.do, where(error.where))
     except RuntimeError:
         return None
     what = f"{run.model.name} on the {device}: {plan.told(run.max_model_len, run.seq_len)}"
-    refusal = plan.refusal(run.max_model_len, run.seq_len)
+    refusal = plan.refusal(run.max_model_len, run.seq_len) or plan.host_refusal(host_room())
     return red("memory", what, refusal.do, where(refusal.where)) if refusal else green("memory", what)
 
 
@@ -111,16 +119,28 @@ def estimated(run: RunConfig, device: str, room: int, where: Callable[[str], str
     size = parameters(run.model.name)
     if size is None:
         return None
-    needed = size * embedded_bytes(device, run.model.quantization)
+    needed = size * embedded_bytes(device, run)
     what = f"{run.model.name} needs about {needed / GIB:.1f} GiB on the {device}, {room / GIB:.1f} can be used"
     if needed > room:
+        if run.lora is None:
+            return red("memory", what, LORA_INSTEAD, where("trainer.model.lora"))
         return red("memory", what, "use a smaller model, or Prime-RL (docs/sizing.md)", where("model.name"))
     return green("memory", what)
 
 
-def embedded_bytes(device: str, quantization: str | None) -> float:
-    """Bytes a parameter on the embedded engine: two thirds of them are the weights, where those are as they are."""
-    whole = EMBEDDED_BYTES[device]
+def host_room() -> int:
+    """Bytes of this machine's memory that a run may take."""
+    import psutil
+
+    return int(USABLE * psutil.virtual_memory().total) - LIBRARIES
+
+
+def embedded_bytes(device: str, run: RunConfig) -> float:
+    """Bytes a parameter on the embedded engine: of a LoRA's two thirds are the weights, where those are as they are."""
+    whole, quantization = EMBEDDED_BYTES[device], run.model.quantization
+    if run.lora is None:
+        kept = KEPT_BYTES * (run.orchestrator.max_off_policy_steps + 4) if device == "CPU" else 0.0
+        return FULL_BYTES[device] + kept
     return whole if quantization is None else whole / 3 + QUANTIZED_BYTES[quantization]
 
 

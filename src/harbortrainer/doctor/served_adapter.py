@@ -17,7 +17,7 @@ NOT_SERVED = ("lm_head", "embed_tokens", "wte")
 def check(plan: LaunchPlan) -> Iterator[Finding]:
     """Rank and target modules of `[trainer.model.lora]`."""
     run = plan.run
-    if isinstance(run, RunConfig) and run.inference.engine == "vllm":
+    if isinstance(run, RunConfig) and run.lora is not None and run.inference.engine == "vllm":
         yield from served(plan, run.lora, LARGEST_RANK)
     if isinstance(run, PrimeRun) and run.trainer.model.lora is not None and run.inference is not None:
         yield from served(plan, run.trainer.model.lora, run.inference.vllm.max_lora_rank or LARGEST_RANK)

@@ -17,6 +17,9 @@ ENGINES = ("auto", "prime-rl", "local")
 GPUS_NEEDED = 2
 """Prime-RL wants distinct GPUs for sampling and training."""
 QUANTIZATION = "model.quantization"
+LORA_INSTEAD = "add it, empty, to train a LoRA instead of every weight"
+"""What to do with `trainer.model.lora` where every weight has no room."""
+
 USABLE = 0.9
 """Of a device's memory, for what is planned; the rest is for buffers, and for holes in its heap."""
 

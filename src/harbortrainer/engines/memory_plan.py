@@ -22,8 +22,10 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from harbortrainer.config.runfile import Quantization
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.couplings import Couplings
-from harbortrainer.engines.local.learner.lora_policy import CHUNK_ELEMENTS, lora_config, recompute_activations
+from harbortrainer.engines.engine_choice import LORA_INSTEAD
+from harbortrainer.engines.local.learner.lora_policy import lora_config
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH
+from harbortrainer.engines.local.learner.trained_policy import CHUNK_ELEMENTS, recompute_activations
 from harbortrainer.engines.local.sampler.sampled_model import (
     cache_bytes_per_token,
     cache_tokens,
@@ -47,6 +49,11 @@ exponential, their product, and a gradient."""
 ADAPTER_COPIES = 6
 """Float32: the learner's weights, their gradient, AdamW's two moments, and two versions of the sampler's; requests that
 go on under still older ones keep one more each."""
+STEPPED = 4
+"""Bytes of a float32: of every weight a gradient and AdamW's two moments, and a master where the model has fewer."""
+KEPT_BESIDE = 3
+"""Versions that the learner has beside those that may still train: the one forgotten last, version 0, and for a moment
+the one that is forgotten next."""
 GIB = 1024**3
 _PROBES = 64, 192
 _MASKLESS = "sdpa without mask"
@@ -61,9 +68,14 @@ class MemoryPlan:
     room: int
     """What there is for all of it."""
     weights: int
-    """The base, once; of a quantized one also its largest layer as either side computes with it."""
-    adapter: int
-    """The LoRA of both sides, its gradient and its optimizer."""
+    """The base, once, and twice where every weight is trained; of a quantized one also its largest layer as either side
+    computes with it."""
+    trained: int
+    """The LoRA of both sides, or the float32 masters; their gradient and their optimizer."""
+    version: int
+    """One policy version, of which the learner keeps several in the machine's memory; 0 for a LoRA's."""
+    versions: int
+    """How many it keeps."""
     cached_token: int
     """Keys and values of a token."""
     kept_token: int
@@ -89,9 +101,14 @@ class MemoryPlan:
 
     def _cache(self, context: int, micro_batch: int) -> int:
         free = max(0, self.room - self.weights)
-        left = max(0, free - self.adapter - self.learner(micro_batch)) // self.cached_token
+        left = max(0, free - self.trained - self.kept - self.learner(micro_batch)) // self.cached_token
         affordable, tokens = cache_tokens(free, self.kind, self.cached_token, context)
         return min(affordable, tokens, left)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the versions that are kept where the model computes: on a CPU all."""
+        return self.version * self.versions if self.kind == "cpu" else 0
 
     def learner(self, tokens: int) -> int:
         """Bytes of a micro batch of so many tokens."""
@@ -102,8 +119,9 @@ class MemoryPlan:
         """Bytes by what they are for; their sum is everything at once."""
         tokens, cached = max(self.micro_batch(context, seq_len), seq_len), self.cache(context, seq_len)
         return {
-            "model": self.weights,
-            "adapter and optimizer": self.adapter,
+            "model twice" if self.version else "model": self.weights,
+            "gradient and optimizer" if self.version else "adapter and optimizer": self.trained,
+            **({f"{self.versions} versions": self.kept} if self.kept else {}),
             f"cache for {cached // context} trials of {context} tokens at once": cached * self.cached_token,
             f"learner's {tokens} tokens at once, seq_len {seq_len}": self.learner(tokens),
         }
@@ -124,7 +142,20 @@ class MemoryPlan:
         what = self.told(context, seq_len)
         if self.longest:
             return UserError(what, where="seq_len", do=f"set it to {self.longest} or less")
+        if self.version:
+            return UserError(what, where="trainer.model.lora", do=LORA_INSTEAD)
         return UserError(what, where="model.name", do="use a smaller model, or Prime-RL (docs/sizing.md)")
+
+    def host_refusal(self, room: int) -> UserError | None:
+        """What to say where the versions that are kept beside a GPU do not fit into so many bytes of the machine's."""
+        needed = self.version * self.versions
+        if self.kind == "cpu" or needed <= room:
+            return None
+        what = f"{self.versions} versions of the model are kept, {needed / GIB:.2f} of {room / GIB:.2f} GiB of memory"
+        if self.version * (1 + KEPT_BESIDE) <= room:
+            most = room // self.version - KEPT_BESIDE - 1
+            return UserError(what, where="orchestrator.max_off_policy_steps", do=f"set it to {most} or less")
+        return UserError(what, where="trainer.model.lora", do=LORA_INSTEAD)
 
     def told(self, context: int, seq_len: int) -> str:
         """The plan in one sentence."""
@@ -146,14 +177,22 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: Path, lora: LoraSettings, *, kind: str, room: int, quantization: Quantization | None = None
+    model: Path,
+    lora: LoraSettings | None,
+    *,
+    kind: str,
+    room: int,
+    quantization: Quantization | None = None,
+    off_policy: int = 8,
 ) -> MemoryPlan:
     """Count it for a model's folder, of which only the config is read.
 
     Args:
+        lora: None trains every weight.
         kind: Of device, "cpu" or "cuda"; it need not be there.
         room: Bytes.
         quantization: Of the base's linear layers.
+        off_policy: `max_off_policy_steps`.
 
     Raises:
         UserError: The config cannot be read, no linear layer matches lora.target_modules or can be quantized, or there
@@ -170,8 +209,10 @@ def plan_memory(
     return MemoryPlan(
         kind=kind,
         room=room,
-        weights=weights + 2 * dtype.itemsize * largest_layer(base),
-        adapter=ADAPTER_COPIES * bytes_of(adapter_weights(base, "default").values()),
+        weights=(2 if lora is None else 1) * weights + 2 * dtype.itemsize * largest_layer(base),
+        trained=stepped(base) if lora is None else ADAPTER_COPIES * bytes_of(adapter_weights(base, "default").values()),
+        version=weights if lora is None else 0,
+        versions=off_policy + 1 + KEPT_BESIDE,
         cached_token=cache_bytes_per_token(base),
         kept_token=kept,
         block_token=block,
@@ -180,14 +221,26 @@ def plan_memory(
     )
 
 
+def stepped(model: nn.Module) -> int:
+    """Bytes of what an optimizer of every weight has beside the model, and of the two gradients of the largest weight
+    that are added up where it is used twice."""
+    weights = list(model.parameters())
+    copies = [3 if weight.dtype is torch.float32 else 4 for weight in weights]
+    largest = max(weight.nbytes for weight in weights)
+    return STEPPED * sum(n * w.numel() for n, w in zip(copies, weights, strict=True)) + 2 * largest
+
+
 def without_content(
-    model: Path, lora: LoraSettings, dtype: torch.dtype, quantization: Quantization | None = None
+    model: Path, lora: LoraSettings | None, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> tuple[PreTrainedModel, int]:
-    """The base with an adapter to train, and the bytes it had before; raises as `plan_memory`."""
+    """The base, with an adapter to train or all of it, and the bytes it had before; raises as `plan_memory`."""
     base = empty_model(model, dtype, where="model.name", attention=_attention)
     if quantization is not None:
         quantize(base, quantization, torch.device("meta"))
     weights = bytes_of(base.parameters())
+    if lora is None:
+        base.requires_grad_(True).eval()
+        return base, weights
     with torch.device("meta"):
         adapted, _ = inject_for_training(base, lora_config(base, lora, ""))
     adapted.eval()
@@ -205,7 +258,7 @@ def kept_per_token(base: PreTrainedModel) -> int:
     They are counted as on a CPU, whose attention keeps what a GPU's does.
 
     Args:
-        base: With an adapter, on torch's meta device.
+        base: On torch's meta device; what is to be trained has a gradient.
     """
     few, many = (_kept(base, tokens) for tokens in _PROBES)
     return -(-(many - few) // (_PROBES[1] - _PROBES[0]))

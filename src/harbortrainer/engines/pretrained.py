@@ -77,9 +77,18 @@ def second_model(model: PreTrainedModel) -> PreTrainedModel:
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise ValueError("the model has an adapter: share it before the first one is loaded")
     shared: dict[int, object] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    second = copy.deepcopy(model, shared)
-    second.set_attn_implementation(second.get_correct_attn_implementation(None))
-    return second
+    return _copied(model, shared)
+
+
+def own_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Another model with weights of its own, equal ones, to be written to; else as `second_model`."""
+    return _copied(model, {})
+
+
+def _copied(model: PreTrainedModel, instead: dict[int, object]) -> PreTrainedModel:
+    copied = copy.deepcopy(model, instead)
+    copied.set_attn_implementation(copied.get_correct_attn_implementation(None))
+    return copied
 
 
 def load_tokenizer(model: str | Path, *, where: str) -> PreTrainedTokenizerBase:

@@ -47,7 +47,7 @@ class PolicyFiles:
             folder = _last_checkpoint(folder)
         if not (folder / ADAPTER_CONFIG).is_file():
             check_folder(folder)
-            return cls(named)
+            return cls(named if folder == Path(named) else str(folder))
         if not (folder / ADAPTER_FILE).is_file():
             raise UserError(f"no {ADAPTER_FILE} beside {ADAPTER_CONFIG}", where=str(folder), do="name a whole adapter")
         return cls(_base_of(folder), folder, _quantization_of(folder))

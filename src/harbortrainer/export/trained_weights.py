@@ -1,6 +1,6 @@
 """Which of a run's weights are exported, and what they stand on: read from the run folder of either engine.
 
-    embedded    checkpoints/step_N/    a peft adapter, with hashes that say whether it is whole
+    embedded    checkpoints/step_N/    a peft adapter or a whole model, with hashes that say whether it is whole
     Prime-RL    broadcasts/step_N/     a LoRA or a whole model, whole once STABLE lies in it
                 (src/prime_rl/transports/weights/filesystem.py, 559b44772)
 
@@ -76,7 +76,9 @@ class TrainedWeights:
             return f"{STABLE} is missing: it was not written to its end"
         if (self.folder / ADAPTER_CONFIG).is_file():
             return None if (self.folder / ADAPTER_FILE).is_file() else f"{ADAPTER_FILE} is missing"
-        whole = self.engine == "prime-rl" and next(self.folder.glob("*.safetensors"), None)
+        if next(self.folder.glob("*.safetensors"), None) is None:
+            return "there are no *.safetensors"
+        whole = self.engine == "prime-rl" or (self.folder / "config.json").is_file()
         return None if whole else f"{ADAPTER_CONFIG} is missing"
 
     @property

@@ -112,10 +112,10 @@ def _refuse_shared_head(model: PreTrainedModel, adapted: Mapping[str, object]) -
 
 
 def copy_whole_model(folder: Path, weights: TrainedWeights, base: BaseModelOrigin) -> None:
-    """Copy a whole model's weights; config and generation config are the base's."""
+    """Copy a whole model's weights; config and generation config are those beside them, else the base's."""
     for path in (*weights.folder.glob("*.safetensors"), *weights.folder.glob("*.safetensors.index.json")):
         shutil.copyfile(path, folder / path.name)
-    source = files_of(base, ("*.json",))
+    source = weights.folder if (weights.folder / "config.json").is_file() else files_of(base, ("*.json",))
     AutoConfig.from_pretrained(str(source)).save_pretrained(str(folder))
     if (source / GENERATION).is_file():
         GenerationConfig.from_pretrained(str(source)).save_pretrained(str(folder))

@@ -1,14 +1,14 @@
 """Where a run stands: a checkpoint after every step, so that a kill costs at most the step it hits.
 
     checkpoints/step_N/   adapter_model.safetensors, adapter_config.json   plain peft
+                          or model*.safetensors, config.json, tokenizer     plain transformers, where all is trained
                           learner.pt                                        optimizer, schedule, random state
                           progress.json                                     what else a resume needs
                           files.json                                        sizes and hashes of these
 
-A LoRA is small, so the newest two are always kept, the second for the day on which the first cannot be read; older ones
-are kept by `[ckpt]`. Invariant: a folder named
-`step_N` is complete, and the highest N is the last finished step. After `rewind` no line and no file speaks of a step
-that was not finished, and every line and file of a finished step is as it was.
+The newest two are always kept, the second for the day on which the first cannot be read; older ones by `[ckpt]`.
+Invariant: a folder named `step_N` is complete, and the highest N is the last finished step. After `rewind` no line and
+no file speaks of a step that was not finished, and every line and file of a finished step is as it was.
 """
 
 import json

@@ -43,6 +43,7 @@ class SamplerPart(Protocol):
     @property
     def ledger(self) -> LedgerPart: ...
     def load_adapter(self, source: "Mapping[str, torch.Tensor]", version: int, *, config: "LoraConfig") -> float: ...
+    def load_weights(self, source: "Mapping[str, torch.Tensor]", version: int) -> float: ...
     def score_again(self) -> "Sequence[ScoredAgain]": ...
     def stats(self) -> dict[str, float]: ...
     def stop(self) -> None: ...
@@ -63,8 +64,8 @@ class LearnerPart(Protocol):
     @property
     def version(self) -> int: ...
     @property
-    def adapter_config(self) -> Mapping[str, object]: ...
-    def adapter(self, version: int) -> "Mapping[str, torch.Tensor]": ...
+    def adapter_config(self) -> Mapping[str, object] | None: ...
+    def weights(self, version: int) -> "Mapping[str, torch.Tensor]": ...
     def train(self, samples: "Sequence[Sample]", rescored: "Sequence[ScoredAgain]" = ()) -> dict[str, float]: ...
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> None: ...
@@ -74,26 +75,34 @@ def planned_memory(model: str, config: RunConfig) -> "MemoryPlan | None":
     """What sampler and learner may take of the GPU.
 
     None on a CPU, whose cache is small by itself, beside vLLM, which has its own share, and for a model that cannot be
-    counted.
+    counted. Where every weight is trained a CPU's memory is counted too, to refuse what has no room.
 
     Raises:
         UserError: There is no room.
     """
+    import psutil
     import torch
 
     from harbortrainer.engines.engine_choice import USABLE
     from harbortrainer.engines.memory_plan import plan_memory
 
-    if not torch.cuda.is_available() or config.inference.engine == "vllm":
+    on_gpu, host = torch.cuda.is_available(), int(USABLE * psutil.virtual_memory().total)
+    if config.inference.engine == "vllm" or not (on_gpu or config.lora is None):
         return None
     try:
-        room = int(USABLE * torch.cuda.mem_get_info()[1])
-        plan = plan_memory(Path(model), config.lora, kind="cuda", room=room, quantization=config.model.quantization)
+        plan = plan_memory(
+            Path(model),
+            config.lora,
+            kind="cuda" if on_gpu else "cpu",
+            room=int(USABLE * torch.cuda.mem_get_info()[1]) if on_gpu else host,
+            quantization=config.model.quantization,
+            off_policy=config.orchestrator.max_off_policy_steps,
+        )
     except RuntimeError:
         return None
-    if refusal := plan.refusal(config.max_model_len, config.seq_len):
+    if refusal := plan.refusal(config.max_model_len, config.seq_len) or plan.host_refusal(host):
         raise refusal
-    return plan
+    return plan if on_gpu else None
 
 
 def start_sampler(model: str, config: RunConfig, plan: "MemoryPlan | None" = None) -> ServedPolicy:
@@ -132,7 +141,7 @@ def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int) -> Ser
         log=run.log / "vllm.log",
         dtype="bfloat16" if _device() == "cuda" else "float32",
         memory_share=config.inference.vllm_share,
-        lora_rank=config.lora.rank,
+        lora_rank=config.lora.rank if config.lora else 0,
         seed=config.seed,
         variables={RUN_VARIABLE: run_label(run.path)},
         port=port,
@@ -148,7 +157,7 @@ def _device() -> str:
 
 def load_learner(model: str, config: RunConfig, sampler: ServedPolicy, plan: "MemoryPlan | None" = None) -> "Learner":
     """The same policy, to be trained: on the weights of the sampler's model, which has no adapter yet, or on its own
-    where the sampler's are in another process. Its micro batch is the plan's."""
+    where every weight is trained or the sampler's are in another process. Its micro batch is the plan's."""
     from harbortrainer.engines.local.learner.learner import Learner
 
     return Learner(
@@ -168,10 +177,14 @@ def load_learner(model: str, config: RunConfig, sampler: ServedPolicy, plan: "Me
 
 
 def hand_over(learner: LearnerPart, sampler: SamplerPart) -> float:
-    """Give the learner's newest adapter to the sampler. Returns the seconds it took."""
-    from peft import LoraConfig
-
+    """Give the learner's newest version to the sampler. Returns the seconds it took."""
     started = time.monotonic()
-    config = LoraConfig(**{key: learner.adapter_config[key] for key in DECIDES})  # ty: ignore[invalid-argument-type]
-    sampler.load_adapter(learner.adapter(learner.version), learner.version, config=config)
+    weights, adapter = learner.weights(learner.version), learner.adapter_config
+    if adapter is None:
+        sampler.load_weights(weights, learner.version)
+    else:
+        from peft import LoraConfig
+
+        config = LoraConfig(**{key: adapter[key] for key in DECIDES})  # ty: ignore[invalid-argument-type]
+        sampler.load_adapter(weights, learner.version, config=config)
     return time.monotonic() - started

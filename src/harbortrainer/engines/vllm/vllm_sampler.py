@@ -142,6 +142,10 @@ class VllmSampler:
         self.ledger.take("")
         self._front.counters.clear()
 
+    def load_weights(self, source: "Mapping[str, Tensor]", version: int) -> float:
+        """Raises `UserError`: vLLM is handed adapters only. The run's config has been asked before."""
+        raise UserError("vLLM is handed adapters only", where="inference.engine", do="add [trainer.model.lora]")
+
     def load_adapter(self, source: "Mapping[str, Tensor]", version: int, *, config: "LoraConfig") -> float:
         """Makes `version` the policy: what is under way ends on the one before.
 

@@ -49,7 +49,7 @@ CAUSES = {
     "temperature": "the engine sampled at another temperature than the run's, or with top_k, top_p or min_p",
     "before": "the version that really sampled is the one before the one that is claimed",
     "after": "the version that really sampled is the one after the one that is claimed",
-    "base": "the sampler's adapter was never updated (1), or is another one than the learner's",
+    "base": "the sampler's weights were never updated (1), or are others than the learner's",
     "larger": "the sampler's adapter is scaled (0.25 is 1.05 times too large), or is another one than the learner's",
 }
 

@@ -1,21 +1,22 @@
 """The learner: one call, one optimizer step, one new policy version.
 
-Version 0 is the base model with a fresh adapter, which changes nothing. `train` makes version n + 1 from version n:
+Version 0 is the base model, with a fresh adapter that changes nothing where a LoRA is trained. `train` makes version
+n + 1 from version n:
 
 1. prune samples without an advantage, cut long ones, pack what is left into micro batches;
 2. forward and backward of every micro batch with Prime-RL's loss, normalized by the trained tokens of all of them;
 3. prove that every trained token belongs to its log-probability, under the version that sampled it, each trial on
    its own (`proof.py`) and all tokens together against the measured noise (`evidence.py`);
-4. clip, step, and keep the new adapter.
+4. clip, step, and keep the new weights.
 
-The invariant: after an exception nothing has changed, neither weights nor optimizer nor version. The learner owns its
-adapter and never writes into the base, whose weights may be a sampler's too; it starts no thread and sets no number of
+The invariant: after an exception nothing has changed, neither weights nor optimizer nor version. The learner owns what
+it trains and never writes into a base whose weights are a sampler's too; it starts no thread and sets no number of
 threads, so `train` may run in a worker thread while that sampler samples.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -30,12 +31,13 @@ from harbortrainer.config.trainer_table import (
     SchedulerSettings,
 )
 from harbortrainer.engines.local.learner.evidence import Evidence
+from harbortrainer.engines.local.learner.full_policy import FullPolicy
 from harbortrainer.engines.local.learner.learner_state import LearnerState, load_learner, save_learner
-from harbortrainer.engines.local.learner.lora_policy import AdapterWeights, LoraPolicy
+from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
 from harbortrainer.engines.local.learner.loss import Scales, forward_backward, token_metrics
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH, FittedBatch, fit, pack
 from harbortrainer.engines.local.learner.policy_versions import (
-    AdapterHistory,
+    VersionHistory,
     compared,
     other_versions,
     under_own_version,
@@ -50,8 +52,9 @@ from harbortrainer.engines.local.learner.proof import (
     Tolerance,
     prove,
 )
+from harbortrainer.engines.local.learner.trained_policy import PolicyWeights, TrainedPolicy
 from harbortrainer.engines.local.learner.training_sample import Sample, prune
-from harbortrainer.engines.pretrained import load_model, second_model
+from harbortrainer.engines.pretrained import load_model, own_model, second_model
 from harbortrainer.errors import ProofError, RunStoppedError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -60,22 +63,23 @@ TINY = 1e-8
 
 
 class Learner:
-    """GRPO on the LoRA of one model.
+    """GRPO on one model.
 
     Args:
         model: A hub id or a folder that transformers can load.
-        lora: `[trainer.model.lora]`.
+        lora: `[trainer.model.lora]`; None trains every weight.
         optim: `[trainer.optim]`.
         loss: `[trainer.loss]`.
         scheduler: `[trainer.scheduler]`.
         max_steps: The run's length, for schedulers that end.
         seq_len: Longer samples lose their tail.
-        base: The model, loaded already and without an adapter, whose weights are shared: they stay in memory once. Its
-            device and its dtype (one of those below) are the learner's then. Without it the model is loaded.
+        base: The model, loaded already and without an adapter, whose weights a LoRA's learner shares: they stay in
+            memory once; where every weight is trained they are copied. Its device and its dtype (one of those below)
+            are the learner's then. Without it the model is loaded.
         device: "cpu" or "cuda". On a GPU activations are computed again in the backward pass, as Prime-RL does.
         dtype: Of the base model: "float32" or "bfloat16"; by default float32 on a CPU, bfloat16 on a GPU.
         seed: Of the adapter's first weights.
-        keep_versions: How many adapters are kept, the current one included: max_off_policy_steps + 1.
+        keep_versions: How many versions are kept, the current one included: max_off_policy_steps + 1.
         micro_batch_tokens: Tokens of one forward; by default what `micro_batch.MICRO_BATCH` says.
         tolerance: Of the proof; by default what the dtype needs.
 
@@ -86,7 +90,7 @@ class Learner:
     def __init__(
         self,
         model: str | Path,
-        lora: LoraSettings,
+        lora: LoraSettings | None,
         optim: OptimSettings,
         loss: LossSettings,
         *,
@@ -111,9 +115,16 @@ class Learner:
         self._tolerance = tolerance or TOLERANCES[chosen]
         self._noise = Noise(NOISE_BOUNDS[chosen])
         self._evidence, self._scores = Evidence(self._noise), SecondScores()
-        own = second_model(base) if base else load_model(model, chosen, where=f"model.name = {str(model)!r}")
-        self._policy = LoraPolicy(own, lora, device=place, seed=seed, name=str(model), checkpointing=not on_cpu)
-        self._history = AdapterHistory(keep_versions, self._policy.adapter())
+        self._policy: TrainedPolicy
+        if base is None:
+            own = load_model(model, chosen, where=f"model.name = {str(model)!r}")
+        else:
+            own = own_model(base) if lora is None else second_model(base)
+        if lora is None:
+            self._policy = FullPolicy(own, device=place, name=str(model), checkpointing=not on_cpu)
+        else:
+            self._policy = LoraPolicy(own, lora, device=place, seed=seed, name=str(model), checkpointing=not on_cpu)
+        self._history = VersionHistory(keep_versions, self._policy.weights())
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters,
             lr=optim.lr,
@@ -129,16 +140,16 @@ class Learner:
 
     @property
     def versions(self) -> list[int]:
-        """The policy versions whose adapters are kept, oldest first; the last is the current one."""
+        """The policy versions whose weights are kept, oldest first; the last is the current one."""
         return self._history.versions
 
     @property
-    def adapter_config(self) -> dict[str, object]:
-        """What peft writes to adapter_config.json."""
-        return self._policy.config.to_dict()
+    def adapter_config(self) -> Mapping[str, object] | None:
+        """What peft writes to adapter_config.json; None where every weight is trained."""
+        return self._policy.adapter_config
 
-    def adapter(self, version: int | None = None) -> AdapterWeights:
-        """The LoRA weights of a kept version (the current one by default); not to be written to.
+    def weights(self, version: int | None = None) -> PolicyWeights:
+        """The trained weights of a kept version (the current one by default); not to be written to.
 
         Raises:
             KeyError: The version is not kept (any more).
@@ -234,30 +245,27 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        self._history.add(self._policy.adapter())
+        self._policy.stepped()
+        self._history.add(self._policy.weights())
         self._scores.forget_before(self.versions[0])
         return {"optim/lr": rate, "optim/grad_norm": norm.item()}
 
     def _rate(self, step: int) -> float:
         return learning_rate(step, self._scheduler, peak=self._optim.lr, max_steps=self._max_steps)
 
-    def write_adapter(self, folder: Path) -> None:
-        """Write the current adapter alone, in peft's plain format."""
-        self._policy.write_adapter(folder)
-
     def save(self, folder: Path) -> None:
-        """Write a checkpoint: adapter, optimizer, random state, version. Complete or not there."""
-        save_learner(folder, self._policy, LearnerState.now(self.version, self._optimizer))
+        """Write a checkpoint: policy, optimizer, random state, version. Complete or not there."""
+        save_learner(folder, self._policy, LearnerState.now(self.version, self._optimizer, self._policy))
 
     def load(self, folder: Path) -> None:
-        """Go on where `save` was called; only that version's adapter is kept then.
+        """Go on where `save` was called; only that version is kept then.
 
         Raises:
             UserError: No checkpoint, a damaged one, or one of another model. Nothing has changed then.
         """
         state = load_learner(folder, self._policy)
-        state.restore(self._optimizer)
-        self._history.restart(state.version, self._policy.adapter())
+        state.restore(self._optimizer, self._policy)
+        self._history.restart(state.version, self._policy.weights())
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from harbortrainer.config.trainer_table import LossSettings
-from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
 from harbortrainer.engines.local.learner.micro_batch import MicroBatch, TrainedTokens
+from harbortrainer.engines.local.learner.trained_policy import TrainedPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class TrainedBatch:
 
 
 def forward_backward(
-    policy: LoraPolicy, micro_batch: MicroBatch, settings: LossSettings, *, scales: Scales
+    policy: TrainedPolicy, micro_batch: MicroBatch, settings: LossSettings, *, scales: Scales
 ) -> TrainedBatch:
     """Add the gradient of one micro batch to the policy's."""
     logprobs, entropy = policy.logprobs(micro_batch, training=True)

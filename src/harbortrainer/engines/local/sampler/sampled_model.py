@@ -199,7 +199,28 @@ def _free_bytes(device: torch.device) -> int:
 
 
 class AdapterError(ValueError):
-    """The adapter does not fit the model."""
+    """What is handed over, an adapter or every weight, does not fit the model."""
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, source: Mapping[str, torch.Tensor]) -> None:
+    """Copies every weight, those that are tied once, into the model.
+
+    Raises:
+        AdapterError: names or shapes that do not match; nothing has changed then.
+    """
+    weights = dict(model.named_parameters())
+    _check_same(source, weights, "weights'")
+    for name, tensor in source.items():
+        weights[name].copy_(tensor)
+
+
+def _check_same(given: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], what: str) -> None:
+    if odd := sorted(given.keys() ^ own.keys()):
+        raise AdapterError(f"the {what} tensors are not the model's: {len(odd)} differ, first {odd[0]}")
+    for name, tensor in given.items():
+        if tensor.shape != own[name].shape:
+            raise AdapterError(f"{name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}")
 
 
 class SampledAdapters:
@@ -232,11 +253,7 @@ class SampledAdapters:
             raise AdapterError("the first adapter needs its LoraConfig")
         adapter, weights = self._free(self._config, in_use)
         given = {key.removeprefix(_PREFIX): tensor for key, tensor in state.items()}
-        if odd := sorted(given.keys() ^ weights.keys()):
-            raise AdapterError(f"the adapter's tensors are not the model's: {len(odd)} differ, first {odd[0]}")
-        for name, tensor in given.items():
-            if tensor.shape != weights[name].shape:
-                raise AdapterError(f"{name} is {tuple(tensor.shape)}, not {tuple(weights[name].shape)}")
+        _check_same(given, weights, "adapter's")
         for name, tensor in given.items():
             weights[name].copy_(tensor)
         return adapter

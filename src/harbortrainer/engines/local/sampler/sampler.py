@@ -1,7 +1,8 @@
 """The embedded sampler as one object: a model, an engine thread, and an HTTP server in front of it.
 
 Invariant: one request is sampled by one policy version, the one that was newest when it came. `load_adapter` waits for
-one forward pass: the running requests go on by their own version, new ones begin by the newest.
+one forward pass: the running requests go on by their own version, new ones begin by the newest. `load_weights`, which
+has no second copy, waits for the running requests to end, and new ones wait for it.
 """
 
 from __future__ import annotations
@@ -135,6 +136,29 @@ class Sampler:
         return self._server.call(
             self._replies.engine.hand_over(lambda used: self._adapters.load(source, config, used), version)
         )
+
+    def load_weights(self, source: Mapping[str, Tensor], version: int) -> float:
+        """Makes `version` the policy of new requests, all of whose weights are these; they wait until the running
+        requests, which are the old version's, have ended.
+
+        Blocks; from an event loop call it with `asyncio.to_thread`.
+
+        Args:
+            source: By `named_parameters`' names; copied in place.
+            version: The policy version these weights are.
+
+        Returns:
+            Seconds during which nothing was sampled, from the end of the last running request.
+
+        Raises:
+            AdapterError: the weights are another model's; the old version stays.
+            EngineFailedError: the engine is gone.
+        """
+        from harbortrainer.engines.local.sampler.sampled_model import load_weights
+
+        if self._replies is None:
+            raise RuntimeError("start the sampler first")
+        return self._server.call(self._replies.engine.swap(lambda: load_weights(self._model, source), version))
 
     def score_again(self) -> list[ScoredAgain]:
         """Log-probabilities of some samples of the last two versions as they were given, and computed once more.

@@ -1,0 +1,231 @@
+"""The model that learns: any causal language model that transformers loads, and the log-probabilities it gives.
+
+Which of its weights are trained is the subclass's: a LoRA's (`LoraPolicy`), or all of them (`FullPolicy`). The model is
+in evaluation mode for good, also while it learns: dropout of the base would make the policy that is trained another one
+than the policy that sampled.
+
+Log-probabilities are taken in chunks, so that a large vocabulary never fills the memory: one chunk of logits is alive
+at a time, in both directions; when more than one is needed, each is computed again in the backward pass. The logits
+are float32 whatever the model's dtype, divided by the temperature.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import GradientCheckpointingLayer, PreTrainedModel
+
+from harbortrainer.engines.local.learner.micro_batch import MicroBatch, Packing
+from harbortrainer.engines.packed_attention import packs_rows
+
+CHUNK_ELEMENTS = 1 << 24
+"""Logits alive at once (64 MB in float32)."""
+
+type PolicyWeights = dict[str, Tensor]
+"""What one policy version is, by name, on the CPU, in the dtype that the model computes with."""
+
+
+class TrainedPolicy(ABC):
+    """A model of which some weights are trained, and the log-probabilities it gives to tokens.
+
+    Args:
+        base: As transformers knows it.
+        model: The same, with what was put around it.
+        trained: The weights that make one version another than the next, by the names under which they are saved.
+        device: Where it goes.
+        checkpointing: Compute activations again in the backward pass.
+        dropouts: Switched on for the training forward.
+    """
+
+    adapter_config: Mapping[str, object] | None = None
+    """What peft writes to adapter_config.json; None where every weight is trained."""
+    mark: str
+    """A file that `write` writes and that of another kind does not."""
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        model: nn.Module,
+        trained: dict[str, nn.Parameter],
+        *,
+        device: torch.device,
+        checkpointing: bool,
+        dropouts: Sequence[nn.Dropout] = (),
+    ) -> None:
+        self.model = model.to(device).eval()
+        if checkpointing:
+            recompute_activations(base)
+        self.device = device
+        self._trained, self._dropouts = trained, dropouts
+        self._masters: dict[str, nn.Parameter] = {}
+        """Of what is trained and is not float32 itself: what the optimizer steps in its place."""
+        self.packing = Packing.ALONE
+        """What may stand in one row of this model."""
+        if packs_rows(base):
+            # Each sample has its own dropout, also where samples begin alike.
+            self.packing = Packing.APART if dropouts else Packing.SHARED
+        self._head = _OutputHead(base, device)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a training forward gives other log-probabilities than the policy has."""
+        return bool(self._dropouts)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizer steps, float32, in a fixed order."""
+        return list((self._trained | self._masters).values())
+
+    def weights(self) -> PolicyWeights:
+        """A copy of the weights that it computes with."""
+        return {name: weight.detach().to("cpu", copy=True) for name, weight in self._trained.items()}
+
+    @torch.no_grad()
+    def set_weights(self, weights: PolicyWeights) -> None:
+        """Compute with other weights, exactly.
+
+        Raises:
+            ValueError: The names are not this model's.
+        """
+        if weights.keys() != self._trained.keys():
+            raise ValueError("the weights are another model's, or those of other target modules")
+        for name, own in self._trained.items():
+            own.copy_(weights[name])
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        """The optimizer has made a step: compute with what it made."""
+        for name, master in self._masters.items():
+            self._trained[name].copy_(master)
+
+    def masters(self) -> PolicyWeights:
+        """What the optimizer goes on from, where that is not what the model computes with; not to be written to."""
+        return {name: master.detach() for name, master in self._masters.items()}
+
+    @torch.no_grad()
+    def restore(self, masters: PolicyWeights) -> None:
+        """Put back what `masters` gave."""
+        for name, master in self._masters.items():
+            master.copy_(masters[name])
+
+    @abstractmethod
+    def larger(self, weights: PolicyWeights) -> PolicyWeights | None:
+        """A version whose change shows beside this one's if it is scaled; None where nothing scales it."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """Write the current version, as others load it, into an existing or new folder."""
+
+    @abstractmethod
+    def read(self, folder: Path) -> PolicyWeights:
+        """What `write` wrote. Raises OSError, SafetensorError or UserError when it cannot be read."""
+
+    def logprobs(self, batch: MicroBatch, *, training: bool) -> tuple[Tensor, Tensor]:
+        """Log-probability [N] (with gradient when training) and entropy [N] of the tokens the batch asks for."""
+        for dropout in self._dropouts:
+            dropout.train(training)
+        tokens, head = batch.tokens, self._head
+        with torch.set_grad_enabled(training):
+            states = head.states(batch, packed=self.packing is not Packing.ALONE)
+            return token_logprobs(states, head.logits, tokens.token, tokens.temperature, vocab=head.vocab)
+
+
+def recompute_activations(base: PreTrainedModel) -> None:
+    """Keep a block's input only, and compute the block again in the backward pass."""
+    if not base.supports_gradient_checkpointing:
+        return
+    base.activation_checkpointing_enable()
+    for module in base.modules():
+        # The block itself must think that it trains; the layers in it, with their dropout, must not.
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
+class _OutputHead:
+    """The last step of the model: hidden states at chosen positions, then logits of those alone.
+
+    Some models do more after the last layer than one matrix (a cap, a scale). A model whose own logits are not
+    what its decoder and its output matrix give is asked for its full logits instead: slower, and right.
+    """
+
+    def __init__(self, base: PreTrainedModel, device: torch.device) -> None:
+        self._base: nn.Module = base
+        self._decoder: nn.Module = base.get_decoder()
+        self._output: nn.Module | None = base.get_output_embeddings()
+        self.vocab = base.config.get_text_config().vocab_size
+        if self._decoder is base or not self._agrees(device):
+            self._output = None
+
+    @torch.no_grad()
+    def _agrees(self, device: torch.device) -> bool:
+        if self._output is None:
+            return False
+        probe = torch.arange(8, device=device)[None] % self.vocab
+        whole = self._base(input_ids=probe, use_cache=False).logits
+        parts = self._output(self._decoder(input_ids=probe, use_cache=False).last_hidden_state)
+        return whole.shape == parts.shape and torch.allclose(whole, parts, atol=1e-4, rtol=1e-3)
+
+    def states(self, batch: MicroBatch, *, packed: bool) -> Tensor:
+        """[N, D] what predicts each asked token: hidden states, or logits when the model cannot be split.
+
+        Args:
+            batch: One row; of one sequence unless `packed`.
+            packed: Whether the model's attention knows rows of several sequences.
+        """
+        given: dict[str, object] = {"input_ids": batch.input_ids}
+        if packed:
+            given |= {"position_ids": batch.position_ids, "stretches": batch.stretches}
+        if self._output is None:
+            every = self._base(**given, use_cache=False).logits
+        else:
+            every = self._decoder(**given, use_cache=False).last_hidden_state
+        return every[0, batch.column]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, D] -> [n, V]."""
+        return states if self._output is None else self._output(states)
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    temperature: Tensor,
+    *,
+    vocab: int,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor]:
+    """The log-probability of each target, and the entropy of the distribution it was drawn from.
+
+    Args:
+        hidden: [N, D] the states that predict the targets.
+        head: [n, D] -> [n, V] logits.
+        targets: [N] token ids.
+        temperature: [N] above 0.
+        vocab: V.
+        chunk_elements: Logits in memory at once.
+
+    Returns:
+        logprobs [N] float32 with gradient, entropies [N] float32 without, both in nats.
+    """
+    rows = max(1, chunk_elements // vocab)
+    if len(targets) <= rows:
+        return _chunk(hidden, head, targets, temperature)
+    chunks = zip(hidden.split(rows), targets.split(rows), temperature.split(rows), strict=True)
+    parts = [checkpoint(_chunk, states, head, ids, heat, use_reentrant=False) for states, ids, heat in chunks]
+    return torch.cat([p for p, _ in parts]), torch.cat([e for _, e in parts])
+
+
+def _chunk(
+    hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float() / temperature[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    with torch.no_grad():
+        plain = logprobs.detach()
+        # A logit of -inf has probability 0 and adds nothing; 0 * -inf would be NaN.
+        entropy = -(plain.exp() * plain.clamp_min(torch.finfo(plain.dtype).min)).sum(-1)
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
