@@ -1,6 +1,6 @@
 """`harbortrainer train`: check a run, choose its engine, start it and wait for its end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
         return rehearse(raw, plan, overrides, findings)
     warn(findings)
     stop_on_red(findings)
-    for line in told_at_the_start(plan):
+    for line in told(plan):
         print(line)
     if not isinstance(plan.run, RunConfig):
         from harbortrainer.engines.prime_rl.start import start
@@ -44,6 +44,13 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
     from harbortrainer.commands.local_run import run_here
 
     return run_here(plan.run, resume=resume, docker="docker" in plan.environment_types)
+
+
+def told(plan: LaunchPlan) -> Iterator[str]:
+    """What the file leaves to be guessed, a line each: a table that was forgotten shows here, not in the weights."""
+    yield from told_at_the_start(plan)
+    if isinstance(plan.run, RunConfig) and plan.run.lora is None:
+        yield f"every weight of {plan.run.model.name} is trained; for an adapter alone, add [trainer.model.lora]"
 
 
 def fetched(plan: LaunchPlan) -> LaunchPlan:
