@@ -57,7 +57,7 @@ async def test_answers_cut_again_and_again_end_the_run():
 
 async def test_a_server_that_is_down_is_retried_and_then_named():
     llm = client("http://127.0.0.1:9/v1", retries=1)
-    with pytest.raises(ModelServerError, match="after 2 tries: ConnectError"):
+    with pytest.raises(ModelServerError, match="after 2 tries: ClientConnectorError"):
         await llm.call("hi")
     await llm.aclose()
 
@@ -111,3 +111,18 @@ def test_tokens_that_do_not_fit_together_are_an_error(choice):
     completion = ChatCompletion.model_validate(reply)
     with pytest.raises(TokensMissingError):
         turn_tokens(completion, cut=False)
+
+
+async def test_trials_share_their_connections_until_the_last_one_ends():
+    async with ScriptedModel(["hello"]).serve() as model:
+        first, second = client(model.url), client(model.url)
+        await first.call("hi")
+        connections = first._connections
+        await second.call("hi")
+        assert second._connections is connections and connections is not None
+        await first.aclose()
+        assert not connections.session.closed
+        await second.aclose()
+        assert connections.session.closed
+        assert (await first.call("again")).content == "hello"
+        await first.aclose()

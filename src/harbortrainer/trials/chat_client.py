@@ -5,21 +5,23 @@ LiteLLM costs several milliseconds of CPU a call and hides why a call failed. Th
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from http import HTTPStatus
 
-import httpx
+import aiohttp
 from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse, OutputLengthExceededError
 from harbor.models.metric import UsageInfo
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
 
 from harbortrainer.trials.faults import ModelServerError, RolloutEnd
+from harbortrainer.trials.model_connections import ModelConnections
 from harbortrainer.trials.outcome import Outcome, stopped_by
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.tokens import ChatCompletion, CompletionUsage, turn_tokens
 
+_CONNECT_S = 10.0
 _WORTH_A_RETRY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 # How servers say that a prompt does not fit (vLLM, TGI, OpenAI, proxies, verifiers' renderers).
@@ -78,9 +80,10 @@ class ChatClient(BaseLLM):
         self.waited_s = 0.0
         """Seconds spent waiting for answers, also for those that never came; the agent sets it back."""
         self._sampling = sampling
-        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         self._cut_in_a_row = 0
-        self._http: httpx.AsyncClient | None = None
+        self._url = f"{settings.base_url.rstrip('/')}/chat/completions"
+        self._connections: ModelConnections | None = None
 
     def get_model_context_limit(self) -> int:
         """Tokens of prompt and answer together."""
@@ -120,42 +123,40 @@ class ChatClient(BaseLLM):
         return self._read(completion, prompt)
 
     async def aclose(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        if self._http is not None:
-            http, self._http = self._http, None
-            await http.aclose()
+        """Let go of the connections; the next call takes them again."""
+        if self._connections is not None:
+            connections, self._connections = self._connections, None
+            await connections.leave()
 
     async def _post(self, body: Mapping[str, object], headers: Mapping[str, str]) -> ChatCompletion:
+        sent = to_json(body)
         for attempt in range(self.settings.retries + 1):
             if attempt:
                 await asyncio.sleep(self.settings.backoff_s * 2 ** (attempt - 1))
             # The interception endpoint answers a marked retry with what it has sampled already.
             mark = {"x-stainless-retry-count": str(attempt)} if attempt else {}
             try:
-                response = await self._client().post(
-                    "chat/completions", json=body, headers={**self._headers, **headers, **mark}
-                )
-            except httpx.TransportError as error:
+                status, content = await self._ask(sent, {**self._headers, **headers, **mark})
+            except (aiohttp.ClientError, TimeoutError) as error:
                 trouble = f"{type(error).__name__}: {error}"
                 continue
-            if response.is_success:
-                return _completion(response)
-            trouble = f"HTTP {response.status_code}: {response.text[:500]}"
-            if response.status_code not in _WORTH_A_RETRY:
+            if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+                return _completion(self._url, content)
+            trouble = f"HTTP {status}: {content.decode(errors='replace')[:500]}"
+            if status not in _WORTH_A_RETRY:
                 _refuse(trouble)
         raise ModelServerError(f"{self.settings.base_url}: no answer after {attempt + 1} tries: {trouble}")
 
-    def _client(self) -> httpx.AsyncClient:
-        if self._http is None:
-            base = self.settings.base_url.rstrip("/") + "/"
-            tls = base.startswith("https:")
-            self._http = httpx.AsyncClient(
-                base_url=base,
-                verify=_tls() if tls else False,
-                trust_env=tls,
-                timeout=httpx.Timeout(self.settings.timeout_s, connect=10.0),
-            )
-        return self._http
+    async def _ask(self, sent: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Status and body of one answer."""
+        if self._connections is None:
+            self._connections = ModelConnections.join(tls=self._url.startswith("https:"))
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self.settings.timeout_s)
+        request = self._connections.session.post(
+            self._url, data=sent, headers=headers, timeout=patience, allow_redirects=False
+        )
+        async with request as answer:
+            return answer.status, await answer.read()
 
     def _read(self, completion: ChatCompletion, prompt: str) -> LLMResponse:
         choice = completion.choices[0]
@@ -191,12 +192,12 @@ def _refuse(trouble: str) -> None:
     raise ModelServerError(trouble)
 
 
-def _completion(response: httpx.Response) -> ChatCompletion:
+def _completion(url: str, content: bytes) -> ChatCompletion:
     try:
-        return ChatCompletion.model_validate_json(response.content)
+        return ChatCompletion.model_validate_json(content)
     except ValidationError as error:
         what = "not JSON:" if error.errors()[0]["type"] == "json_invalid" else "no completion in"
-        raise ModelServerError(f"{response.url}: {what} {response.text[:300]}") from error
+        raise ModelServerError(f"{url}: {what} {content.decode(errors='replace')[:300]}") from error
 
 
 def _usage(usage: CompletionUsage | None) -> UsageInfo | None:
@@ -209,9 +210,3 @@ def _usage(usage: CompletionUsage | None) -> UsageInfo | None:
         cache_tokens=cached or 0,
         cost_usd=0.0,
     )
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """One for the process: it takes 20 ms to make."""
-    return ssl.create_default_context()
