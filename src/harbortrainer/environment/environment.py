@@ -20,7 +20,7 @@ from verifiers.v1.task import Task
 from harbortrainer.environment.harness import HarborHarness
 from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig
 from harbortrainer.environment.taskset import HarborTask
-from harbortrainer.environment.verifiers_side import COUPLINGS, relayed, salt_the_prefix_cache, send_leanly
+from harbortrainer.environment.verifiers_side import COUPLINGS, relayed, salt_the_prefix_cache
 from harbortrainer.environment.worker_memory import WorkerMemory
 from harbortrainer.harbor_side import keep_litellm_offline
 
@@ -34,7 +34,6 @@ class HarborEnvironment(Env[HarborEnvConfig]):
         """Import what a trial needs before the first one is asked for."""
         COUPLINGS.check()
         salt_the_prefix_cache()
-        send_leanly()
         harness = self.config.agent.harness
         ours = harness if isinstance(harness, HarborHarnessConfig) else HarborHarnessConfig()
         await _beside(lambda: warm(ours.agent, renders=ours.capture == "interception"))

@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Protocol
-from urllib.request import getproxies
 
 from renderers.base import RenderedTokens
 from verifiers.v1 import graph
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.agent import AgentConfig
-from verifiers.v1.configs.client import BaseClientConfig, TrainClientConfig, resolve_api_key
+from verifiers.v1.configs.client import TrainClientConfig, resolve_api_key
 from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.configs.retries import RetryConfig
 from verifiers.v1.runtimes import SubprocessConfig
@@ -26,7 +25,6 @@ from harbortrainer.trials.model_calls import AgentCall, Fate
 from harbortrainer.trials.tokens import fault_of_answer
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
     from verifiers.v1.clients.train import ElasticRendererPool
 
 WRITTEN_FOR = "0.3.1.dev62 or 0.4"
@@ -45,7 +43,6 @@ COUPLINGS = Couplings(
         "verifiers.v1.graph:MessageNode.mask",
         "verifiers.v1.graph:MessageNode.logprobs",
         "verifiers.v1.configs.client:resolve_api_key(config)",
-        "verifiers.v1.clients.train:build_async_openai(config)",
         "verifiers.v1.clients.train:ElasticRendererPool.grow()",
         "verifiers.v1.clients.train:RendererSlot.lock",
         "verifiers.v1.clients.train:RendererSlot.renderer",
@@ -206,30 +203,6 @@ def salt_the_prefix_cache() -> None:
     does_it_itself = SALT in TrainClient.get_response.__code__.co_consts
     if not does_it_itself and not hasattr(client.generate, "__wrapped__"):
         vars(client)["generate"] = salted(client.generate)  # `get_response` looks it up at each call
-
-
-def send_leanly() -> None:
-    """Let this process's train clients send their requests by `LeanTransport`."""
-    from verifiers.v1.clients import train
-
-    if not hasattr(train.build_async_openai, "__wrapped__"):
-        vars(train)["build_async_openai"] = lean(train.build_async_openai)  # looked up where a client is made
-
-
-def lean(make: "Callable[[BaseClientConfig], AsyncOpenAI]") -> "Callable[[BaseClientConfig], AsyncOpenAI]":
-    """`make` with a transport that takes less CPU, for servers that are asked by http:// and not through a proxy."""
-    import httpx
-
-    from harbortrainer.environment.lean_transport import LeanTransport
-
-    @wraps(make)
-    def made(config: BaseClientConfig) -> "AsyncOpenAI":
-        client = make(config)
-        if not config.base_url.startswith("http:") or {"http", "all"} & getproxies().keys():
-            return client
-        return client.copy(http_client=httpx.AsyncClient(transport=LeanTransport(), timeout=client.timeout))
-
-    return made
 
 
 def salted[T](generate: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
