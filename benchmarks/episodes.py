@@ -3,6 +3,7 @@
     python benchmarks/episodes.py                                    minutes; it says how many before it begins
     python benchmarks/episodes.py --turns 3 --at 8 --seconds 20 --arms docker
     python benchmarks/episodes.py --renderer default                 a chat format that renders everything each turn
+    python benchmarks/episodes.py --renderer appending               the same template, with turns appended
 
 The arm of verifiers' own taskset is played by verifiers 0.4, which `make setup-today` brings.
 
@@ -127,7 +128,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each stretch")
     parser.add_argument("--alone", type=int, default=5, help="episodes for the time of one alone")
-    parser.add_argument("--renderer", choices=["qwen3", "default"], default="qwen3")
+    parser.add_argument("--renderer", choices=["qwen3", "default", "appending"], default="qwen3")
     parser.add_argument("--arms", nargs="+", default=[""], help=f"parts of the names: {', '.join(EPISODES)}")
     parser.add_argument("--group", type=Path, help="a control group of version 1's cpuacct that counts the CPU")
     args = parser.parse_args()

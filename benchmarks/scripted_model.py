@@ -79,9 +79,11 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def renderer_config(name: str) -> "RendererConfig":
-    """The chat format of that name: `default` renders the whole history again, `qwen3` only what is new."""
-    from renderers import DefaultRendererConfig, Qwen3RendererConfig
+    """The chat format of that name: `default` renders the whole history again, the others only what is new."""
+    from renderers import CustomRendererConfig, DefaultRendererConfig, Qwen3RendererConfig
 
+    if name == "appending":
+        return CustomRendererConfig(import_path="harbortrainer.environment.appending_template.AppendingTemplate")
     return Qwen3RendererConfig(thinking_retention="all") if name == "qwen3" else DefaultRendererConfig()
 
 

@@ -6,6 +6,7 @@ from tiny_model import build_tiny_tokenizer
 from harbortrainer.doctor import chat_format
 from harbortrainer.doctor.finding import Level
 
+APPENDING = "harbortrainer.environment.appending_template.AppendingTemplate"
 OF_QWEN3 = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>"]
 
 
@@ -56,9 +57,18 @@ def test_thinking_that_is_taken_out_of_the_history_is_told_with_the_setting_that
     assert finding.level is Level.YELLOW and finding.do == 'set thinking_retention = "all" in [orchestrator.renderer]'
 
 
-def test_a_template_of_the_models_own_costs_each_turn_the_whole_history(found):
-    (finding,) = found({"name": "default"}, OF_QWEN3)
-    assert finding.level is Level.YELLOW and "turn 50 of 50" in finding.what and "thinking" not in finding.do
+def test_a_template_that_renders_all_of_it_is_told_with_the_class_that_appends_to_it(found):
+    (finding,) = found({"name": "default"})
+    assert finding.level is Level.YELLOW and "turn 50 of 50" in finding.what
+    assert finding.do.startswith(f'set name = "custom" and import_path = "{APPENDING}"')
+    (finding,) = found({"name": "custom", "import_path": APPENDING})
+    assert finding.level is Level.GREEN
+
+
+def test_a_template_that_nobody_can_append_to_has_no_remedy_but_a_format_of_its_own(found):
+    rewrites = "{{ messages | length }}{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+    (finding,) = found({"name": "default"}, None, rewrites)
+    assert finding.level is Level.YELLOW and "model's family" in finding.do
 
 
 def test_a_tokenizer_that_is_not_here_is_not_asked_for(plan, monkeypatch, tmp_path):

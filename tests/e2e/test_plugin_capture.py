@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes import DONE, SOLVED, keys, make_task
 from plugin_runs import config, play, play_one, salted_sampling
-from renderers import Qwen3RendererConfig, RendererConfig
+from renderers import CustomRendererConfig, Qwen3RendererConfig, RendererConfig
 from renderers.base import load_tokenizer
 from scripted_engine import Answer, Script, ScriptedEngine, by_turn
 from verifiers.v1.trace import Trace, WireTrace
@@ -18,6 +18,7 @@ from tiny_policy.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.e2e
 
+APPENDING = "harbortrainer.environment.appending_template.AppendingTemplate"
 ANSWER = keys("mkdir -p /app && touch /app/answer", duration=1.0)
 Samples = list[tuple[list[int], list[bool], list[float]]]
 
@@ -123,6 +124,23 @@ async def test_a_malformed_answer(tmp_path: Path, tokenizer_dir: Path) -> None:
     traces = await both(tmp_path, tokenizer_dir, by_turn(["no JSON at all", ANSWER, DONE, DONE]))
     assert traces[0].info["harbor"]["parse_errors"] == 1
     assert_equal(*traces, branches=1)
+
+
+async def test_a_template_of_the_models_own_that_trims_answers(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """Rendered anew, what was sampled is not what the next prompt says; appended to, it is one sequence."""
+    make_task(tmp_path / "tasks" / "answer")
+    tokenizer = load_tokenizer(str(tokenizer_dir))
+    template = tokenizer.chat_template
+    assert template.count("message.content") == 1
+    tokenizer.chat_template = template.replace("message.content", "(message.content | trim)")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    script = by_turn([f"{text}\n\n" for text in (ANSWER, DONE, DONE)])
+    for chat_format, branches in ((None, 3), (CustomRendererConfig(import_path=APPENDING), 1)):
+        with ScriptedEngine(tmp_path / "tokenizer", script, format=chat_format) as engine:
+            trace = await through("interception", tmp_path, engine)
+        assert trace.ok, trace.errors
+        assert (len(trace.branches), trace.num_turns, trace.reward) == (branches, 3, 1.0)
+        assert len(sampled_once(trace)) == 3
 
 
 async def test_dropped_reasoning(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -6,7 +6,7 @@ Contract: no finding where the tokenizer is not on this machine, which is never 
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from harbortrainer.config.runfile import RunConfig
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _TABLE = "orchestrator.renderer"
 _ALL = {"thinking_retention": "all"}
+_APPENDING = {
+    "name": "custom",
+    "import_path": "harbortrainer.environment.appending_template.AppendingTemplate",
+}
 _ANSWER = "Done."
 
 
@@ -64,7 +68,7 @@ def _tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
         return None  # what is missing in a folder, `model_files` tells
 
 
-def _renderer(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> "Renderer":
+def _renderer(tokenizer: "PreTrainedTokenizerBase", table: Mapping[str, object]) -> "Renderer":
     from pydantic import TypeAdapter
     from renderers import RendererConfig, create_renderer
 
@@ -95,8 +99,13 @@ def _cost(renderer: "Renderer", turns: int, tokens: int) -> str:
 
 
 def _remedy(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> str:
-    with contextlib.suppress(Exception):  # what the class says to it is no finding; then it is no remedy
-        renderer = _renderer(tokenizer, table | _ALL)
-        if _appends(renderer, tokenizer, renderer.render_ids([_user("Begin.")], add_generation_prompt=True)):
-            return f'set thinking_retention = "all" in [{_TABLE}]'
+    remedies = (
+        (table | _ALL, f'set thinking_retention = "all" in [{_TABLE}]'),
+        (_APPENDING, f'set name = "custom" and import_path = "{_APPENDING["import_path"]}" in [{_TABLE}]'),
+    )
+    for other, do in remedies:
+        with contextlib.suppress(Exception):  # what a class says to a table that nobody wrote is no finding
+            renderer = _renderer(tokenizer, other)
+            if _appends(renderer, tokenizer, renderer.render_ids([_user("Begin.")], add_generation_prompt=True)):
+                return do
     return f"set name in [{_TABLE}] to a chat format of the model's family, where renderers has one"
