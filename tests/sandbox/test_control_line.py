@@ -98,6 +98,17 @@ async def test_a_line_that_is_cut_inside_is_done_without(open_terminal, cut: str
     assert await terminal.is_session_alive()
 
 
+async def test_a_user_who_did_not_open_the_terminal_cannot_type_over_its_line(open_terminal):
+    terminal = await open_terminal(QuickTmux)
+    await terminal.get_incremental_output()
+    terminal.environment.default_user = "games"
+    with pytest.raises(RuntimeError):
+        await terminal.type_and_look("id -un > /tmp/typed\n", WAIT_S)
+    terminal.environment.default_user = None
+    assert (await terminal.environment.exec("cat /tmp/typed")).return_code != 0
+    assert "root" in await terminal.type_and_look("id -un\n", WAIT_S)
+
+
 async def test_a_terminal_that_was_closed_cannot_be_typed_into(open_terminal):
     terminal = await open_terminal(QuickTmux)
     await terminal.type_and_look("exit\n", WAIT_S)

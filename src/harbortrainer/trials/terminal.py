@@ -23,6 +23,8 @@ _NOT_TYPED = 9
 _LONGEST_WAIT_INSIDE = 2.0
 _SPLIT = "harbortrainer-screen-follows"
 _PROMPT_LOOKS, _PROMPT_WAIT_S = 25, 0.02
+# Over a line looks cost nothing, and take no time: as many as the first prompt takes on a busy machine.
+_LOOKS_OVER_LINE = 100
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class QuickTmux(OpenTmux):
     """See the module. Not for recorded sessions: those keep Harbor's own class."""
 
     _line: ControlLine | None = None
+    _lines_user: str | int | None = None
     _alive: bool | None = None
     _first_look: _Looked | None = None
 
@@ -86,7 +89,7 @@ class QuickTmux(OpenTmux):
             RuntimeError: The keys cannot be sent: the session has ended.
         """
         typing = self.typing_command(keystrokes)
-        if self._line is None and typing is not None and wait_s <= _LONGEST_WAIT_INSIDE:
+        if self._open_line is None and typing is not None and wait_s <= _LONGEST_WAIT_INSIDE:
             wait = f"sleep {wait_s:.3f}; " if wait_s > 0 else ""
             result = await self.run_inside(f"{typing} || exit {_NOT_TYPED}; {wait}{self._look}")
             if result.return_code != _NOT_TYPED:
@@ -101,18 +104,29 @@ class QuickTmux(OpenTmux):
             return False
         argv, variables = control_command(self.start_command, self.name, _HISTORY_LIMIT)
         conversation = await self.environment.converse(argv, env=variables, user=self._user)
-        self._line = ControlLine(conversation, self.name)
-        for _ in range(_PROMPT_LOOKS):
+        self._line, self._lines_user = ControlLine(conversation, self.name), self._user_now
+        for _ in range(_LOOKS_OVER_LINE):
             self._first_look = await self._looked_over_line()
             if self._first_look is None or self._first_look.screen.strip():
                 break
             await asyncio.sleep(_PROMPT_WAIT_S)
         return self._line is not None
 
+    @property
+    def _user_now(self) -> str | int | None:
+        """Whom a command in the sandbox would be run as: a step may have a user of its own."""
+        return self.environment.default_user if self._user is None else self._user
+
+    @property
+    def _open_line(self) -> ControlLine | None:
+        """None also while commands are another user's than the line's, who may not speak to its terminal."""
+        return self._line if self._user_now == self._lines_user else None
+
     async def _looked_over_line(self) -> _Looked | None:
         """None where there is no line, or it is cut: by the end of the session, or by what runs in it."""
         try:
-            if self._line is not None and (seen := await self._line.look()) is not None:
+            line = self._open_line
+            if line is not None and (seen := await line.look()) is not None:
                 return _Looked(*seen, alive=True)
         except ConversationOverError:
             self._line = None
@@ -120,8 +134,9 @@ class QuickTmux(OpenTmux):
 
     async def _typed_over_line(self, keystrokes: str) -> bool:
         try:
-            typeable = self._line is not None and self.typing_command(keystrokes) is not None
-            return typeable and self._line is not None and await self._line.type(keystrokes)
+            line = self._open_line
+            typeable = line is not None and self.typing_command(keystrokes) is not None
+            return typeable and line is not None and await line.type(keystrokes)
         except ConversationOverError:
             self._line = None
             return False
