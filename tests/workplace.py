@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tiny_model import QWEN3_TOKENS, build_tiny_tokenizer
+
 RUN_FILE = """
 max_steps = 1
 seq_len = 512
@@ -17,6 +19,7 @@ group_size = 2
 max_inflight = 2
 [orchestrator.renderer]
 name = "qwen3"
+thinking_retention = "all"
 [[orchestrator.train.source]]
 env = { taskset = { id = "harbor_env", tasks_dir = "tasks" }, agent = { harness = { environment_type = "local" } } }
 """
@@ -31,6 +34,9 @@ def lay_out(folder: Path) -> Path:
     (folder / "tasks" / "one" / "environment").mkdir()
     (folder / "tasks" / "one" / "environment" / "Dockerfile").write_text("FROM debian:12-slim\n")
     (folder / "model").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("config.json", "model.safetensors"):
         (folder / "model" / name).write_text("{}")
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.add_tokens(QWEN3_TOKENS, special_tokens=True)
+    tokenizer.save_pretrained(folder / "model")
     return folder

@@ -1,13 +1,14 @@
 """Whether the doctor knows a chat format that is not the model's, and one that cannot append a turn."""
 
+from pathlib import Path
+
 import pytest
-from tiny_model import build_tiny_tokenizer
+from tiny_model import QWEN3_TOKENS, build_tiny_tokenizer
 
 from harbortrainer.doctor import chat_format
 from harbortrainer.doctor.finding import Level
 
 APPENDING = "harbortrainer.environment.appending_template.AppendingTemplate"
-OF_QWEN3 = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>"]
 
 
 @pytest.fixture
@@ -42,18 +43,26 @@ def test_a_format_that_asks_for_tokens_which_the_tokenizer_lacks_is_red(found):
     assert finding.where == "run.toml: orchestrator.renderer.name"
 
 
+def test_a_tokenizer_that_is_broken_is_red(plan, policy):
+    folder = policy()
+    (Path(folder) / "tokenizer.json").write_text("{}")
+    (finding,) = chat_format.check(plan(model={"name": folder}))
+    assert finding.level is Level.RED and f"the tokenizer of {folder} cannot be read" in finding.what
+    assert finding.where == "run.toml: model.name"
+
+
 def test_a_template_that_breaks_is_red(found):
     (finding,) = found({"name": "default"}, None, "{{ raise_exception('no system here') }}")
     assert finding.level is Level.RED and "no system here" in finding.what
 
 
 def test_a_format_that_appends_is_green(found):
-    (finding,) = found({"name": "qwen3", "thinking_retention": "all"}, OF_QWEN3)
+    (finding,) = found({"name": "qwen3", "thinking_retention": "all"}, QWEN3_TOKENS)
     assert finding.level is Level.GREEN
 
 
 def test_thinking_that_is_taken_out_of_the_history_is_told_with_the_setting_that_keeps_it(found):
-    (finding,) = found({"name": "qwen3"}, OF_QWEN3)
+    (finding,) = found({"name": "qwen3"}, QWEN3_TOKENS)
     assert finding.level is Level.YELLOW and finding.do == 'set thinking_retention = "all" in [orchestrator.renderer]'
 
 

@@ -227,6 +227,8 @@ def format_mistakes(plan, tmp_path):
     build_tiny_tokenizer().save_pretrained(tmp_path / "words")
     for name in ("qwen3", "default"):
         yield chat_format.check(plan(model={"name": "words"}, orchestrator={"renderer": {"name": name}}))
+    (tmp_path / "words" / "tokenizer.json").write_text("{}")
+    yield chat_format.check(plan(model={"name": "words"}))
 
 
 def docker_mistakes(plan, source, monkeypatch, tmp_path):

@@ -7,11 +7,13 @@ Contract: no finding where the tokenizer is not on this machine, which is never 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.doctor.model_files import has_tokenizer
 from harbortrainer.doctor.pace import turns_of
 from harbortrainer.runs.loading import loading
 
@@ -33,7 +35,12 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
     run = plan.run
     if run is None or (isinstance(run, RunConfig) and run.warmup is not None):
         return
-    tokenizer = _tokenizer(run.model.name)
+    try:
+        tokenizer = _tokenizer(run.model.name)
+    except Exception as error:  # noqa: BLE001 - of a library, about files that are not what it takes them for
+        what = f"the tokenizer of {run.model.name} cannot be read: {_first_line(error)}"
+        yield red("chat format", what, "fetch tokenizer.json and tokenizer_config.json anew", plan.where("model.name"))
+        return
     if tokenizer is None:
         return
     table, where = {"name": "auto"} | dict(run.orchestrator.renderer), plan.where(f"{_TABLE}.name")
@@ -59,13 +66,15 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def _tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
+    if Path(model).is_dir() and not has_tokenizer(Path(model)):
+        return None  # which `model_files` tells
     loading("the tokenizer", "transformers")
     try:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except (ImportError, OSError, ValueError):
-        return None  # what is missing in a folder, `model_files` tells
+    except (ImportError, OSError):
+        return None
 
 
 def _renderer(tokenizer: "PreTrainedTokenizerBase", table: Mapping[str, object]) -> "Renderer":
@@ -80,7 +89,8 @@ def _user(text: str) -> "Message":
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {said}" if " " not in said else said
 
 
 def _appends(renderer: "Renderer", tokenizer: "PreTrainedTokenizerBase", prompt: list[int]) -> bool:

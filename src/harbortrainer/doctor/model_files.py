@@ -91,10 +91,15 @@ def in_folder(folder: Path, where: str) -> Finding:
     """A model folder is a config, weights and a tokenizer."""
     if missing := lack(folder):
         return red("model", f"{missing[0]} in {folder}", missing[1], where)
-    if not any(folder.glob("tokenizer*.json")):
+    if not has_tokenizer(folder):
         do = "copy tokenizer.json and tokenizer_config.json there"
         return red("model", f"no tokenizer in {folder}", do, where)
     return green("model", f"{folder}: config, weights and tokenizer are there")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there are files of one."""
+    return any(folder.glob("tokenizer*.json"))
 
 
 def on_hub(name: str, where: str) -> Finding:
