@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import time
 
 import psutil
 import pytest
@@ -64,3 +65,21 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
     assert address.startswith("tcp://127.0.0.1:")
     gone, _ = psutil.wait_procs([psutil.Process(int(pid))] if psutil.pid_exists(int(pid)) else [], timeout=20)
     assert not psutil.pid_exists(int(pid)) or gone
+
+
+def test_a_server_that_does_not_go_down_in_time_takes_its_workers_with_it(tmp_path):
+    two = {"pool": {"type": "static", "num_workers": 2}}
+    server = EnvServer("s", env(str(tmp_path)), two, log=tmp_path / "log", variables={})
+    server.start()
+    server.address()
+    assert server.process is not None
+    end, family = time.monotonic() + 60, []
+    while len(family) < 2 and time.monotonic() < end:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        time.sleep(0.1)
+    assert len(family) >= 2
+    for process in (psutil.Process(server.process.pid), *family):
+        process.suspend()  # as one that has no processor, or hangs
+    server.stop(within=0.2)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

@@ -8,8 +8,10 @@ Invariant: for our own plugin it does not import torch.
 """
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,7 +107,7 @@ class EnvServer:
             return
         if not self.serving:
             # Still importing: there is nothing to tear down, and nobody who would notice the end-of-file.
-            self.process.kill()
+            _kill(self.process)
         self.process.stdin.close()
 
     def stop(self, within: float = STOP_S) -> None:
@@ -116,8 +118,14 @@ class EnvServer:
         try:
             self.process.wait(within)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            _kill(self.process)
             self.process.wait()
+
+
+def _kill(server: subprocess.Popen[str]) -> None:
+    """Kill a server with its workers: they would live on, with a sandbox helper each, waiting for work."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)  # the session that it leads
 
 
 def server_key(source: SourceConfig) -> str:
