@@ -51,6 +51,14 @@ def test_a_tokenizer_that_is_broken_is_red(plan, policy):
     assert finding.where == "run.toml: model.name"
 
 
+def test_on_prime_rl_a_tokenizer_may_be_another_or_be_read_by_its_own_code(plan, policy):
+    named = {"model": {"name": policy()}, "orchestrator": {"renderer": {"name": "qwen3"}}}
+    assert [f.level for f in chat_format.check(plan("prime-rl", **named))] == [Level.RED]
+    assert list(chat_format.check(plan("prime-rl", tokenizer={"name": "a/b"}, **named))) == []
+    (Path(policy()) / "tokenizer.json").write_text("{}")
+    assert list(chat_format.check(plan("prime-rl", **named))) == []
+
+
 def test_a_template_that_breaks_is_red(found):
     (finding,) = found({"name": "default"}, None, "{{ raise_exception('no system here') }}")
     assert finding.level is Level.RED and "no system here" in finding.what

@@ -115,6 +115,7 @@ class PrimeOrchestrator(Table):
     monitors: Monitors = Monitors()
     algo: NamedAlgo = NamedAlgo()
     renderer: dict[str, object] = Field(default_factory=dict)
+    tokenizer: dict[str, object] = Field(default_factory=dict)
 
 
 class PrimeRun(RunBasics):
@@ -125,6 +126,7 @@ class PrimeRun(RunBasics):
     monitors: Monitors = Monitors()
     orchestrator: PrimeOrchestrator = PrimeOrchestrator()
     slurm: dict[str, object] | None = None
+    tokenizer: dict[str, object] = Field(default_factory=dict)
     trainer: PrimeTrainer = PrimeTrainer()
 
     @model_validator(mode="after")

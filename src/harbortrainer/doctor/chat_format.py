@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
@@ -33,36 +34,50 @@ _ANSWER = "Done."
 def check(plan: LaunchPlan) -> Iterator[Finding]:
     """A renderer that cannot be made or cannot render stops every trial; one that cannot append costs CPU and rows."""
     run = plan.run
-    if run is None or (isinstance(run, RunConfig) and run.warmup is not None):
+    if run is None or _has_another_tokenizer(run):
         return
+    name = run.model.name
     try:
-        tokenizer = _tokenizer(run.model.name)
+        tokenizer = _tokenizer(name)
     except Exception as error:  # noqa: BLE001 - of a library, about files that are not what it takes them for
-        what = f"the tokenizer of {run.model.name} cannot be read: {_first_line(error)}"
-        yield red("chat format", what, "fetch tokenizer.json and tokenizer_config.json anew", plan.where("model.name"))
+        if isinstance(run, RunConfig):  # Prime-RL may be told to run the model's own code for it
+            what = f"the tokenizer of {name} cannot be read: {_first_line(error)}"
+            yield red(
+                "chat format", what, "fetch tokenizer.json and tokenizer_config.json anew", plan.where("model.name")
+            )
         return
     if tokenizer is None:
         return
     table, where = {"name": "auto"} | dict(run.orchestrator.renderer), plan.where(f"{_TABLE}.name")
     try:
         renderer = _renderer(tokenizer, table)
-        prompt = renderer.render_ids([_user("Begin.")], add_generation_prompt=True)
+        appends = _appends(renderer, tokenizer)
     except Exception as error:  # noqa: BLE001 - of a library, of a template, or of a class that the user wrote
-        why = f"the chat format {table['name']!r} does not suit the tokenizer of {run.model.name}: {_first_line(error)}"
+        what = f"the chat format {table['name']!r} does not suit the tokenizer of {name}: {_first_line(error)}"
         do = f'set name in [{_TABLE}] to the format of the model\'s family, or to "default" for its own template'
-        yield red("chat format", why, do, where)
+        yield red("chat format", what, do, where)
         return
-    if _appends(renderer, tokenizer, prompt):
+    if appends:
         yield green("chat format", f"{table['name']!r} suits the tokenizer, and a turn only appends to the ones before")
         return
-    # Every source has the run's renderer: the longest of its trials is looked at.
-    keys = (key.removesuffix(".env.agent.harness") for key in plan.harnesses)
-    turns = max((turns_of(plan, key) for key in keys), default=1)
     what = (
         f"the chat format {table['name']!r} cannot append a turn as this file has it: each renders the whole history "
-        f"anew ({_cost(renderer, turns, run.seq_len)}), and begins another sequence where the tokens differ"
+        f"anew ({_cost(renderer, _most_turns(plan), run.seq_len)}), and begins another sequence where the tokens differ"
     )
     yield yellow("chat format", what, _remedy(tokenizer, table), where)
+
+
+def _has_another_tokenizer(run: RunConfig | PrimeRun) -> bool:
+    """Whether the model's own, as it is now, is not the one that trials are rendered with."""
+    if isinstance(run, RunConfig):
+        return run.warmup is not None
+    return bool(run.tokenizer or run.orchestrator.tokenizer)
+
+
+def _most_turns(plan: LaunchPlan) -> int:
+    """Of the longest trial: every source has the run's renderer."""
+    sources = (key.removesuffix(".env.agent.harness") for key in plan.harnesses)
+    return max((turns_of(plan, source) for source in sources), default=1)
 
 
 def _tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
@@ -93,7 +108,8 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {said}" if " " not in said else said
 
 
-def _appends(renderer: "Renderer", tokenizer: "PreTrainedTokenizerBase", prompt: list[int]) -> bool:
+def _appends(renderer: "Renderer", tokenizer: "PreTrainedTokenizerBase") -> bool:
+    prompt = renderer.render_ids([_user("Begin.")], add_generation_prompt=True)
     answer = [*tokenizer.encode(_ANSWER, add_special_tokens=False), *renderer.get_stop_token_ids()[:1]]
     return renderer.bridge_to_next_turn(prompt, answer, [_user("Go on.")]) is not None
 
@@ -115,7 +131,6 @@ def _remedy(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> s
     )
     for other, do in remedies:
         with contextlib.suppress(Exception):  # what a class says to a table that nobody wrote is no finding
-            renderer = _renderer(tokenizer, other)
-            if _appends(renderer, tokenizer, renderer.render_ids([_user("Begin.")], add_generation_prompt=True)):
+            if _appends(_renderer(tokenizer, other), tokenizer):
                 return do
     return f"set name in [{_TABLE}] to a chat format of the model's family, where renderers has one"

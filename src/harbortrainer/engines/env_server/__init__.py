@@ -124,8 +124,9 @@ class EnvServer:
 
 def _kill(server: subprocess.Popen[str]) -> None:
     """Kill a server with its workers: they would live on, with a sandbox helper each, waiting for work."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)  # the session that it leads
+    if server.poll() is None:  # else the number may be another's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)  # the session that it leads
 
 
 def server_key(source: SourceConfig) -> str:
