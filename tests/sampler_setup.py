@@ -1,6 +1,8 @@
 """What the sampler's tests share: a running sampler, a plain forward pass to compare with, an adapter."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,9 @@ import httpx
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from transformers import AutoModelForCausalLM
+
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.sampler import Sampler
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
 
@@ -69,3 +74,40 @@ def set_adapter(model: Any, state: dict[str, torch.Tensor]) -> None:
 
     result = set_peft_model_state_dict(model, {key: tensor.clone() for key, tensor in state.items()})
     assert not result.unexpected_keys
+
+
+def sampled_under_handovers(sampler: Sampler, load: Callable[[int], object]) -> list[tuple[int, dict]]:
+    """Six workers ask without a pause while versions 1 and 2 take turns. Each choice with the version it names.
+
+    Args:
+        load: Hands the sampler the weights of a version.
+    """
+    stop = threading.Event()
+    done: list[tuple[int, dict]] = []
+
+    def ask(worker: int) -> None:
+        turn = 0
+        while not stop.is_set():
+            session = f"{worker}-{turn}"
+            choice = generate(sampler.url, PROMPT, session=session, max_tokens=10, ignore_eos=True)
+            done.append((sampler.ledger.take(session)[0].version, choice))
+            turn += 1
+
+    with ThreadPoolExecutor(6) as pool:
+        workers = [pool.submit(ask, i) for i in range(6)]
+        for version in (1, 2, 1, 2, 1):
+            load(version)
+        stop.set()
+        for worker in workers:
+            worker.result(timeout=60)
+    return done
+
+
+def sampled_sample(sampler: Sampler, version: int = 0) -> Sample:
+    """What the sampler says after `PROMPT`, as the learner is given it: advantage 1, temperature 1."""
+    session = f"sample-{version}"
+    generate(sampler.url, PROMPT, session=session, ignore_eos=True)
+    (done,) = sampler.ledger.take(session)
+    before, length = len(PROMPT), len(done.token_ids)
+    ids, mask = [*PROMPT, *done.token_ids], [False] * before + [True] * length
+    return Sample(ids, mask, [0.0] * before + list(done.logprobs), [version] * len(ids), 1.0, 1.0)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sampler_setup import PROMPT, generate
+from sampler_setup import sampled_sample
 from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -13,7 +13,6 @@ from harbortrainer.engines import memory_plan
 from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.engines.local.learner.full_policy import FullPolicy
 from harbortrainer.engines.local.learner.learner import Learner
-from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.parts import hand_over
 from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.memory_plan import bytes_of, kept_by, plan_memory
@@ -36,13 +35,7 @@ def test_what_is_counted_is_what_is_really_there(folder):
     with Sampler(folder, max_model_len=512) as sampler:
         learner = Learner(folder, None, OptimSettings(), LossSettings(), base=sampler.model, keep_versions=2)
         for turn in range(5):
-            session = f"{turn}"
-            generate(sampler.url, PROMPT, session=session, ignore_eos=True)
-            (done,) = sampler.ledger.take(session)
-            before, length = len(PROMPT), len(done.token_ids)
-            ids, mask = [*PROMPT, *done.token_ids], [False] * before + [True] * length
-            versions = [turn] * len(ids)
-            learner.train([Sample(ids, mask, [0.0] * before + list(done.logprobs), versions, 1.0, 1.0)])
+            learner.train([sampled_sample(sampler, turn)])
             hand_over(learner, sampler)
         states = learner._optimizer.state.values()
         moments = [value for state in states for name, value in state.items() if name != "step"]

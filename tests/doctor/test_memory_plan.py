@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sampler_setup import PROMPT, generate
+from sampler_setup import sampled_sample
 from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
@@ -40,14 +40,6 @@ def folder(tmp_path_factory):
     return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def one_sample(sampler: Sampler) -> list[Sample]:
-    generate(sampler.url, PROMPT, session="s", ignore_eos=True)
-    (done,) = sampler.ledger.take("s")
-    before, length = len(PROMPT), len(done.token_ids)
-    ids, mask = [*PROMPT, *done.token_ids], [False] * before + [True] * length
-    return [Sample(ids, mask, [0.0] * before + list(done.logprobs), [0] * (before + length), 1.0, 1.0)]
-
-
 def cache_bytes(sampler: Sampler) -> int:
     """What the paged cache took."""
     assert sampler._replies is not None
@@ -62,7 +54,7 @@ def test_weights_adapter_and_cache_are_those_that_are_really_there(folder):
         assert bytes_of(sampler.model.parameters()) == plan.weights
         learner = Learner(folder, LORA, OptimSettings(), LossSettings(), base=sampler.model)
         hand_over(learner, sampler)
-        learner.train(one_sample(sampler))
+        learner.train([sampled_sample(sampler)])
         hand_over(learner, sampler)
         moments = [
             value for state in learner._optimizer.state.values() for name, value in state.items() if name != "step"

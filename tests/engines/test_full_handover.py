@@ -1,6 +1,5 @@
 """Handing every weight over: no token and no cache mixes versions, and the proof finds what was not handed over."""
 
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from proof_rig import ProofRig
-from sampler_setup import PROMPT, Reference, agrees, generate, random_prompt
+from sampler_setup import PROMPT, Reference, agrees, generate, random_prompt, sampled_under_handovers
 from tiny_model import build_tiny_model, build_untied_model
 
 from harbortrainer.config.trainer_table import LossSettings, OptimSettings
@@ -79,24 +78,7 @@ def test_a_running_request_ends_by_its_version_before_the_weights_change(sampler
 
 
 def test_completions_under_many_handovers_belong_to_the_version_they_name(sampler, versions):
-    stop = threading.Event()
-    done: list[tuple[int, dict]] = []
-
-    def ask(worker: int) -> None:
-        turn = 0
-        while not stop.is_set():
-            session = f"{worker}-{turn}"
-            choice = generate(sampler.url, PROMPT, session=session, max_tokens=10, ignore_eos=True)
-            done.append((sampler.ledger.take(session)[0].version, choice))
-            turn += 1
-
-    with ThreadPoolExecutor(6) as pool:
-        workers = [pool.submit(ask, i) for i in range(6)]
-        for version in (1, 2, 1, 2, 1):
-            sampler.load_weights(versions[version][0], version)
-        stop.set()
-        for worker in workers:
-            worker.result(timeout=60)
+    done = sampled_under_handovers(sampler, lambda v: sampler.load_weights(versions[v][0], v))
     assert all(agrees(choice, versions[version][1]) for version, choice in done)
 
 

@@ -1,12 +1,11 @@
 """Handing over adapters: one request is one policy version, what each samples is its own, and nobody waits."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 import torch
-from sampler_setup import LORA, PROMPT, agrees, generate, random_prompt
+from sampler_setup import LORA, PROMPT, agrees, generate, random_prompt, sampled_under_handovers
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
@@ -125,24 +124,7 @@ def test_what_ends_after_a_handover_is_scored_again_by_the_version_that_sampled_
 
 
 def test_completions_under_many_handovers_belong_to_the_version_they_name(sampler, adapters, references):
-    stop = threading.Event()
-    done: list[tuple[int, dict]] = []
-
-    def ask(worker: int) -> None:
-        turn = 0
-        while not stop.is_set():
-            session = f"{worker}-{turn}"
-            choice = generate(sampler.url, PROMPT, session=session, max_tokens=10, ignore_eos=True)
-            done.append((sampler.ledger.take(session)[0].version, choice))
-            turn += 1
-
-    with ThreadPoolExecutor(6) as pool:
-        workers = [pool.submit(ask, i) for i in range(6)]
-        for version in (1, 2, 1, 2, 1):
-            sampler.load_adapter(adapters[version], version, config=LORA)
-        stop.set()
-        for worker in workers:
-            worker.result(timeout=30)
+    done = sampled_under_handovers(sampler, lambda v: sampler.load_adapter(adapters[v], v, config=LORA))
     assert all(agrees(choice, references[version]) for version, choice in done)
 
 
