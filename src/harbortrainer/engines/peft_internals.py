@@ -4,7 +4,7 @@ Written for peft `WRITTEN_FOR`; `COUPLINGS` lists what is touched, and is checke
 """
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -13,7 +13,6 @@ from typing import cast
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from torch import nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from harbortrainer.couplings import Couplings, places_in
@@ -84,29 +83,46 @@ def inject_for_sampling(model: nn.Module, config: LoraConfig, adapter: str) -> d
         if type(module) is Linear:
             adapters = {
                 name: (
-                    cast("torch.Tensor", down.weight),
-                    cast("torch.Tensor", module.lora_B[name].weight),
+                    cast("torch.Tensor", down.weight).t(),
+                    cast("torch.Tensor", module.lora_B[name].weight).t(),
                     module.scaling[name],
                 )
                 for name, down in module.lora_A.items()
             }
-            module.forward = partial(_add_lora, module.base_layer, adapters)
+            module.forward = partial(_add_lora, module.base_layer, _product(module.base_layer), adapters)
     return weights
 
 
+def _product(base: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What `base` makes of a matrix; without the way through the module where it is one product."""
+    if type(base) is nn.Linear and base.bias is None:
+        return partial(torch.mm, mat2=base.weight.t())
+    return base.forward
+
+
 def _add_lora(
-    base: nn.Module, adapters: Mapping[str, tuple[torch.Tensor, torch.Tensor, float]], x: torch.Tensor
+    base: nn.Module,
+    product: Callable[[torch.Tensor], torch.Tensor],
+    adapters: Mapping[str, tuple[torch.Tensor, torch.Tensor, float]],
+    x: torch.Tensor,
 ) -> torch.Tensor:
     """What peft's `lora.Linear.forward` computes for one active adapter, without its bookkeeping: on a small model
     that was a quarter of a step (forward pass of 64 tokens, 0.7 M parameters: 2.3 ms instead of 2.0), and to find the
-    weights module by module each time another tenth.
+    weights module by module each time another tenth. On matrices it is three operations of torch; on what has more
+    dimensions each of them was six.
 
     Args:
-        adapters: Of each its two matrices, and what their product is scaled by.
+        product: As `_product` makes it of `base`.
+        adapters: Of each its two matrices, transposed, and what their product is scaled by.
     """
     adapter = _CHOSEN.get()
     if adapter is None:
         return base.forward(x)
     down, up, scaling = adapters[adapter]
-    added = linear(linear(x.to(down.dtype), down), up)
-    return base.forward(x).add_(added, alpha=scaling)
+    rows = x.reshape(-1, x.shape[-1])
+    out, narrow = product(rows), rows.to(down.dtype).mm(down)
+    if out.dtype == up.dtype:
+        out.addmm_(narrow, up, alpha=scaling)
+    else:
+        out.add_(narrow.mm(up), alpha=scaling)
+    return out.view(*x.shape[:-1], -1)

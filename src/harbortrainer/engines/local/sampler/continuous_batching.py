@@ -83,6 +83,8 @@ class SeededRunner(ModelRunner):
         # Our plan reads pages: transformers need not list each request's every row, which took as long as to attend.
         return num_q_tokens, 0 if self.planner else max_kv_read
 
+    # Spares each small operation what autograd notes even where it is off.
+    @torch.inference_mode()
     def compute_batch(self, model: torch.nn.Module, batch_data: dict) -> None:
         self._arguments = batch_data["logits_processor_args"]
         if self.planner is not None:
