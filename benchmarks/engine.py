@@ -7,6 +7,7 @@ runs after one that warms up. Ours is measured as a run uses it: over HTTP, from
 
     benchmarks/engine.py                                            the quickstart's model on one CPU thread
     benchmarks/engine.py --device cuda --model-shape qwen3-0.6b     what docs/gpu.md asks for
+    benchmarks/engine.py --model-shape qwen3-8b --layers 2 --only lengths    two layers of a shape, its shorter rows
     benchmarks/engine.py --only memory                              ours alone: what it holds at most
 """
 
@@ -30,7 +31,6 @@ from benchmarks.engine_setting import (
     TURNS,
     Setting,
     build,
-    longest,
     next_turn,
     ragged,
     setting,
@@ -59,15 +59,18 @@ def taking_turns(times: int, *runs: Callable[[], float]) -> list[list[float]]:
     return [list(column) for column in zip(*results[1:], strict=True)]
 
 
-def compare_sampling(case: Setting, ours: Ours) -> list[Row]:
-    """Sampled tokens a second: all lengths equal, which suits a static batch best, and ragged ones."""
+def compare_sampling(case: Setting, ours: Ours, *, short: bool = False) -> list[Row]:
+    """Sampled tokens a second: all lengths equal, which suits a static batch best, and ragged ones; unless `short`, of
+    a long prompt and of several turns too."""
     generate = Generate(case)
-    rows = []
-    for name, (prompts, lengths) in {
+    cases = {
         "equal lengths": (case.prompt_ids, [case.new] * len(case.prompts)),
         "ragged lengths": ragged(case),
-        f"shared prompt of {SHARED}": (shared_prompt(case), [case.new] * len(case.prompts)),
-    }.items():
+    }
+    if not short:
+        cases[f"shared prompt of {SHARED}"] = shared_prompt(case), [case.new] * len(case.prompts)
+    rows = []
+    for name, (prompts, lengths) in cases.items():
         tokens = sum(lengths)
         mine, theirs = taking_turns(
             case.repeats,
@@ -75,7 +78,7 @@ def compare_sampling(case: Setting, ours: Ours) -> list[Row]:
             lambda p=prompts, n=lengths: generate.sample(p, n),
         )
         rows.append(Row(f"sampled, {name}", [tokens / s for s in mine], "generate", [tokens / s for s in theirs]))
-    return [*rows, compare_turns(case, ours, generate)]
+    return rows if short else [*rows, compare_turns(case, ours, generate)]
 
 
 def compare_turns(case: Setting, ours: Ours, generate: Generate) -> Row:
@@ -134,6 +137,7 @@ def show(rows: list[Row], extra: dict[str, float]) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The embedded engine against transformers' generate and TRL")
     parser.add_argument("--model-shape", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--layers", type=int, default=None, help="that many of the shape's layers, all when left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", default=None, help="float32 on a CPU and bfloat16 on a GPU when left out")
     parser.add_argument("--batch", type=int, default=64, help="completions a step")
@@ -142,7 +146,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=40, help="tokens of a completion")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="torch threads, on a CPU")
-    parser.add_argument("--only", choices=["sampling", "steps", "memory"], default=None)
+    parser.add_argument("--only", choices=["sampling", "lengths", "steps", "memory"], default=None)
     parser.add_argument("--json", type=Path, default=None, help="write the figures here too")
     return parser.parse_args()
 
@@ -158,14 +162,14 @@ def main() -> int:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder), arguments.model_shape, longest(arguments))
+        build(Path(folder), arguments)
         case = setting(Path(folder), arguments)
         if arguments.only == "memory":
             return tell([], peaks(case), arguments)
         ours = Ours(case)
         try:
-            rows = compare_sampling(case, ours) if arguments.only != "steps" else []
-            rows += compare_steps(case, ours) if arguments.only != "sampling" else []
+            rows = compare_sampling(case, ours, short=arguments.only == "lengths") if arguments.only != "steps" else []
+            rows += compare_steps(case, ours) if arguments.only in (None, "steps") else []
         finally:
             ours.close()
     extra = {"hand-over, ms (median)": 1000 * statistics.median(ours.handovers)}

@@ -15,6 +15,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
     },
+    "qwen3-8b": {
+        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 RANK, ALPHA = 8, 16.0
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -43,25 +47,32 @@ class Setting:
         return self.new * len(self.prompts)
 
 
-def build(folder: Path, shape: str, context: int) -> None:
-    """Writes a random Qwen3 model with a tokenizer that has one token a letter."""
+def build(folder: Path, arguments: argparse.Namespace) -> None:
+    """Writes a random Qwen3 model, in the dtype that is measured, with a tokenizer that has one token a letter."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3Config
 
     from tests.tiny_model import build_tiny_tokenizer
 
     tokenizer = build_tiny_tokenizer(259)
     torch.manual_seed(0)
+    shape: dict[str, Any] = {"tie_word_embeddings": True} | SHAPES[arguments.model_shape]
+    if arguments.layers is not None:
+        shape["num_hidden_layers"] = arguments.layers
     config = Qwen3Config(
-        **SHAPES[shape],
-        max_position_embeddings=context,
-        tie_word_embeddings=True,
+        **shape,
+        max_position_embeddings=longest(arguments),
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype_of(arguments)))
+    model.save_pretrained(folder, max_shard_size="2GB")  # a shard is copied to be written
     tokenizer.save_pretrained(folder)
+
+
+def dtype_of(arguments: argparse.Namespace) -> str:
+    return arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
 
 
 def longest(arguments: argparse.Namespace) -> int:
@@ -81,7 +92,7 @@ def setting(folder: Path, arguments: argparse.Namespace) -> Setting:
     prompts = [text for text in texts for _ in range(arguments.group)]
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer(text)["input_ids"] for text in prompts]
-    dtype = arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
+    dtype = dtype_of(arguments)
     return Setting(folder, arguments.device, dtype, prompts, ids, arguments.new, arguments.group, arguments.repeats)
 
 
