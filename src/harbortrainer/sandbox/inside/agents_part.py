@@ -21,7 +21,6 @@ from harbortrainer.sandbox.inside.command_runner import CommandRunner
 
 EVERYTHING = -1
 """The id of a `Kill` of all that runs in here."""
-_MAX_PACKET = 1 << 20
 _MOST_NOTES = 20
 
 
@@ -115,7 +114,7 @@ class AgentsFirstProcess:
                     return
 
     def _handle(self) -> bool:
-        packet, fds, _, _ = socket.recv_fds(self._requests, _MAX_PACKET, 3)
+        packet, fds = m.receive(self._requests, 3)
         if not packet:
             return False
         try:

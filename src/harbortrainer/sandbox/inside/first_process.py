@@ -23,7 +23,6 @@ from harbortrainer.sandbox.inside.grading_room import GradingRoom
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service, sys_chroot, setfcap
 _KEEP = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
-_MAX_PACKET = 1 << 20
 _MOST_NOTES = 20
 
 
@@ -117,7 +116,7 @@ class FirstProcess:
             self._runner.send(m.Noted(text, sign=self._room.grading))
 
     def _handle(self) -> bool:
-        packet, fds, _, _ = socket.recv_fds(self._control, _MAX_PACKET, 3)
+        packet, fds = m.receive(self._control, 3)
         if not packet:
             return False
         try:

@@ -5,6 +5,7 @@ Invariant: `decode(encode(message)) == message`.
 """
 
 import json
+import socket
 from dataclasses import dataclass, field
 
 
@@ -221,3 +222,13 @@ def decode(packet: bytes) -> Message:
     """The message of a packet."""
     kind, fields = json.loads(packet)
     return _KINDS[kind](**fields)
+
+
+def receive(sock: socket.socket, most_fds: int) -> tuple[bytes, list[int]]:
+    """The next packet with its descriptors; an empty one at the end of file.
+
+    Its size is asked for first: room for the largest would be mapped and unmapped for each.
+    """
+    size = sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+    packet, fds, _, _ = socket.recv_fds(sock, size, most_fds)
+    return packet, fds
