@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import time
 
 from harbortrainer.sandbox.inside import grading_room, memory_watch, processes, seccomp, spawn
 from harbortrainer.sandbox.inside import kernel as k
@@ -74,6 +75,7 @@ class FirstProcess:
     ) -> None:
         self._control, self._agents, self._watched = control, agents, watched
         self._notes, self._in_memory = 0, spec.upper is None
+        self._next_watch = 0.0
         self._runner = CommandRunner(control, self._make_room)
         self._room = GradingRoom(spec, monitor, note=self._note, reap=self._runner.reap, sweep=self._sweep)
 
@@ -87,8 +89,9 @@ class FirstProcess:
         if self._agents is not None:
             poll.register(self._agents.socket, select.POLLRDHUP)
         while True:
-            self._watch()
-            for fd, _ in poll.poll(self._interval()):
+            if time.monotonic() >= self._next_watch:  # not after each message
+                self._watch()
+            for fd, _ in poll.poll(self._left_ms()):
                 if fd == woken:
                     os.read(fd, 4096)
                     self._runner.reap()
@@ -100,7 +103,14 @@ class FirstProcess:
             return grading_room.INTERVAL_MS
         return memory_watch.INTERVAL_MS if self._watched else None
 
+    def _left_ms(self) -> float | None:
+        """Until the next watch; None where there is nothing to watch."""
+        if self._interval() is None:
+            return None
+        return max(0.0, 1000 * (self._next_watch - time.monotonic()))
+
     def _watch(self) -> None:
+        self._next_watch = time.monotonic() + (self._interval() or 0) / 1000
         if self._watched:
             pids = processes.others()
             spared = self._room.verifiers() if self._room.grading else ()
@@ -159,6 +169,7 @@ class FirstProcess:
             self._room.sessions.add(pid)
 
     def _grade(self, message: m.Grading) -> None:
+        self._next_watch = 0.0  # at once: what is watched, and how often, is another
         if message.begins:
             self._room.begin(kill=message.kill)
         else:
