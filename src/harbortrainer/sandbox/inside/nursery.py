@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 
-from harbortrainer.sandbox.inside import cgroups, mask_layers
+from harbortrainer.sandbox.inside import cgroups, mask_layers, rehearsal
 from harbortrainer.sandbox.inside.messages import HostView, SandboxSpec, decode
 from harbortrainer.sandbox.inside.monitor import Monitor
 
@@ -26,10 +26,11 @@ def main(owner: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     requests = socket.socket(fileno=0)
     gc.disable()
-    gc.freeze()  # what is shared with the sandboxes stays shared
     privileged = os.geteuid() == 0
     cgroups.sweep()
     mask_layers.prepare(privileged=privileged)
+    rehearsal.rehearse(mask_layers.path_of("rehearsal"))
+    gc.freeze()  # what is shared with the sandboxes stays shared
     views: dict[str | None, HostView] = {}
     while True:
         packet, fds, _, _ = socket.recv_fds(requests, 1, 2)
