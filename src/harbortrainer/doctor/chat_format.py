@@ -42,29 +42,34 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
     except Exception as error:  # noqa: BLE001 - of a library, about files that are not what it takes them for
         if isinstance(run, RunConfig):  # Prime-RL may be told to run the model's own code for it
             what = f"the tokenizer of {name} cannot be read: {_first_line(error)}"
-            yield red(
-                "chat format", what, "fetch tokenizer.json and tokenizer_config.json anew", plan.where("model.name")
-            )
+            do = "fetch tokenizer.json and tokenizer_config.json anew"
+            yield red("chat format", what, do, plan.where("model.name"))
         return
-    if tokenizer is None:
-        return
+    if tokenizer is not None:
+        yield _judged(plan, run, tokenizer)
+
+
+def _judged(plan: LaunchPlan, run: RunConfig | PrimeRun, tokenizer: "PreTrainedTokenizerBase") -> Finding:
+    """What the run's chat format does with the tokenizer that trials are rendered with."""
     table, where = {"name": "auto"} | dict(run.orchestrator.renderer), plan.where(f"{_TABLE}.name")
     try:
         renderer = _renderer(tokenizer, table)
         appends = _appends(renderer, tokenizer)
     except Exception as error:  # noqa: BLE001 - of a library, of a template, or of a class that the user wrote
-        what = f"the chat format {table['name']!r} does not suit the tokenizer of {name}: {_first_line(error)}"
+        what = (
+            f"the chat format {table['name']!r} does not suit the tokenizer of {run.model.name}: {_first_line(error)}"
+        )
         do = f'set name in [{_TABLE}] to the format of the model\'s family, or to "default" for its own template'
-        yield red("chat format", what, do, where)
-        return
+        return red("chat format", what, do, where)
     if appends:
-        yield green("chat format", f"{table['name']!r} suits the tokenizer, and a turn only appends to the ones before")
-        return
+        return green(
+            "chat format", f"{table['name']!r} suits the tokenizer, and a turn only appends to the ones before"
+        )
     what = (
         f"the chat format {table['name']!r} cannot append a turn as this file has it: each renders the whole history "
         f"anew ({_cost(renderer, _most_turns(plan), run.seq_len)}), and begins another sequence where the tokens differ"
     )
-    yield yellow("chat format", what, _remedy(tokenizer, table), where)
+    return yellow("chat format", what, _remedy(tokenizer, table), where)
 
 
 def _has_another_tokenizer(run: RunConfig | PrimeRun) -> bool:
