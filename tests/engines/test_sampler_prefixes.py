@@ -38,6 +38,7 @@ def forwards(monkeypatch):
 @pytest.fixture
 def sampler(folder, forwards):
     with Sampler(folder, seed=3, max_model_len=2048) as running:
+        forwards.clear()  # its start tries the model
         yield running
 
 
@@ -106,6 +107,7 @@ def test_a_new_version_computes_the_whole_conversation(folder, sampler, forwards
 def test_what_was_used_longest_ago_is_given_up_first_and_only_for_room(folder, forwards, reference, monkeypatch):
     monkeypatch.setattr(sampled_model, "_CPU_CACHE_BYTES", 0)
     with Sampler(folder, seed=3, max_model_len=256) as small:
+        forwards.clear()
         size = small.stats()["cache_tokens"]
         used, others = random_prompt(160, seed=0), [random_prompt(160, seed=i) for i in range(1, 13)]
         assert len(others) * 160 > size > 4 * 160

@@ -64,6 +64,6 @@ def examine_machine(plan: LaunchPlan) -> list[Finding]:
 
 def examine_policy(plan: LaunchPlan) -> list[Finding]:
     """What the policy's own libraries say, which take seconds to import; the file's tables are right by then."""
-    from harbortrainer.doctor import chat_format
+    from harbortrainer.doctor import architecture, chat_format
 
-    return list(chat_format.check(plan))
+    return [finding for check in (architecture.check, chat_format.check) for finding in check(plan)]

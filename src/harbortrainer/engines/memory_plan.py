@@ -22,6 +22,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from harbortrainer.config.runfile import Quantization
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.couplings import Couplings
+from harbortrainer.engines.architectures import need_sampled
 from harbortrainer.engines.engine_choice import LORA_INSTEAD
 from harbortrainer.engines.local.learner.lora_policy import lora_config
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH
@@ -34,7 +35,7 @@ from harbortrainer.engines.local.sampler.sampled_model import (
 )
 from harbortrainer.engines.packed_attention import PACKED_ATTENTION, attends_to_all
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
-from harbortrainer.engines.pretrained import empty_model
+from harbortrainer.engines.pretrained import empty_model, load_config
 from harbortrainer.engines.quantized_base import largest_layer, quantize
 from harbortrainer.errors import UserError
 
@@ -195,8 +196,8 @@ def plan_memory(
         off_policy: `max_off_policy_steps`.
 
     Raises:
-        UserError: The config cannot be read, no linear layer matches lora.target_modules or can be quantized, or there
-            is no library to quantize; `where` is the run's key.
+        UserError: The config cannot be read, or is of a model that cannot be sampled from; no linear layer matches
+            lora.target_modules or can be quantized, or there is no library to quantize; `where` is the run's key.
         RuntimeError: What the model computes depends on its content (which experts a token goes to), so that it cannot
             be run without.
     """
@@ -234,6 +235,7 @@ def without_content(
     model: Path, lora: LoraSettings | None, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> tuple[PreTrainedModel, int]:
     """The base, with an adapter to train or all of it, and the bytes it had before; raises as `plan_memory`."""
+    need_sampled(load_config(model, where="model.name"), str(model), where="model.name")
     base = empty_model(model, dtype, where="model.name", attention=_attention)
     if quantization is not None:
         quantize(base, quantization, torch.device("meta"))

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harbortrainer.couplings import Couplings, places_in
+from harbortrainer.errors import UserError
 
 WRITTEN_FOR = "0.21"
 _USED = {
@@ -43,14 +44,34 @@ def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[Peft
 
     Returns:
         The model as peft wraps it, and the dropouts on the LoRA's input, none when the config's dropout is 0.
+
+    Raises:
+        UserError: peft adapts a model's stacked experts in place of the linear layers that were named.
     """
     with warnings.catch_warnings():
         # peft asks transformers by a name that is on its way out.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
-        model = get_peft_model(base, config)
+        try:
+            model = get_peft_model(base, config)
+        except ValueError as error:
+            if "fused" not in str(error):
+                raise
+            raise _experts_instead() from error  # of two that it would adapt as one, one was named
+    if config.target_parameters:
+        raise _experts_instead()
     assert isinstance(model, PeftModel)
     named = model.named_modules()
     return model, [module for name, module in named if "lora_dropout" in name and isinstance(module, nn.Dropout)]
+
+
+def _experts_instead() -> UserError:
+    """Of the mixtures of experts that transformers stacks since its version 5, an older adapter named each expert's
+    layers as these models' dense ones are named still: peft takes the names for those."""
+    return UserError(
+        "peft adapts this model's stacked experts in place of layers of these names",
+        where="trainer.model.lora.target_modules",
+        do="leave out gate_proj, up_proj and down_proj: name the attention's layers alone",
+    )
 
 
 _CHOSEN: ContextVar[str | None] = ContextVar("adapter", default=None)

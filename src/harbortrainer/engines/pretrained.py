@@ -24,6 +24,16 @@ from transformers import (
 from harbortrainer.errors import UserError
 
 
+def load_config(model: str | Path, *, where: str) -> PreTrainedConfig:
+    """A model's config alone.
+
+    Raises:
+        UserError: No such folder or hub id, no config, or an unreadable one.
+    """
+    with _blaming("the model's config cannot be read", where, "name a Hugging Face model, or a folder with its config"):
+        return AutoConfig.from_pretrained(str(model))
+
+
 def load_model(
     model: str | Path,
     dtype: torch.dtype,

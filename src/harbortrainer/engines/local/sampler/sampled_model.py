@@ -28,6 +28,7 @@ from transformers import (
 
 from harbortrainer.config.runfile import Quantization
 from harbortrainer.engines import pretrained
+from harbortrainer.engines.architectures import need_sampled
 from harbortrainer.engines.local.sampler.sharing_scheduler import SHARING_SCHEDULER
 from harbortrainer.engines.packed_attention import attends_to_all
 from harbortrainer.engines.peft_internals import inject_for_sampling
@@ -86,7 +87,9 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 def load_model(
     model: str | Path, *, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
-    """A causal LM, loaded for sampling; raises as `pretrained.load_model` and `quantized_base.quantize`."""
+    """A causal LM, loaded for sampling; raises as `architectures.need_sampled`, `pretrained.load_model` and
+    `quantized_base.quantize`."""
+    need_sampled(pretrained.load_config(model, where=str(model)), str(model))
     loaded = pretrained.load_model(model, dtype, where=str(model), attention=attention_for)
     if quantization is not None:
         quantize(loaded, quantization, device)

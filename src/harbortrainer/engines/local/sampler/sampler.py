@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
     from harbortrainer.engines.local.sampler.replies import Replies
     from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
+    from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
+
+_APART, _APART_IN_HALF = 0.01, 0.5
+"""Nats a token that what was sampled may be from what one forward pass says, in float32 and in half precision. A model
+whose attention does not ask for the cache is further off by its first token already."""
 
 
 class Sampler:
@@ -40,7 +45,7 @@ class Sampler:
         quantization: Of the model's linear layers: "int8", "nf4" or none.
 
     Raises:
-        UserError: no weights in the folder, an unknown device, a port in use.
+        UserError: no weights in the folder, an unknown device, a port in use, a kind of model that cannot be sampled.
     """
 
     processes: tuple[()] = ()
@@ -89,7 +94,8 @@ class Sampler:
         """Starts the engine thread and the server thread; returns once `/health` answers 200.
 
         Raises:
-            UserError: no memory for one request of `max_model_len` tokens.
+            UserError: no memory for one request of `max_model_len` tokens, or a model that is seen to sample something
+                else than it computes.
         """
         self._server.start()
         return self
@@ -185,7 +191,21 @@ class Sampler:
         eos = end_tokens(self._model, self._tokenizer)
         self._replies = Replies(engine, self._tokenizer, [self.model_name], self._seed, eos)
         engine.start()
+        await self._try(engine)
         return build_app(self._replies)
+
+    async def _try(self, engine: SamplingEngine) -> None:
+        from harbortrainer.engines.architectures import unsampled
+        from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
+
+        apart, allowed = 0.0, _APART if self._model.dtype.itemsize == 4 else _APART_IN_HALF
+        try:
+            apart = await engine.disagreement()
+        except EngineFailedError as error:
+            raise unsampled(self.model_name, str(error)) from error
+        if apart > allowed:
+            why = f"token by token it says something else than of the whole ({apart:.2f} nats apart, allowed {allowed})"
+            raise unsampled(self.model_name, why)
 
     async def _close(self) -> None:
         if self._replies is not None:

@@ -6,6 +6,7 @@ Contract: lives on one event loop (the server's); transformers' engine thread do
 
 import asyncio
 import math
+import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from harbortrainer.engines.batching_internals import GenerationOutput
 from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
-from harbortrainer.engines.local.sampler.draw import Policy, SamplingJob
+from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob
 from harbortrainer.engines.local.sampler.ledger import Completion, Ledger
 from harbortrainer.engines.local.sampler.rescoring import (
     RecentSamples,
@@ -26,6 +27,9 @@ from harbortrainer.engines.local.sampler.rescoring import (
 )
 from harbortrainer.engines.local.sampler.sampled_model import batching_config
 from harbortrainer.engines.peft_internals import sampling_with
+
+_TRIED = 64
+"""Tokens that a model is tried with, half of them sampled."""
 
 
 class EngineFailedError(RuntimeError):
@@ -193,6 +197,26 @@ class SamplingEngine:
                 chosen = self._recent.take(policy.version)
                 scored += await asyncio.to_thread(self._score, policy, chosen)
             return scored
+
+    async def disagreement(self) -> float:
+        """Sample a few tokens, and score them in one forward pass; counted and entered nowhere.
+
+        Returns:
+            How far the two are apart, nats a token. A model whose attention does not ask for the cache says something
+            else token by token.
+
+        Raises:
+            EngineFailedError: it cannot be sampled from at all.
+        """
+        vocab, length = self.model.config.get_text_config().vocab_size, min(_TRIED, self.max_model_len) // 2
+        prompt = [(position + 1) * 7919 % vocab for position in range(length)]
+        job = SamplingJob("tried", "", prompt, length, frozenset(), Draw(0))
+        output = await self._submit(job, self.policy)
+        sampled = tuple(output.generated_tokens), tuple(output.logprobs)
+        sequence = SampledSequence("", self.version, job.draw.temperature)
+        sequence.add(prompt, Completion("", job.request_id, length, *sampled, self.version))
+        (scored,) = await asyncio.to_thread(self._score, self.policy, [sequence])
+        return statistics.fmean(abs(one - two) for one, two in zip(scored.logprobs, scored.again, strict=True))
 
     def _score(self, policy: Policy, chosen: Sequence[SampledSequence]) -> list[ScoredAgain]:
         with sampling_with(policy.adapter):
