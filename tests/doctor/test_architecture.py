@@ -34,6 +34,11 @@ def test_a_config_that_cannot_be_read_is_red(plan, policy, tmp_path):
     assert finding.level is Level.RED and "the model's config cannot be read" in finding.what
 
 
+def test_a_kind_that_transformers_has_no_language_model_of_is_red(plan, policy):
+    (finding,) = architecture.check(plan(model={"name": policy("siglip")}))
+    assert finding.what.endswith("transformers has no causal language model of the kind siglip")
+
+
 def test_nothing_is_said_of_a_kind_that_can_nor_where_another_engine_samples(plan, policy):
     assert list(architecture.check(plan(model={"name": policy("qwen3")}))) == []
     unsampled = {"model": {"name": policy("gpt_oss")}}

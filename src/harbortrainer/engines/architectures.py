@@ -40,7 +40,7 @@ def unsampled(model: str, why: str, *, where: str = "") -> UserError:
 
 def _why_not(config: PreTrainedConfig) -> str:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return ""  # whoever loads it says so
+        return f"transformers has no causal language model of the kind {config.model_type}"
     found = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     text = config.get_text_config()
     if kinds := set(getattr(text, "layer_types", None) or ()) - _KEPT:
