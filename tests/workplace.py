@@ -34,8 +34,8 @@ def lay_out(folder: Path) -> Path:
     (folder / "tasks" / "one" / "environment").mkdir()
     (folder / "tasks" / "one" / "environment" / "Dockerfile").write_text("FROM debian:12-slim\n")
     (folder / "model").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / "model" / name).write_text("{}")
+    (folder / "model" / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "model" / "model.safetensors").write_text("{}")
     tokenizer = build_tiny_tokenizer()
     tokenizer.add_tokens(QWEN3_TOKENS, special_tokens=True)
     tokenizer.save_pretrained(folder / "model")
