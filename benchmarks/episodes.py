@@ -38,6 +38,8 @@ from scripted_model import model_server, save_tokenizer
 from trial_arms import Arm, Setting
 from trials import Measure, measure, median, settle, write_task
 
+from harbortrainer.sandbox.precedence import before_sandboxes
+
 _MODEL_DELAY_S = 0.02
 
 
@@ -143,7 +145,8 @@ def main() -> None:
     stretches = len(args.turns) * len(args.at) * args.repeats * len(args.arms)
     console.print(f"at least {stretches * args.seconds / 60:.1f} minutes")
     clock = CpuClock(args.group, machine=args.group is None and any("docker" in name for name in args.arms))
-    with clock, tempfile.TemporaryDirectory(prefix="bench-episodes-") as name:
+    # As the environment servers of a run are; the arms of others have it too.
+    with clock, before_sandboxes(), tempfile.TemporaryDirectory(prefix="bench-episodes-") as name:
         folder = Path(name)
         write_task(folder / "tasks" / "write-answer")
         save_tokenizer(folder / "tokenizer")

@@ -1,5 +1,6 @@
 """The environment server's process: it serves, and it ends when whoever started it ends."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from autogroups import may_go_first, nice_of
 
 from harbortrainer.config.orchestrator_table import OrchestratorConfig
 from harbortrainer.engines.env_server import EnvServer, plan_servers, server_key
@@ -14,6 +16,7 @@ from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.folder import RunFolder
 
 STATIC = {"pool": {"type": "static", "num_workers": 1}}
+TWO = {"pool": {"type": "static", "num_workers": 2}}
 
 
 def env(tasks: str, **harness) -> dict:
@@ -67,17 +70,32 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
     assert not psutil.pid_exists(int(pid)) or gone
 
 
-def test_a_server_that_does_not_go_down_in_time_takes_its_workers_with_it(tmp_path):
-    two = {"pool": {"type": "static", "num_workers": 2}}
-    server = EnvServer("s", env(str(tmp_path)), two, log=tmp_path / "log", variables={})
+@pytest.mark.skipif(not may_go_first(), reason="only root may (CAP_SYS_NICE), and on a kernel with autogroups")
+def test_a_server_and_its_workers_go_before_the_sandboxes(tmp_path):
+    server = EnvServer("s", env(str(tmp_path)), TWO, log=tmp_path / "log", variables={})
     server.start()
     server.address()
     assert server.process is not None
+    assert {nice_of(pid) for pid in (server.process.pid, *(p.pid for p in workers_of(server.process.pid)))} == {-10}
+    server.stop()
+    assert nice_of(os.getpid()) == 0, "the launch's own session is as it was"
+
+
+def workers_of(server: int) -> list[psutil.Process]:
     end, family = time.monotonic() + 60, []
     while len(family) < 2 and time.monotonic() < end:
-        family = psutil.Process(server.process.pid).children(recursive=True)
+        family = psutil.Process(server).children(recursive=True)
         time.sleep(0.1)
     assert len(family) >= 2
+    return family
+
+
+def test_a_server_that_does_not_go_down_in_time_takes_its_workers_with_it(tmp_path):
+    server = EnvServer("s", env(str(tmp_path)), TWO, log=tmp_path / "log", variables={})
+    server.start()
+    server.address()
+    assert server.process is not None
+    family = workers_of(server.process.pid)
     for process in (psutil.Process(server.process.pid), *family):
         process.suspend()  # as one that has no processor, or hangs
     server.stop(within=0.2)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypedDict
 
 from harbortrainer.config.plugin import PLUGIN_ID
+from harbortrainer.sandbox.precedence import before_sandboxes
 
 GRACE = 15.0
 """Seconds for an orderly end once the parent is gone; what hangs longer is ended, and its sandboxes with it."""
@@ -73,7 +74,8 @@ def serve(request: Request, address: AddressLine) -> None:
     set_up()
     from harbortrainer.environment import verifiers_side
 
-    verifiers_side.serve(request["env"], request["serve"], address=address, parent=ParentAlive(), set_up=set_up)
+    with before_sandboxes():  # this session is the server's own, with its workers
+        verifiers_side.serve(request["env"], request["serve"], address=address, parent=ParentAlive(), set_up=set_up)
 
 
 def read_line(fd: int = 0) -> str:
