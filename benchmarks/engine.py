@@ -14,11 +14,13 @@ runs after one that warms up. Ours is measured as a run uses it: over HTTP, from
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -59,7 +61,7 @@ def taking_turns(times: int, *runs: Callable[[], float]) -> list[list[float]]:
     return [list(column) for column in zip(*results[1:], strict=True)]
 
 
-def compare_sampling(case: Setting, ours: Ours, *, short: bool = False) -> list[Row]:
+def compare_sampling(case: Setting, ours: Ours, *, short: bool = False) -> Iterator[Row]:
     """Sampled tokens a second: all lengths equal, which suits a static batch best, and ragged ones; unless `short`, of
     a long prompt and of several turns too."""
     generate = Generate(case)
@@ -69,7 +71,6 @@ def compare_sampling(case: Setting, ours: Ours, *, short: bool = False) -> list[
     }
     if not short:
         cases[f"shared prompt of {SHARED}"] = shared_prompt(case), [case.new] * len(case.prompts)
-    rows = []
     for name, (prompts, lengths) in cases.items():
         tokens = sum(lengths)
         mine, theirs = taking_turns(
@@ -77,8 +78,9 @@ def compare_sampling(case: Setting, ours: Ours, *, short: bool = False) -> list[
             lambda p=prompts, n=lengths: ours.sample_afresh(p, n)[0],
             lambda p=prompts, n=lengths: generate.sample(p, n),
         )
-        rows.append(Row(f"sampled, {name}", [tokens / s for s in mine], "generate", [tokens / s for s in theirs]))
-    return rows if short else [*rows, compare_turns(case, ours, generate)]
+        yield Row(f"sampled, {name}", [tokens / s for s in mine], "generate", [tokens / s for s in theirs])
+    if not short:
+        yield compare_turns(case, ours, generate)
 
 
 def compare_turns(case: Setting, ours: Ours, generate: Generate) -> Row:
@@ -107,7 +109,7 @@ def compare_turns(case: Setting, ours: Ours, generate: Generate) -> Row:
     return Row(f"sampled, {TURNS} turns", [tokens / s for s in mine], "generate", [tokens / s for s in theirs])
 
 
-def compare_steps(case: Setting, ours: Ours) -> list[Row]:
+def compare_steps(case: Setting, ours: Ours) -> Iterator[Row]:
     """Trained tokens a second: training alone, and the whole step with sampling and hand-over."""
     _, choices = ours.sample(case.prompt_ids, [case.new] * len(case.prompts))
     rollouts = {
@@ -115,23 +117,20 @@ def compare_steps(case: Setting, ours: Ours) -> list[Row]:
         "completion_ids": [c["token_ids"] for c in choices],
         "logprobs": [[e["logprob"] for e in c["logprobs"]["content"]] for c in choices],
     }
-    rows = []
     for name, part, given in (("trained", 1, rollouts), ("sampled and trained", 0, None)):
         steps: list[tuple[float, float]] = []
         theirs = trl_steps(case, given, between=lambda into=steps: into.append(ours.step()))
         mine = [step[part] for step in steps[1:]]
-        rows.append(Row(name, [case.sampled / s for s in mine], "TRL", [case.sampled / s for s in theirs]))
-    return rows
+        yield Row(name, [case.sampled / s for s in mine], "TRL", [case.sampled / s for s in theirs])
 
 
-def show(rows: list[Row], extra: dict[str, float]) -> None:
-    if rows:
-        print(f"{'tokens a second (median)':32}{'ours':>10}{'theirs':>10}{'ratio':>8}  against")
+def shown(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, each printed when it is there: a large shape takes minutes a row."""
+    print(f"{'tokens a second (median)':32}{'ours':>10}{'theirs':>10}{'ratio':>8}  against", flush=True)
     for row in rows:
         mine, theirs = statistics.median(row.ours), statistics.median(row.theirs)
-        print(f"{row.what:32}{mine:10.0f}{theirs:10.0f}{row.ratio:8.2f}  {row.against}")
-    for name, value in extra.items():
-        print(f"{name:36}{value:10.3g}")
+        print(f"{row.what:32}{mine:10.0f}{theirs:10.0f}{row.ratio:8.2f}  {row.against}", flush=True)
+        yield row
 
 
 def parse() -> argparse.Namespace:
@@ -153,6 +152,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the model's folder goes
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     import torch
@@ -168,8 +168,10 @@ def main() -> int:
             return tell([], peaks(case), arguments)
         ours = Ours(case)
         try:
-            rows = compare_sampling(case, ours, short=arguments.only == "lengths") if arguments.only != "steps" else []
-            rows += compare_steps(case, ours) if arguments.only in (None, "steps") else []
+            sampling = compare_sampling(case, ours, short=arguments.only == "lengths")
+            asked = [sampling] if arguments.only != "steps" else []
+            asked += [compare_steps(case, ours)] if arguments.only in (None, "steps") else []
+            rows = list(shown(chain(*asked)))
         finally:
             ours.close()
     extra = {"hand-over, ms (median)": 1000 * statistics.median(ours.handovers)}
@@ -179,8 +181,9 @@ def main() -> int:
 
 
 def tell(rows: list[Row], extra: dict[str, float], arguments: argparse.Namespace) -> int:
-    """Print the figures, and write them where that is asked for."""
-    show(rows, extra)
+    """Print the figures beside the rows, and write all where that is asked for."""
+    for name, value in extra.items():
+        print(f"{name:36}{value:10.3g}")
     if arguments.json:
         figures = {row.what: {"ours": row.ours, row.against: row.theirs, "ratio": row.ratio} for row in rows}
         arguments.json.write_text(
