@@ -37,8 +37,14 @@ def test_a_session_goes_first_where_it_may_and_as_long_as_it_asks(user: int, sai
     assert said_by_a_session(user) == said
 
 
-def test_without_autogroups_nothing_happens_and_errors_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precedence, "_AUTOGROUP", tmp_path / "none")
+@pytest.mark.parametrize("content", [None, ""], ids=["no file", "a session without a group"])
+def test_without_autogroups_nothing_happens_and_errors_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    file = tmp_path / "autogroup"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr(precedence, "_AUTOGROUP", file)
     with pytest.raises(OSError, match="the body's own"), precedence.before_sandboxes():
         raise OSError("the body's own")
-    assert not list(tmp_path.iterdir())
+    assert (file.read_text() if file.exists() else None) == content

@@ -18,9 +18,9 @@ def before_sandboxes() -> Generator[None]:
     Only root may. Without the right, or without autogroups, nothing happens.
     """
     try:
-        before = _AUTOGROUP.read_text().split()[-1]
+        *_, before = _AUTOGROUP.read_text().split()
         _AUTOGROUP.write_text(str(_NICE))
-    except OSError:
+    except (OSError, ValueError):  # no such file, not ours to write, or empty: a session that has no group
         yield
         return
     try:
