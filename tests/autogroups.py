@@ -10,6 +10,6 @@ def may_go_first() -> bool:
     return subprocess.run(write, capture_output=True, check=False, start_new_session=True).returncode == 0
 
 
-def nice_of(pid: int) -> int:
-    """The nice value of a process's session."""
-    return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+def group_of(pid: int) -> str:
+    """The group of a process's session as the kernel says it (`/autogroup-7 nice 0`); empty for one that has none."""
+    return Path(f"/proc/{pid}/autogroup").read_text().strip()

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from autogroups import may_go_first, nice_of
+from autogroups import group_of, may_go_first
 
 from harbortrainer.config.orchestrator_table import OrchestratorConfig
 from harbortrainer.engines.env_server import EnvServer, plan_servers, server_key
@@ -72,13 +72,15 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
 
 @pytest.mark.skipif(not may_go_first(), reason="only root may (CAP_SYS_NICE), and on a kernel with autogroups")
 def test_a_server_and_its_workers_go_before_the_sandboxes(tmp_path):
+    before = group_of(os.getpid())
     server = EnvServer("s", env(str(tmp_path)), TWO, log=tmp_path / "log", variables={})
     server.start()
     server.address()
     assert server.process is not None
-    assert {nice_of(pid) for pid in (server.process.pid, *(p.pid for p in workers_of(server.process.pid)))} == {-10}
+    groups = [group_of(pid) for pid in (server.process.pid, *(p.pid for p in workers_of(server.process.pid)))]
     server.stop()
-    assert nice_of(os.getpid()) == 0, "the launch's own session is as it was"
+    assert len(set(groups)) == 1 and groups[0].endswith("nice -10"), groups
+    assert group_of(os.getpid()) == before != groups[0], "the launch's own session is as it was"
 
 
 def workers_of(server: int) -> list[psutil.Process]:
