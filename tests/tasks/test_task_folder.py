@@ -1,5 +1,10 @@
 """Reading a folder of Harbor tasks."""
 
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,6 +129,49 @@ def test_folders_of_other_things_are_no_broken_tasks(tmp_path: Path) -> None:
     with pytest.raises(BadTasksError) as error:
         load_folder(tmp_path)
     assert [str(tmp_path / "tasks" / name) for name in ("three", "two")] == [bad.where for bad in error.value.problems]
+
+
+def test_links_lead_to_tasks_and_not_round_in_circles(tmp_path: Path) -> None:
+    make_task(tmp_path / "set" / "one")
+    make_task(tmp_path / "elsewhere" / "two", instruction="two")
+    (tmp_path / "set" / "linked").symlink_to("../elsewhere")
+    for circle, target in (("set/here", "."), ("elsewhere/back", "../set"), ("elsewhere/two/tests/up", "..")):
+        (tmp_path / circle).symlink_to(target)
+    assert [task.name for task in load_folder(tmp_path / "set")] == ["linked/two", "one"]
+
+
+AS_NOBODY = """
+import os, sys
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.task_folder import load_folder
+os.setuid(65534) if os.getuid() == 0 else None
+try:
+    load_folder(sys.argv[1])
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """pytest's own folders are for one user alone."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("locked", ["", "one", "one/task.toml", "one/instruction.md", "one/tests", "one/tests/test.sh"])
+def test_what_may_not_be_read_is_said_in_one_line(open_folder: Path, locked: str) -> None:
+    make_task(open_folder / "one")
+    path = open_folder / locked
+    mode = path.stat().st_mode
+    path.chmod(0)
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY, open_folder], capture_output=True, text=True, check=False)
+    path.chmod(mode)
+    named = path / "task.toml" if locked == "one" else path
+    said = f"{named}: cannot be read: Permission denied; let the user who trains read it"
+    assert done.stdout.splitlines() == [said], done.stderr
 
 
 def test_all_bad_tasks_are_told_at_once_a_line_each(tmp_path: Path) -> None:

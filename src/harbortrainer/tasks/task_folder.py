@@ -93,7 +93,10 @@ def load_folder(
 
 def named_folders(root: Path) -> dict[str, Path]:
     """The folders of tasks below `root` by name, sorted. Raises `UserError` when there is none."""
-    folders = [root] if (root / TASK_FILE).is_file() else sorted(_task_folders(root))
+    try:
+        folders = [root] if _holds_task(root) else sorted(_task_folders(root))
+    except PermissionError as error:
+        raise _unreadable(error, root) from None
     if not folders:
         raise UserError("no tasks here", where=str(root), do=f"each task is a sub-folder with a {TASK_FILE}")
     return {_name(folder, root): folder for folder in folders}
@@ -126,10 +129,22 @@ def load_task(folder: Path, name: str = "") -> TaskRef:
     return TaskRef(
         name=name or folder.name,
         path=folder,
-        key=content_key(folder),
+        key=_key(folder),
         instruction="\n\n".join(_instruction(path) for path in paths),
         n_steps=max(1, len(steps)),
     )
+
+
+def _key(folder: Path) -> str:
+    try:
+        return content_key(folder)
+    except OSError as error:
+        raise _unreadable(error, folder) from None
+
+
+def _unreadable(error: OSError, path: Path) -> UserError:
+    do = "let the user who trains read it" if isinstance(error, PermissionError) else "make it a file"
+    return UserError(f"cannot be read: {error.strerror}", where=str(error.filename or path), do=do)
 
 
 def content_key(folder: Path) -> str:
@@ -170,13 +185,27 @@ def _without_copies(root: Path, tasks: list[TaskRef], skip: Callable[[UserError]
     return list(first.values())
 
 
-def _task_folders(root: Path) -> Iterator[Path]:
-    """The folders below `root` that are tasks, or were meant to be. Others (of scripts, of notes) are passed over."""
+def _task_folders(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The folders below `root` that are tasks, or were meant to be. Others (of scripts, of notes) are passed over, and
+    so is a link to a folder that it lies in."""
+    above = (*above, root.resolve())
     for path in root.iterdir():
-        if path.is_dir() and not path.name.startswith((".", "__")):
-            inside = [] if (path / TASK_FILE).is_file() else list(_task_folders(path))
-            holds_tasks = any((folder / TASK_FILE).is_file() for folder in inside)
-            yield from inside if holds_tasks or not _was_meant_to_be_one(path) else [path]
+        if path.is_dir() and not path.name.startswith((".", "__")) and path.resolve() not in above:
+            yield from _it_or_what_it_holds(path, above)
+
+
+def _it_or_what_it_holds(folder: Path, above: tuple[Path, ...]) -> list[Path]:
+    try:
+        if _holds_task(folder):
+            return [folder]
+        inside = list(_task_folders(folder, above))
+        return inside if any(map(_holds_task, inside)) or not _was_meant_to_be_one(folder) else [folder]
+    except PermissionError:
+        return [folder]  # it may be a task: said when it is loaded
+
+
+def _holds_task(folder: Path) -> bool:
+    return os.path.isfile(folder / TASK_FILE)  # noqa: PTH113 - pathlib raises where one may not look
 
 
 def _was_meant_to_be_one(folder: Path) -> bool:
@@ -219,7 +248,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"not valid TOML: {error}", where=str(path), do="correct the file") from None
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=str(path), do="make it a file of TOML") from None
+        raise _unreadable(error, path) from None
     for table in ("task", "metadata", "agent", "verifier", "environment", "solution"):
         if not isinstance(config.get(table, {}), dict):
             raise UserError("must be a table", where=f"{path}: {table}", do=f"write [{table}]")
@@ -234,7 +263,7 @@ def _instruction(path: Path) -> str:
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text", where=str(path), do="save it as UTF-8") from None
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=str(path), do="make it a file of text") from None
+        raise _unreadable(error, path) from None
     if not text:
         raise UserError("empty", where=str(path), do="say there what the agent has to do")
     return text
