@@ -51,7 +51,8 @@ def test_a_run_trains_on_what_vllm_sampled_and_a_resume_hands_its_adapter_over(t
     for row in rows:
         assert row["tokens/trained"] > 0
         assert row["proof/logprob_diff/max"] < 1e-3
-        assert row["proof/rescored"] > 0
+    # One trial in eight is scored again; where the coin fell four times alike, its group is not trained.
+    assert sum(row["proof/rescored"] for row in rows) > 0
     # The first of a start measures its noise; float32 agrees far better than what is assumed without.
     assert "proof/spread" in rows[-1]
     assert not (run / "served_adapters").exists()

@@ -90,7 +90,7 @@ def test_wandb_gets_the_figures_offline_and_a_resume_is_the_same_run(
     assert said == []
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 2 and len({path.name for path in files}) == 1
-    assert all(b"loss" in path.read_bytes() for path in files)
+    assert [path.read_bytes().count(b"loss") > 0 for path in files] == [True, True], [p.stat().st_size for p in files]
 
 
 def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
