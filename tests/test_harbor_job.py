@@ -1,5 +1,6 @@
 """A training run as a job of Harbor's: which of its trials can be opened there."""
 
+import shutil
 from pathlib import Path
 
 from harbortrainer.commands.harbor_job import link_trials
@@ -24,6 +25,25 @@ def test_the_kept_trials_that_the_run_lists_are_linked_and_no_others(tmp_path: P
     assert (run.path / "a" / "result.json").is_file()
     (run.trials / "b" / "result.json").unlink()
     assert link_trials(run, {"a", "b"}) == links(run) == ["a"]
+
+
+class Removing(list[str]):
+    """Names of trials; one that is looked up goes from the disk."""
+
+    def __init__(self, run: RunFolder, goes: str, *names: str) -> None:
+        super().__init__(names)
+        self.folder = run.trials / goes
+
+    def __contains__(self, name: object) -> bool:
+        if name == self.folder.name:
+            shutil.rmtree(self.folder)
+        return super().__contains__(name)
+
+
+def test_a_trial_that_is_removed_meanwhile_takes_no_other_with_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    keep(run, "a", "b", "c")
+    assert sorted(link_trials(run, Removing(run, "b", "a", "b", "c"))) == links(run) == ["a", "c"]
 
 
 def test_a_trial_that_is_called_like_a_file_of_the_run_replaces_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Harbor looks for trials right inside a job's folder, so each kept one gets a lin
 them are the run's own, over all of its trials; an end of a run that cannot be shown so is none the less an end.
 """
 
+import contextlib
 import sys
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -35,8 +36,7 @@ def show_as_job(config: RunConfig, run: RunFolder, *, finished: bool) -> None:
 
 def link_trials(run: RunFolder, listed: Container[str]) -> list[str]:
     """Link the newest kept trials of those that are listed into the run's folder; their names. Other links go."""
-    found = [path.parent for path in run.trials.glob("*/result.json") if path.parent.name in listed]
-    newest = sorted(found, key=lambda path: path.stat().st_mtime)[-MOST_LINKS:]
+    newest = [path for _, path in sorted(_kept(run, listed))][-MOST_LINKS:]
     wanted = {path.name for path in newest if not (run.path / path.name).exists()}
     kept = {path.name for path in newest}
     for link in _links(run):
@@ -45,6 +45,14 @@ def link_trials(run: RunFolder, listed: Container[str]) -> list[str]:
     for name in wanted:
         (run.path / name).symlink_to(Path(run.trials.name) / name, target_is_directory=True)
     return [path.name for path in newest]
+
+
+def _kept(run: RunFolder, listed: Container[str]) -> Iterator[tuple[float, Path]]:
+    """Each with the time of its last change."""
+    for path in run.trials.glob("*/result.json"):
+        with contextlib.suppress(FileNotFoundError):  # an environment server may be removing old ones
+            if path.parent.name in listed:
+                yield path.parent.stat().st_mtime, path.parent
 
 
 def _links(run: RunFolder) -> Iterator[Path]:
