@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import leftovers
 import pytest
 from image_setup import ENGINES, SLIM
+from patience import wait_until
 
 from harbortrainer.sandbox.images import container_engine, image_choice
 from harbortrainer.sandbox.images.built_image import NAME
@@ -222,13 +222,6 @@ def kill_a_build(arguments: list[str], mark: str) -> None:
 
 def running(words: str) -> str:
     return subprocess.run(["pgrep", "-f", words], capture_output=True, text=True, check=False).stdout
-
-
-def wait_until(holds) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.mark.e2e

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import leftovers
 import pytest
 from image_setup import BASE, needs_images
+from patience import wait_until
 
 from harbortrainer.cli import main
 from harbortrainer.runs.file_lock import try_lock
@@ -116,13 +116,6 @@ def kill_a_build(store: Path, context: Path, busy_with: str) -> None:
 def processes(words: str) -> list[str]:
     done = subprocess.run(["pgrep", "-f", words], capture_output=True, text=True, check=False)
     return done.stdout.split()
-
-
-def wait_until(holds) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_the_commands_list_and_prune(tmp_path, capsys):

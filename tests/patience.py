@@ -1,0 +1,12 @@
+"""Waiting for what somebody else's process does in its own time."""
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(holds: Callable[[], object], says: Callable[[], object] = lambda: "", within: float = 60) -> None:
+    """Wait until something holds; fails after so many seconds with what `says` tells of it."""
+    until = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < until, says()
+        time.sleep(0.05)
