@@ -33,6 +33,15 @@ def pytest_addoption(parser):
         action="store_true",
         help="the features of Harbor also in Docker and by Harbor's own trial: half a minute each",
     )
+    parser.addoption("--long", action="store_true", help="what is marked `long` too: a minute or more each")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-long` plays it, and pytest with --long"))
 
 
 def _why_no_container() -> str:

@@ -76,6 +76,7 @@ async def play(env: dict, engine: FaultyEngine, fault: str) -> Trace:
     return episode.traces[0]
 
 
+@pytest.mark.long
 async def test_an_agent_that_asks_the_server_itself_is_judged_alike(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer", agent_timeout_s=AGENT_S)
     with FaultyEngine(tokenizer_dir, GOES_ON, down_s=1.0) as engine:
@@ -89,6 +90,7 @@ async def test_an_agent_that_asks_the_server_itself_is_judged_alike(tmp_path: Pa
 
 
 @pytest.mark.docker
+@pytest.mark.long
 async def test_an_agent_in_a_container_is_judged_alike(tmp_path: Path, tokenizer_dir: Path, container: str) -> None:
     """Each fault once, so that it takes 13 containers, and few at a time; what is down is asked once more."""
     make_task(tmp_path / "tasks" / "answer", agent_timeout_s=15.0)

@@ -9,7 +9,7 @@ from test_vllm_engine import play, steps
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.policy_files import PolicyFiles
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 
 

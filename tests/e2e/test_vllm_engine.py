@@ -11,7 +11,7 @@ import psutil
 import pytest
 from vllm_stand_in import write_stand_in
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 VLLM = '[inference]\nengine = "vllm"\n'
 PATIENCE_S = 600
 
