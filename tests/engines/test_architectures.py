@@ -1,12 +1,18 @@
-"""Models of other makers' kinds: what is sampled is what a plain forward pass says, or the kind is refused by name."""
+"""Models of other makers' kinds: what is sampled is what a plain forward pass says, or the kind is refused by name.
 
-from typing import Any
+Some kinds always, and with `--long` each one of the table in docs/local-engine.md, which is read from there.
+"""
+
+import re
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from model_kinds import small_model, unreadable_model
+from proof_rig import ProofRig
 from sampler_setup import PROMPT, Reference, agrees, generate
-from tiny_model import build_tiny_tokenizer
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
@@ -14,93 +20,106 @@ from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.memory_plan import plan_memory
 from harbortrainer.errors import UserError
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
+PAGE = (Path(__file__).parents[2] / "docs/local-engine.md").read_text()
+TABLE = {
+    label: kinds.split(", ") for label, kinds in re.findall(r"^\| ([^|]+) \| ([a-z0-9_, ]+) \|$", PAGE, re.MULTILINE)
+    if label.startswith(("sampled and trained", "refused"))
 }  # fmt: skip
-GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
-EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
-COMPRESSED: dict[str, Any] = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
+TRAINED, TRAINED_IF_NAMED, OF_STATES, OF_ITS_OWN, OF_WIDTHS, AT_THE_START = TABLE.values()
+OFTEN = {"llama", "qwen2", "qwen3_moe", "mistral", "gemma3", "phi3", "smollm3", "olmo3", "glm4"}
+"""Kinds that are sampled from in every run of the tests."""
+WHY_REFUSED = {
+    **dict.fromkeys(OF_STATES, r"layers of \w+(, \w+)*; only full and sliding attention is batched"),
+    **dict.fromkeys(OF_ITS_OWN, "an attention of its own, which cannot be batched"),
+    **dict.fromkeys(OF_WIDTHS, "values of another width than its keys, which are not batched"),
 }
-SAMPLED: dict[str, dict[str, Any]] = {
-    "llama": GROUPED,
-    "qwen2": {"num_key_value_heads": 2},
-    "qwen3_moe": {**GROUPED, **EXPERTS, "moe_intermediate_size": 32},
-    "mistral": {**GROUPED, "sliding_window": 8},
-    "gemma3_text": {**GROUPED, "sliding_window": 8},
-    "phi3": {"num_key_value_heads": 2},
-    "smollm3": {"num_key_value_heads": 2},
-    "olmo3": {"num_key_value_heads": 2, "sliding_window": 8},
-    "glm4": GROUPED,
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+LAYERS = dict.fromkeys(TRAINED_IF_NAMED, ATTENTION) | {
+    "gpt2": ["lm_head"],
+    "gpt_neox": ["query_key_value", "dense"],
 }
-REFUSED = {
-    "qwen3_5_text": "Qwen3_5ForCausalLM has layers of linear_attention; only full and sliding attention is batched",
-    "gpt_oss": "GptOssForCausalLM has an attention of its own, which cannot be batched",
-    "gemma2": "Gemma2ForCausalLM has an attention of its own, which cannot be batched",
-    "deepseek_v3": "DeepseekV3ForCausalLM has values of another width than its keys, which are not batched",
-    "mamba": "MambaForCausalLM has layers of linear_attention; only full and sliding attention is batched",
-}
+"""What those are told to adapt that do not train as they are."""
 
 
-def model(folder, kind, **settings):
-    """A random model of a kind that transformers knows, in `folder`."""
-    torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SMALL, **settings))
-    made.save_pretrained(folder)
-    build_tiny_tokenizer().save_pretrained(folder)
-    return folder
+def test_the_table_has_each_kind_once_and_says_how_many_and_of_which_transformers() -> None:
+    kinds = [kind for row in TABLE.values() for kind in row]
+    version = ".".join(transformers.__version__.split(".")[:2])
+    assert len(kinds) == len(set(kinds))
+    assert f"tiny random models of {len(kinds)} kinds of transformers {version} it" in " ".join(PAGE.split())
+    assert OFTEN.issubset(TRAINED)
 
 
-@pytest.mark.parametrize("kind", SAMPLED)
-def test_what_is_sampled_is_what_a_plain_forward_pass_says(tmp_path, kind):
-    folder = model(tmp_path, kind, **SAMPLED[kind])
+def says_what_it_computes(folder: Path) -> bool:
+    """Whether what is sampled is what a plain forward pass says, in a second turn too."""
     plain = Reference(folder)
     with Sampler(folder, max_model_len=256) as sampler:
         first = generate(sampler.url, PROMPT, max_tokens=20, ignore_eos=True)
         turn = [*PROMPT, *first["token_ids"], 5, 6, 7]
-        assert agrees(first, plain)
-        assert agrees(generate(sampler.url, turn, max_tokens=20, ignore_eos=True), plain, turn)
+        second = generate(sampler.url, turn, max_tokens=20, ignore_eos=True)
+    return agrees(first, plain) and agrees(second, plain, turn)
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.long) for kind in TRAINED]
+)
+def test_what_is_sampled_is_what_a_plain_forward_pass_says(tmp_path, kind):
+    assert says_what_it_computes(small_model(tmp_path, kind))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", TRAINED)
+def test_it_trains_as_it_is(tmp_path, kind):
+    assert stopped_at(small_model(tmp_path, kind), LoraSettings(rank=4, alpha=8)) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", TRAINED_IF_NAMED)
+def test_it_trains_with_layers_that_it_has(tmp_path, kind):
+    folder = small_model(tmp_path, kind)
+    with pytest.raises(UserError, match="target_modules"):
+        plan_memory(folder, LoraSettings(), kind="cpu", room=2**33)
+    assert says_what_it_computes(folder)
+    assert stopped_at(folder, LoraSettings(rank=4, alpha=8, target_modules=LAYERS[kind])) is None
+
+
+def stopped_at(folder: Path, lora: LoraSettings) -> int | None:
+    """The step of three, with their hand-overs, at which the proof stopped it."""
+    plan_memory(folder, lora, kind="cpu", room=2**33)
+    return ProofRig(folder, "float32", [PROMPT[:30], PROMPT], max_tokens=16, lora=lora).stopped_at(3)
+
+
+@pytest.mark.parametrize("kind", WHY_REFUSED)
 def test_a_kind_that_cannot_be_batched_is_refused_by_name_before_a_weight_is_loaded(tmp_path, kind):
-    more = COMPRESSED | EXPERTS if kind == "deepseek_v3" else {}
-    CONFIG_MAPPING[kind](**SMALL, **more).save_pretrained(tmp_path)
-    build_tiny_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()  # whoever reads it says that it is broken
+    unreadable_model(tmp_path, kind)
     do = 'train it on Prime-RL, or set engine = "vllm" in [inference] on a machine with a GPU'
-    said = f"the embedded engine cannot sample from {tmp_path}: {REFUSED[kind]}; {do}"
+    cannot = re.escape(f"the embedded engine cannot sample from {tmp_path}: ")
+    said = rf"{cannot}\w+ForCausalLM has {WHY_REFUSED[kind]}; {re.escape(do)}"
     with pytest.raises(UserError) as refused:
         Sampler(tmp_path, max_model_len=256).start()
-    assert str(refused.value) == said
+    assert re.fullmatch(said, str(refused.value))
     with pytest.raises(UserError) as refused:
         plan_memory(tmp_path, LoraSettings(), kind="cpu", room=2**33)
-    assert str(refused.value) == f"model.name: {said}"
+    assert re.fullmatch(rf"model\.name: {said}", str(refused.value))
 
 
-def test_a_kind_that_does_not_ask_for_the_cache_is_seen_before_anything_is_sampled(tmp_path):
-    sampler = Sampler(model(tmp_path, "nemotron", num_key_value_heads=2), max_model_len=256)
+@pytest.mark.parametrize("kind", AT_THE_START)
+def test_a_kind_that_does_not_ask_for_the_cache_is_seen_before_anything_is_sampled(tmp_path, kind):
+    sampler = Sampler(small_model(tmp_path, kind), max_model_len=256)
     with pytest.raises(
-        UserError, match=r"token by token it says something else than of the whole \(0\.\d\d nats apart"
+        UserError, match=r"token by token it says something else than of the whole \(\d\.\d\d nats apart"
     ):
         sampler.start()
     sampler.stop()
 
 
 def test_trying_a_model_is_counted_nowhere(tmp_path):
-    with Sampler(model(tmp_path, "llama", **GROUPED), max_model_len=256) as sampler:
+    with Sampler(small_model(tmp_path, "llama"), max_model_len=256) as sampler:
         counted = {name: value for name, value in sampler.stats().items() if name != "cache_tokens"}
         assert not any(counted.values()) and sampler.score_again() == []
 
 
 @pytest.mark.parametrize("names", [["q_proj", "gate_proj", "up_proj", "down_proj"], ["gate_proj"]])
 def test_names_that_peft_takes_for_stacked_experts_are_refused(tmp_path, names):
-    model(tmp_path, "glm4_moe", **GROUPED, **EXPERTS, moe_intermediate_size=32, n_group=1, topk_group=1)
-    base = AutoModelForCausalLM.from_pretrained(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(small_model(tmp_path, "glm4_moe"))
     with pytest.raises(UserError, match="peft adapts this model's stacked experts in place of layers of these names"):
         LoraPolicy(base, LoraSettings(rank=2, target_modules=names), device=torch.device("cpu"), seed=0)

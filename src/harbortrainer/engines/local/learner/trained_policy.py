@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GradientCheckpointingLayer, PreTrainedModel
 
 from harbortrainer.engines.local.learner.micro_batch import MicroBatch, Packing
+from harbortrainer.engines.output_head import OutputHead
 from harbortrainer.engines.packed_attention import packs_rows
 
 CHUNK_ELEMENTS = 1 << 24
@@ -67,7 +68,7 @@ class TrainedPolicy(ABC):
         if packs_rows(base):
             # Each sample has its own dropout, also where samples begin alike.
             self.packing = Packing.APART if dropouts else Packing.SHARED
-        self._head = _OutputHead(base, device)
+        self._head = OutputHead(base, device)
 
     @property
     def has_dropout(self) -> bool:
@@ -128,8 +129,11 @@ class TrainedPolicy(ABC):
         for dropout in self._dropouts:
             dropout.train(training)
         tokens, head = batch.tokens, self._head
+        row: dict[str, object] = {"input_ids": batch.input_ids}
+        if self.packing is not Packing.ALONE:
+            row |= {"position_ids": batch.position_ids, "stretches": batch.stretches}
         with torch.set_grad_enabled(training):
-            states = head.states(batch, packed=self.packing is not Packing.ALONE)
+            states = head.states(**row)[batch.column]
             return token_logprobs(states, head.logits, tokens.token, tokens.temperature, vocab=head.vocab)
 
 
@@ -142,51 +146,6 @@ def recompute_activations(base: PreTrainedModel) -> None:
         # The block itself must think that it trains; the layers in it, with their dropout, must not.
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
-
-
-class _OutputHead:
-    """The last step of the model: hidden states at chosen positions, then logits of those alone.
-
-    Some models do more after the last layer than one matrix (a cap, a scale). A model whose own logits are not
-    what its decoder and its output matrix give is asked for its full logits instead: slower, and right.
-    """
-
-    def __init__(self, base: PreTrainedModel, device: torch.device) -> None:
-        self._base: nn.Module = base
-        self._decoder: nn.Module = base.get_decoder()
-        self._output: nn.Module | None = base.get_output_embeddings()
-        self.vocab = base.config.get_text_config().vocab_size
-        if self._decoder is base or not self._agrees(device):
-            self._output = None
-
-    @torch.no_grad()
-    def _agrees(self, device: torch.device) -> bool:
-        if self._output is None:
-            return False
-        probe = torch.arange(8, device=device)[None] % self.vocab
-        whole = self._base(input_ids=probe, use_cache=False).logits
-        parts = self._output(self._decoder(input_ids=probe, use_cache=False).last_hidden_state)
-        return whole.shape == parts.shape and torch.allclose(whole, parts, atol=1e-4, rtol=1e-3)
-
-    def states(self, batch: MicroBatch, *, packed: bool) -> Tensor:
-        """[N, D] what predicts each asked token: hidden states, or logits when the model cannot be split.
-
-        Args:
-            batch: One row; of one sequence unless `packed`.
-            packed: Whether the model's attention knows rows of several sequences.
-        """
-        given: dict[str, object] = {"input_ids": batch.input_ids}
-        if packed:
-            given |= {"position_ids": batch.position_ids, "stretches": batch.stretches}
-        if self._output is None:
-            every = self._base(**given, use_cache=False).logits
-        else:
-            every = self._decoder(**given, use_cache=False).last_hidden_state
-        return every[0, batch.column]
-
-    def logits(self, states: Tensor) -> Tensor:
-        """[n, D] -> [n, V]."""
-        return states if self._output is None else self._output(states)
 
 
 def token_logprobs(
