@@ -64,6 +64,15 @@ def test_gradients_in_chunks_are_those_of_the_whole(kind):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
+def test_a_decoders_forward_that_somebody_else_has_put_there_stays():
+    base = model("nanochat")
+    decoder = base.get_decoder()
+    decoder.forward = own = decoder.forward
+    head = OutputHead(base, CPU)
+    head.logits(head.states(input_ids=IDS)[CHOSEN])
+    assert vars(decoder)["forward"] == own
+
+
 class Peeks(Qwen3ForCausalLM):
     """Its logits are of more than its last hidden states."""
 

@@ -78,11 +78,14 @@ class OutputHead:
 @contextmanager
 def _says(decoder: nn.Module, states: Tensor) -> Generator[None]:
     """Let a decoder compute nothing, and give these states. For one thread at a time."""
+    own = vars(decoder).get("forward")  # as accelerate's hooks leave one
     decoder.forward = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=states)
     try:
         yield
     finally:
         del decoder.forward
+        if own is not None:
+            decoder.forward = own
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
