@@ -65,6 +65,7 @@ async def test_it_is_graded_all_the_same(tmp_path: Path, container: str, case: s
 
 
 @pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.usefixtures("daemons_memory")
 async def test_what_it_broke_is_its_own_doing(tmp_path: Path, container: str, case: str):
     command, sign = BROKEN[case]
     trial = await attempt(tmp_path, command, container)
@@ -75,6 +76,7 @@ async def test_what_it_broke_is_its_own_doing(tmp_path: Path, container: str, ca
         assert check in trial.record.evidence
 
 
+@pytest.mark.usefixtures("daemons_memory")
 async def test_a_wait_after_everything_was_killed_changes_nothing(tmp_path: Path, container: str):
     trial = await attempt(tmp_path, "(sleep 1; kill -9 -1) & disown", container, waits=5.0)
     assert (trial.record.outcome, trial.record.reward) == (Outcome.self_inflicted, 0.0), trial.record

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from harbortrainer.sandbox.uploaded_tests import Uploads, changed, is_whole, siz
 _FROM_OUTSIDE = {"kill", "stop", "restart", "pause", "destroy", "update"}
 _START_S = 60.0
 _ROOM, _IN_MEMORY = 64 << 20, 8 << 20
-_A_SECOND = 1.1
+_A_SECOND = 1.0
 _FULL_B = 64 << 10
 # Blocks left, their size, files left and files in all, of the places that a verifier writes to.
 _ASK_ROOM = "stat -f -c '%a %S %d %c %n' / /tmp /dev/shm"
@@ -172,9 +173,13 @@ async def _examine(found: PostMortem, container: str, state: dict, limits: dict)
 
 
 async def _events(container: str, since: str) -> set[str]:
-    """What the daemon remembers of a container: of the last hundreds of events of all."""
-    await asyncio.sleep(_A_SECOND)  # the end of the span is cut to whole seconds
-    arguments = ("--since", since, "--until", "0s", "--filter", f"container={container}", "--format", "{{.Action}}")
+    """What the daemon remembers of a container, and what it says of it in the next second.
+
+    It keeps 256 events of all containers, and one at its limit of memory makes hundreds a second: so it is asked at
+    once. The end of the span is in whole seconds.
+    """
+    until = str(int(time.time() + _A_SECOND) + 1)
+    arguments = ("--since", since, "--until", until, "--filter", f"container={container}", "--format", "{{.Action}}")
     said = await docker("events", *arguments)
     return {line.split(":")[0] for line in said.out.splitlines()}
 
