@@ -50,7 +50,7 @@ while True:
 """
 ORPHAN = """
 import subprocess, sys
-subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True,
+subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)', 'of this test'], start_new_session=True,
                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print('left one behind', flush=True)
 """
@@ -223,7 +223,7 @@ def test_a_process_that_the_run_left_behind_is_ended(run_file, stand_in, capfd):
     before = {process.pid for process in psutil.process_iter()}
     start(read(run_file()), stand_in(ORPHAN), [])
     assert "cleaned up: 1 processes" in capfd.readouterr().err
-    left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "time.sleep(300)" in str(p.info)]
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "of this test" in str(p.info)]
     assert not left
 
 
