@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harbor.models.task.config import NetworkMode
 from ordinary_user import TUN, run_on_image
-from patience import HANG_S
+from patience import HANG_S, wait_until
 
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.sandbox_errors import SandboxDiedError
@@ -180,6 +180,21 @@ def test_a_program_that_fails_is_no_way_out(found):
     found["slirp4netns"] = "/bin/false"
     assert network_choice.way_out("auto") == ""
     assert network_choice.missing_for_own() == "OSError: slirp4netns made no way out: it said nothing"
+
+
+async def test_the_loop_goes_on_while_it_is_tried_and_sandboxes_that_start_at_once_try_it_once(
+    make_sandbox, found, tmp_path
+):
+    program, tried, end = tmp_path / "slirp4netns", tmp_path / "tried", tmp_path / "end"
+    program.write_text(f"#!/bin/sh\necho >> {tried}\nuntil [ -e {end} ]; do sleep 0.05; done\nexit 1\n")
+    program.chmod(0o755)
+    found["slirp4netns"] = str(program)
+    starting = [asyncio.create_task(make_sandbox(network=PUBLIC)) for _ in range(3)]
+    await asyncio.to_thread(wait_until, tried.exists)
+    assert network_choice.missing_for_own.cache_info().currsize == 0, "it is still being tried"
+    end.touch()
+    await asyncio.gather(*starting)
+    assert tried.read_text() == "\n" * 3, "three failures, for all sandboxes together"
 
 
 @OWN

@@ -103,11 +103,12 @@ class LocalEnvironment(OpenEnvironment):
         if not self._rootfs.is_dir():
             raise FileNotFoundError(f"rootfs {self._rootfs} is not a folder")
         self._builder = image_choice.builder_for(self._setting, self._rootfs, self._store)
-        self._way_out = network_choice.way_out(self._network) if self.network_is_public else ""
 
     @override
     async def start(self, force_build: bool) -> None:
         image_layers.refuse(self.environment_dir, self.extra_docker_compose_paths)
+        if self.network_is_public:
+            self._way_out = await network_choice.found_way_out(self._network)
         self._warn()
         seconds = self.task_env_config.build_timeout_sec
         self._image = await (self._built(seconds, force_build) if self._builder else self._on_rootfs(seconds))

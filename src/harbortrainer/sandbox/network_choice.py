@@ -5,10 +5,12 @@ it does not; `own` insists; `host` takes the machine's. On the machine's network
 what runs in a sandbox reaches the machine's localhost.
 """
 
+import asyncio
 import functools
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -27,6 +29,8 @@ _CODE = (
 )
 _SECONDS = 30.0
 _TRIES = 3
+_ASKING = ThreadPoolExecutor(max_workers=1, thread_name_prefix=PROGRAM)
+"""One thread: sandboxes that start at once try it once, and those that wait take no thread that others need."""
 
 
 def way_out(setting: object) -> str:
@@ -44,6 +48,11 @@ def way_out(setting: object) -> str:
     if why and setting == "own":
         raise ValueError(f"network = 'own', and {why}: {remedy()}")
     return "" if why else shutil.which(PROGRAM) or ""
+
+
+async def found_way_out(setting: object) -> str:
+    """The same as `way_out`, and the event loop goes on while it is tried."""
+    return await asyncio.get_running_loop().run_in_executor(_ASKING, way_out, setting)
 
 
 def is_machines(setting: object) -> bool:
