@@ -1,7 +1,7 @@
 """The real loop, from episode to learner, in a world without models: tasks whose trials end as a script says.
 
-Episodes are verifiers' own wire format, the ledger's completions the sampler's own class; what stands in is the
-environment server, the sampler and the learner.
+Episodes are verifiers' own wire format, the ledger the sampler's own; what stands in is the environment server, the
+sampler and the learner.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.rollouts.curriculum import Curriculum
 from harbortrainer.engines.local.rollouts.rollout import Rollout
-from harbortrainer.engines.local.sampler.ledger import Completion
+from harbortrainer.engines.local.sampler.ledger import Completion, Ledger
 from harbortrainer.engines.local.train import Parts, TrainingLoop
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
@@ -45,16 +45,6 @@ TASKS = (
     Script("old", [1.0, 0.0, 1.0, 0.0], age=2),
     Script("long", [2.0, -1.0, 0.0, 0.25], answer=15),
 )
-
-
-class Ledger:
-    """What was sampled, by trace."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, list[Completion]] = {}
-
-    def take(self, session_id: str) -> list[Completion]:
-        return self.given.pop(session_id, [])
 
 
 class World:
@@ -100,7 +90,7 @@ class World:
             completion = Completion(
                 trial, f"{trial}/{turn}", length, tuple(answer), (-0.5,) * len(answer), self.version - script.age
             )
-            self.ledger.given.setdefault(trial, []).append(completion)
+            self.ledger.enter(completion)
             length += len(answer)
         failed = reward is None
         record = {

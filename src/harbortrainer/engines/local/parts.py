@@ -32,7 +32,10 @@ DECIDES = ("r", "lora_alpha", "lora_dropout", "target_modules", "bias", "task_ty
 class LedgerPart(Protocol):
     """What the sampler sampled, by session."""
 
+    @property
+    def entered(self) -> int: ...
     def take(self, session_id: str) -> "list[Completion]": ...
+    def forget(self, first: int) -> None: ...
 
 
 class SamplerPart(Protocol):

@@ -3,7 +3,8 @@
 As in Prime-RL the taskset is loaded in this process and each request carries its task's data. Training and evaluation
 both go through verifiers' train client, so that what is measured is what is trained: the same tokens, the same
 renderer, the same endpoint. Invariant of `Player`: every rollout that is started comes back, as a result or as a
-failure with its outcome; only cancellation, a proof that fails, and a server that is gone come out as exceptions.
+failure with its outcome; only cancellation, a proof that fails, and a server that is gone come out as exceptions. What
+an attempt that failed had sampled stays in the ledger until every rollout has ended that was under way beside it.
 """
 
 import asyncio
@@ -120,13 +121,13 @@ class Player:
     def __init__(self, ledger: LedgerPart, *, seq_len: int, max_inflight: int | None) -> None:
         self.ledger, self.seq_len = ledger, seq_len
         self.slots = asyncio.Semaphore(max_inflight or 1_000_000)
-        self.running = 0
+        self._began: list[int] = []  # what the ledger had ever held when each rollout in flight began
         self._busy_s, self._since = 0.0, 0.0
 
     @property
     def busy_s(self) -> float:
         """Seconds in which at least one rollout was in flight."""
-        return self._busy_s + (time.monotonic() - self._since if self.running else 0.0)
+        return self._busy_s + (time.monotonic() - self._since if self._began else 0.0)
 
     async def play(self, stream: TaskStream, index: int, *, seed: int | None = None) -> Rollout:
         """Play task `index` of a source once, when there is a free slot.
@@ -135,13 +136,16 @@ class Player:
             ProofError: The trace holds tokens that the sampler did not sample.
         """
         async with self.slots:
-            self._since = self._since if self.running else time.monotonic()
-            self.running += 1
+            self._since = self._since if self._began else time.monotonic()
+            began = self.ledger.entered
+            self._began.append(began)
             try:
                 return await self._play(stream, index, seed)
             finally:
-                self._busy_s += 0.0 if self.running > 1 else time.monotonic() - self._since
-                self.running -= 1
+                self._began.remove(began)
+                self._busy_s += 0.0 if self._began else time.monotonic() - self._since
+                # An episode names only its last attempt. What was sampled before every rollout in flight is none's.
+                self.ledger.forget(min(self._began, default=self.ledger.entered))
 
     async def _play(self, stream: TaskStream, index: int, seed: int | None) -> Rollout:
         rollout = stream.rollout(index)

@@ -10,7 +10,7 @@ entered. Thread-safe.
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harbortrainer.errors import ProofError
 
@@ -38,6 +38,13 @@ class Completion:
     overtaken: bool = False
 
 
+@dataclass(slots=True)
+class _Session:
+    completions: list[Completion] = field(default_factory=list)
+    last: int = 0
+    """How many completions there had ever been with its last one."""
+
+
 class Ledger:
     """Completions by session, in the order in which they ended.
 
@@ -48,13 +55,22 @@ class Ledger:
 
     def __init__(self, max_sessions: int = 20_000) -> None:
         self._max_sessions = max_sessions
-        self._sessions: OrderedDict[str, list[Completion]] = OrderedDict()
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._entered = 0
         self._lock = threading.Lock()
+
+    @property
+    def entered(self) -> int:
+        """How many completions there have ever been."""
+        return self._entered
 
     def enter(self, completion: Completion) -> None:
         """Adds one finished request."""
         with self._lock:
-            self._sessions.setdefault(completion.session_id, []).append(completion)
+            self._entered += 1
+            session = self._sessions.setdefault(completion.session_id, _Session())
+            session.completions.append(completion)
+            session.last = self._entered
             self._sessions.move_to_end(completion.session_id)
             while len(self._sessions) > self._max_sessions:
                 self._sessions.popitem(last=False)
@@ -62,12 +78,18 @@ class Ledger:
     def take(self, session_id: str) -> list[Completion]:
         """Removes and returns the session's completions, oldest first; empty for a session never seen."""
         with self._lock:
-            return self._sessions.pop(session_id, [])
+            return self._sessions.pop(session_id, _Session()).completions
 
     def peek(self, session_id: str) -> list[Completion]:
         """The session's completions, left in place."""
         with self._lock:
-            return list(self._sessions.get(session_id, ()))
+            return list(self._sessions.get(session_id, _Session()).completions)
+
+    def forget(self, first: int) -> None:
+        """Drops the sessions that have none but of the `first` completions that there ever were."""
+        with self._lock:
+            while self._sessions and next(iter(self._sessions.values())).last <= first:
+                self._sessions.popitem(last=False)
 
 
 def match_completions(
