@@ -35,6 +35,7 @@ class Ours:
         from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
         from harbortrainer.engines.local.learner.learner import Learner
         from harbortrainer.engines.local.sampler import Sampler
+        from harbortrainer.runs.memory import leave_imports_alone
 
         self.case = case
         lora = LoraSettings(rank=RANK, alpha=ALPHA, target_modules=TARGETS)
@@ -47,6 +48,7 @@ class Ours:
         self.differences: list[float] = []
         self.handovers: list[float] = []
         self.hand_over()
+        leave_imports_alone()
 
     def close(self) -> None:
         self.client.shutdown()

@@ -31,7 +31,7 @@ from scripted_model import model_server
 from trial_arms import ARMS, Setting
 from trials import write_task
 
-from harbortrainer.environment.environment import leave_imports_alone
+from harbortrainer.runs.memory import leave_imports_alone
 from harbortrainer.sandbox.images.kept_images import KeptImages
 from harbortrainer.sandbox.layer_store import Store
 

@@ -31,7 +31,7 @@ from rich.table import Table
 from scripted_model import model_server
 from trial_arms import ARMS, Arm, Setting
 
-from harbortrainer.environment.environment import leave_imports_alone
+from harbortrainer.runs.memory import leave_imports_alone
 
 _MODEL_DELAY_S = 0.02
 _IN_FLIGHT_DELAY_S = 6.0

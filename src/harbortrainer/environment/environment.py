@@ -6,7 +6,6 @@ Harbor, LiteLLM and what makes tokens (seconds of CPU) once per process and befo
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import threading
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from harbortrainer.environment.taskset import HarborTask
 from harbortrainer.environment.verifiers_side import COUPLINGS, relayed, salt_the_prefix_cache
 from harbortrainer.environment.worker_memory import WorkerMemory
 from harbortrainer.harbor_side import keep_litellm_offline
+from harbortrainer.runs.memory import leave_imports_alone
 
 
 class HarborEnvironment(Env[HarborEnvConfig]):
@@ -93,13 +93,3 @@ def warm(agent: str = "", *, renders: bool = True) -> None:
     for module in (*_TRIAL, *(_RENDERING if renders else ()), *([own] if own else [])):
         importlib.import_module(module)
     leave_imports_alone()
-
-
-def leave_imports_alone() -> None:
-    """Take what is imported out of the garbage collector's rounds.
-
-    Harbor and LiteLLM leave half a million objects behind that live as long as the process: going through them
-    stalls the event loop for a third of a second each time.
-    """
-    gc.collect()
-    gc.freeze()

@@ -17,6 +17,7 @@ from harbortrainer.evaluation.endpoint_probe import probe
 from harbortrainer.evaluation.play_rules import PlayRules
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.runs.ingredients import weights_of
+from harbortrainer.runs.memory import imports_left_alone
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -144,7 +145,8 @@ class LocalModel:
                 renderer=TypeAdapter(RendererConfig).validate_python(rules.renderer),
                 renderer_model_name=base,
             )
-            yield Served(client, base, seeded=True, forget=sampler.ledger.take)
+            with imports_left_alone():
+                yield Served(client, base, seeded=True, forget=sampler.ledger.take)
 
 
 def choose(*, model: str | None, base_url: str | None, agent: str | None, key_var: str) -> Candidate:

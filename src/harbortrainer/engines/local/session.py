@@ -38,7 +38,7 @@ from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.ingredients import check_ingredients, ingredients
 from harbortrainer.runs.interrupt import StopSignal
-from harbortrainer.runs.memory import PeakMemory, steady_heap
+from harbortrainer.runs.memory import PeakMemory, imports_left_alone, steady_heap
 from harbortrainer.runs.monitors import monitors_of
 from harbortrainer.runs.progress import Progress, latest, rewind, set_damaged_aside
 from harbortrainer.runs.summary import Status, Summary, evaluations, show, spent, summarize
@@ -169,7 +169,8 @@ class Session:
         )
         shown = published(self.config.model_dump(mode="json", exclude_none=True))
         self.run.metrics.start(monitors_of(self.config, self.run.path, shown=shown), self.display.line)
-        asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes]))
+        with imports_left_alone():
+            asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes]))
 
     async def _run(self, model: str, parts: Parts, needed: Sequence[WatchedProcess]) -> None:
         """Until the loop is at its end, a server is gone, or a stop is asked for."""
