@@ -175,6 +175,19 @@ def test_words_that_are_no_command_are_told_in_one_line(workplace, capfd, words)
     assert "--help" in told(capfd, *words)
 
 
+@pytest.mark.parametrize("command", ["eval", "rollout"])
+def test_a_mistyped_agent_is_told_before_anything_is_looked_for(workplace, capfd, command):
+    line = told(capfd, command, "no/such/tasks", "--agent", "orcale")
+    assert line == "error: --agent: the Harbor of here has no agent 'orcale'; write 'oracle'"
+
+
+def test_an_evaluation_by_a_run_file_with_a_mistyped_agent_names_file_and_key(workplace, capfd):
+    edit("harness = { ", 'harness = { agent = "terminus2", ')
+    line = told(capfd, "eval", "tasks", "--model", "model", "--config", "run.toml")
+    assert "run.toml: env.agent.harness.agent: the Harbor of here has no agent 'terminus2'" in line
+    assert "write 'terminus-2'" in line
+
+
 def test_the_doctor_is_red_with_exit_code_2(workplace, capfd):
     assert main(["doctor", "--config", "run.toml", "--engine", "local"]) == 0
     (workplace / "model" / "config.json").unlink()

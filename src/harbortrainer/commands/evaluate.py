@@ -1,7 +1,7 @@
 """`harbortrainer eval`: play a task set with any policy, report on it, compare two such evaluations.
 
-Cheap before dear: the tasks, the policy's files, the folder and the model's server are looked at before verifiers,
-torch or Harbor is imported.
+Cheap before dear: the agent's name, the tasks, the policy's files, the folder and the model's server are looked at
+before verifiers, torch or Harbor is imported.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from harbortrainer.commands.check_tasks import Sandboxes
 from harbortrainer.config.monitors_table import Prices
 from harbortrainer.config.plugin import AUTO
 from harbortrainer.config.task_source import TaskSource, task_source
-from harbortrainer.doctor import demands
+from harbortrainer.doctor import agent_names, demands
 from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.engines.prime_rl.command import dotenv
 from harbortrainer.errors import EXIT_INTERRUPTED, RunStoppedError, UserError
@@ -116,12 +116,15 @@ def evaluate(order: EvalOrder) -> int:
 def measure_policy(order: EvalOrder) -> int:
     """Look at everything that can be wrong, play what is missing, write the report and print it; the exit code."""
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+    if order.agent is not None:
+        agent_names.refuse(order.agent, "--agent")
     folder, tasks = tasks_of(order.source)
     candidate = choose(model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var)
     file = run_file(order.model if isinstance(candidate, LocalModel) else None, order.config)
     run = read_run(file)
     kwargs = Sandboxes("", order.environment_kwarg or []).kwargs
     rules = PlayRules.of(run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent)
+    agent_names.refuse(rules.player, f"{file}: env.agent.harness.agent")
     rules = rules_of(order, candidate, rules)
     about = evaluated(order, candidate, rules, folder, tasks)
     out = (

@@ -13,6 +13,7 @@ from harbortrainer.commands.narration import Narration, printed_by, the_end
 from harbortrainer.config.agent_table import NARRATED_TERMINUS, TRAINABLE_TERMINUS
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.config.task_source import task_source
+from harbortrainer.doctor import agent_names
 from harbortrainer.doctor.demands import refuse
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import LocalModel, NoModel, Served, choose
@@ -52,11 +53,15 @@ def rollout(order: RolloutOrder) -> int:
     if order.model is None and order.agent is None:
         do = "give --model M, --base-url URL --model NAME, or --agent oracle"
         raise UserError("nobody to play", where="harbortrainer rollout", do=do)
+    if order.agent is not None:
+        agent_names.refuse(order.agent, "--agent")
     task = one_task(order.task)
     candidate = choose(model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var)
-    run = read_run(run_file(order.model if isinstance(candidate, LocalModel) else None, None))
+    file = run_file(order.model if isinstance(candidate, LocalModel) else None, None)
+    run = read_run(file)
     kwargs = Sandboxes("", order.environment_kwarg).kwargs
     rules = PlayRules.of(run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent)
+    agent_names.refuse(rules.player, f"{file}: env.agent.harness.agent")
     limit = candidate.files.context_limit(DEFAULT_CONTEXT) if isinstance(candidate, LocalModel) else None
     rules = rules.changed(
         temperature=order.temperature,
