@@ -135,3 +135,18 @@ def test_a_secret_is_left_out_under_any_name_and_what_was_given_stays(monkeypatc
     monkeypatch.setenv("MY_KEY", "asked for by name")
     env = {"OTHER": "a long secret", "SHORT_KEY": "1", "FLAG": "1", "MY_KEY": "asked for by name", "PLACE": "/app"}
     assert without(env, {"asked for by name"}) == {"FLAG": "1", "MY_KEY": "asked for by name", "PLACE": "/app"}
+
+
+@pytest.mark.parametrize("value", ['{"token": "a-long-secret"}', "https://me:a-long-secret@host/x", "a-long-secret\n"])
+def test_a_secret_inside_of_a_longer_value_is_left_out(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("A_SERVICES_TOKEN", "a-long-secret")
+    assert without({"SETTINGS": value, "PLACE": "/app"}, ()) == {"PLACE": "/app"}
+    assert without({"SETTINGS": value}, {value}) == {"SETTINGS": value}, "it was asked for by name"
+    assert without({"MORE": f"[{value}]"}, {value}) == {"MORE": f"[{value}]"}, "and told of it already"
+
+
+def test_what_is_short_may_stand_in_a_longer_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_PASSWORD", "production")
+    env = {"TEXT": "a build for production", "OTHER": "production"}
+    assert without(env, ()) == {"TEXT": "a build for production"}
+    assert without({"A_PASSWORD": "production"}, {"for production"}) == {}

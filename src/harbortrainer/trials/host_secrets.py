@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 _LONG = 8
 """What is shorter can be there by chance under another name."""
+_LONG_INSIDE = 12
+"""What is shorter can stand by chance in a longer value, as a word does in a sentence."""
 
 
 def keep_out(agent: "BaseAgent", environment: "BaseEnvironment", given: Collection[str]) -> None:
@@ -60,18 +62,31 @@ def _without_secrets(execute: _Exec, given: Collection[str]) -> _Exec:
 
 
 def without(env: Mapping[str, str], given: Collection[str]) -> dict[str, str]:
-    """The variables that are no secret of this process's, under whatever name.
+    """The variables that tell no secret of this process's, under whatever name.
 
     Args:
         env: Variables of a command.
         given: Values that may be there.
     """
-    own = {name: value for name, value in os.environ.items() if _SECRET.search(name) and value not in given}
-    long = {value for value in own.values() if len(value) >= _LONG}
-    left = {name: value for name, value in env.items() if value not in long and not (value and own.get(name) == value)}
+    own = {name: value for name, value in os.environ.items() if _SECRET.search(name) and not _is_told(value, given)}
+    left = {
+        name: value
+        for name, value in env.items()
+        if not (value and own.get(name) == value) and not any(_tells(value, secret) for secret in own.values())
+    }
     if dropped := sorted(env.keys() - left.keys()):
         _tell(", ".join(dropped))
     return left
+
+
+def _is_told(secret: str, given: Collection[str]) -> bool:
+    """Whether what may be there tells it anyway."""
+    return secret in given or any(_tells(text, secret) for text in given)
+
+
+def _tells(value: str, secret: str) -> bool:
+    """Whether a secret is a value or stands in it, as in JSON or in an address, and not by chance."""
+    return (len(secret) >= _LONG and secret == value) or (len(secret) >= _LONG_INSIDE and secret in value)
 
 
 @functools.cache
