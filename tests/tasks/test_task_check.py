@@ -1,9 +1,12 @@
 """`tasks check` on a folder with planted faults: all of them found, none wrongly, and one does not hide the others."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from e2e_environments import LosesItsFolder
+from patience import wait_until
 
 from harbortrainer.cli import main
 from harbortrainer.tasks.cheats import CHEATS
@@ -61,6 +64,43 @@ async def test_what_harbor_refuses_is_told_as_the_list_tells_it(tmp_path: Path) 
     problem = verdict.problem
     assert problem.startswith(f"{tmp_path / 'named' / 'task.toml'}: task.name: Package name must be in")
     assert problem.endswith("; change it") and "pydantic" not in problem
+
+
+@pytest.mark.e2e
+def test_a_kept_folder_that_is_moved_away_ends_the_check_in_one_line_with_what_it_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LosesItsFolder, "started", started := [])
+    monkeypatch.setattr(LosesItsFolder, "ended", ended := [])
+    for name in "abc":
+        plant(tmp_path / "tasks", name)
+    plant(tmp_path / "tasks", "d", solution="sleep 3000")
+    words = ["--parallel", "3", "--repeats", "1", "--cheats", "none", "--keep", "kept", "--json", "found.json"]
+    where = ["--environment", "e2e_environments:LosesItsFolder", "--environment-kwarg", "image=host"]
+    code = main(["tasks", "check", "tasks", *words, *where])
+    out, err = capfd.readouterr()
+    told = "stopped: kept, the folder of --keep, was removed or moved away while the check was going; "
+    assert (code, err) == (1, f"{told}the same command with --resume leaves out what passed\n")
+    assert out == "ok   a\n" and len(passed()) == 1
+    assert [task["task"] for task in json.loads(Path("found.json").read_text())["tasks"]] == ["a"]
+    assert sorted(started) == sorted(ended) == ["a", "a", "b", "c", "d"]
+
+
+@pytest.mark.e2e
+async def test_a_check_that_is_cancelled_while_a_sandbox_ends_plays_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LosesItsFolder, "started", started := [])
+    monkeypatch.setattr(LosesItsFolder, "ended", ended := [])
+    plant(tmp_path, "c")
+    where = "e2e_environments:LosesItsFolder"
+    checking = asyncio.create_task(check_tasks(load_folder(tmp_path), environment_type=where))
+    await asyncio.to_thread(wait_until, lambda: ended)
+    checking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    assert started == ended == ["c"]
 
 
 @pytest.mark.e2e

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from harbortrainer.config.task_source import task_source
 from harbortrainer.doctor import docker_daemon
 from harbortrainer.doctor.finding import stop_on_red
 from harbortrainer.doctor.folders import existing
-from harbortrainer.errors import UserError
+from harbortrainer.errors import RunStoppedError, UserError
+from harbortrainer.runs.disk_faults import in_one_line
 from harbortrainer.runs.display import Display
 from harbortrainer.sandbox.environment_choice import chosen
 from harbortrainer.sandbox.task_demands import TaskDemands
@@ -82,6 +84,9 @@ def check_tasks(source: str, where: Sandboxes, plan: CheckPlan) -> int:
 
     A verdict is written down as it comes, so a check that was stopped goes on with `resume`; the reports hold what was
     found until then.
+
+    Raises:
+        RunStoppedError: The folder in which the trials stay was removed, or its disk is full.
     """
     from harbortrainer.tasks.task_check import check_tasks as check
     from harbortrainer.tasks.task_check import passed, remember
@@ -121,12 +126,27 @@ def check_tasks(source: str, where: Sandboxes, plan: CheckPlan) -> int:
             on_verdict=tell,
         )
         try:
-            asyncio.run(checking)
+            with keeping(plan.keep):
+                asyncio.run(checking)
         finally:
             report(
                 plan, sorted(verdicts, key=lambda verdict: verdict.task), [str(error) for error in unread], where.kind
             )
     return conclude(verdicts, fit_before=len(found) - len(left), of=len(found) + len(unread))
+
+
+@contextmanager
+def keeping(folder: Path | None) -> Generator[None]:
+    """Tell in one line what the disk did to the folder in which the trials stay."""
+    try:
+        yield
+    except OSError as error:
+        told = in_one_line(error, folder.absolute()) if folder is not None else None
+        if told is None:
+            raise
+        gone = f"{folder}, the folder of --keep, was removed or moved away while the check was going"
+        what = gone if isinstance(error, FileNotFoundError) else told.what
+        raise RunStoppedError(what, do="the same command with --resume leaves out what passed") from error
 
 
 def report(plan: CheckPlan, verdicts: Sequence[Verdict], unread: Sequence[str], environment: str) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -75,7 +75,22 @@ async def check_tasks(
         return verdict
 
     with tempfile.TemporaryDirectory(prefix="harbortrainer-check-") as folder:
-        return list(await asyncio.gather(*(one(task, keep or Path(folder)) for task in tasks)))
+        return await _together(one(task, keep or Path(folder)) for task in tasks)
+
+
+async def _together[T](work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """What each returns. The first that fails ends the others, as being cancelled does, and how these fail then is not
+    told."""
+    tasks = [asyncio.create_task(one) for one in work]
+    if not tasks:
+        return []
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        return [task.result() for task in tasks if task in ended]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _notes(demands: TaskDemands, choice: EnvironmentChoice) -> Iterator[str]:
@@ -137,7 +152,11 @@ async def _played(spec: TrialSpec, agent: str) -> CheckedTrial:
     said: dict[str, object] = (
         {"agent": CHEATING_AGENT, "agent_kwargs": {"cheat": agent}} if cheats else {"agent": agent}
     )
-    return checked_trial(agent, await run_trial(spec.model_copy(update=said)))
+    record = await run_trial(spec.model_copy(update=said))
+    playing = asyncio.current_task()
+    if playing is not None and playing.cancelling():  # Harbor passes over what cancels it while it ends a sandbox
+        raise asyncio.CancelledError
+    return checked_trial(agent, record)
 
 
 def has_solution(folder: Path) -> bool:
