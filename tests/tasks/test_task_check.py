@@ -120,6 +120,24 @@ async def test_every_planted_fault_is_found_with_its_reason(planted: Path, tmp_p
 
 
 @pytest.mark.e2e
+async def test_windows_line_ends_are_named_where_a_task_does_not_fit(tmp_path: Path) -> None:
+    for name in ("solves", "grades", "passes"):
+        plant(tmp_path, name)
+        for script in ("solution/solve.sh", "tests/test.sh"):
+            path = tmp_path / name / script
+            path.write_text(f"#!/bin/bash\n{path.read_text()}")
+    for script in ("solves/solution/solve.sh", "grades/tests/test.sh", "passes/environment/unused.sh"):
+        path = tmp_path / script
+        lines = path.read_text() if path.exists() else "#!/bin/bash\n"
+        path.write_text(lines, newline="\r\n")
+    grades, passes, solves = await check_tasks(load_folder(tmp_path), environment_kwargs={"image": "host"})
+    told = "; Windows line ends, on which Linux's shells fail, in {}: take them away (sed -i 's/\\r$//' FILE)"
+    assert "ended as verifier_error" in grades.problem and grades.problem.endswith(told.format("tests/test.sh"))
+    assert "oracle's reward is 0" in solves.problem and solves.problem.endswith(told.format("solution/solve.sh"))
+    assert passes.problem == passes.note == ""
+
+
+@pytest.mark.e2e
 async def test_a_verifier_that_changes_its_mind_is_flaky_and_no_cheat_is_blamed(tmp_path: Path) -> None:
     plant(tmp_path, "flaky", test=AT_TIMES)
     plant(tmp_path, "good")

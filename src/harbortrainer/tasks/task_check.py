@@ -20,6 +20,7 @@ from harbortrainer.runs.durable import write_whole
 from harbortrainer.sandbox.environment_choice import EnvironmentChoice, chosen
 from harbortrainer.sandbox.task_demands import TaskDemands
 from harbortrainer.tasks.cheats import CHEATING_AGENT
+from harbortrainer.tasks.line_ends import told, windows_scripts
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.unread_keys import unread_keys
 from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, CheckedTrial, Verdict, checked_trial, judge
@@ -68,7 +69,7 @@ async def check_tasks(
         )
         demands = TaskDemands(task.path)
         async with gate:
-            verdict = _refused(task, demands, spec) or await _verdict(task, spec, repeats, cheats)
+            verdict = _refused(task, demands, spec) or await _verdict(task, demands, spec, repeats, cheats)
         verdict.environment = choice.kind
         verdict.note = "; ".join(filter(None, (verdict.note, *_notes(demands, choice))))
         on_verdict(verdict)
@@ -116,11 +117,16 @@ def _refused(task: TaskRef, demands: TaskDemands, spec: TrialSpec) -> Verdict | 
     )
 
 
-async def _verdict(task: TaskRef, spec: TrialSpec, repeats: int, cheats: Sequence[str]) -> Verdict:
+async def _verdict(
+    task: TaskRef, demands: TaskDemands, spec: TrialSpec, repeats: int, cheats: Sequence[str]
+) -> Verdict:
     try:
-        return judge(task.name, task.key, [trial async for trial in _trials(task, spec, repeats, cheats)])
+        verdict = judge(task.name, task.key, [trial async for trial in _trials(task, spec, repeats, cheats)])
     except UserError as error:
         return Verdict(task=task.name, key=task.key, problem=str(error))
+    if verdict.problem and (scripts := windows_scripts(task.path, demands.config)):
+        verdict.problem += f"; {told(scripts)}"
+    return verdict
 
 
 async def _trials(task: TaskRef, spec: TrialSpec, repeats: int, cheats: Sequence[str]) -> AsyncIterator[CheckedTrial]:
