@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 from leftovers import still_there
+from patience import wait_until
 from sampler_setup import LORA, PROMPT, Reference, agrees, generate, logprobs_of, random_adapter, random_prompt
 from tiny_model import build_tiny_model
 from vllm_stand_in import write_stand_in
@@ -239,7 +240,6 @@ def test_a_killed_run_leaves_no_vllm(vllm, model, tmp_path):
         f"sampler = sampler_of(Path({str(model)!r}), Path({str(tmp_path)!r})).start()\n"
         "print(sampler.processes[0].pid, flush=True); sys.stdin.read()"
     )
-    # It leaves its sockets' folder: nobody is there to remove it.
     with tempfile.TemporaryDirectory() as short:
         found = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "TMPDIR": short}
         with subprocess.Popen(
@@ -247,8 +247,10 @@ def test_a_killed_run_leaves_no_vllm(vllm, model, tmp_path):
         ) as run:
             assert run.stdout is not None
             running = family(int(run.stdout.readline()))
+            (socket,) = Path(short).glob("vllm-*/s")
             run.kill()
         assert still_there(running) == []
+        wait_until(lambda: not socket.parent.exists())
 
 
 def test_a_port_in_use_is_told_and_nothing_is_started(vllm, model, tmp_path, sampler):

@@ -5,7 +5,6 @@ any more are removed, and all of them at the end.
 """
 
 import shutil
-import tempfile
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
 from harbortrainer.engines.model_folder import check_folder
 from harbortrainer.engines.vllm.policy_front import PolicyFront
+from harbortrainer.engines.vllm.socket_room import SocketRoom
 from harbortrainer.engines.vllm.vllm_process import VllmProcess
 from harbortrainer.engines.vllm.vllm_program import VARIABLES, ServeSettings, need_vllm
 from harbortrainer.errors import RunStoppedError, UserError
@@ -78,13 +78,13 @@ class VllmSampler:
         check_folder(model)
         self._program = need_vllm()
         self._folder, self._log = folder.absolute(), log
-        self._rooms = tempfile.mkdtemp(prefix="vllm-")
+        self._room = SocketRoom()
         # vLLM's processes talk by sockets there, which stay when they are killed.
-        self._variables = VARIABLES | {"VLLM_RPC_BASE_PATH": self._rooms} | dict(variables or {})
+        self._variables = VARIABLES | {"VLLM_RPC_BASE_PATH": str(self._room.path)} | dict(variables or {})
         self.ledger = Ledger()
         self._settings = ServeSettings(
             model=model,
-            socket=Path(self._rooms) / "s",
+            socket=self._room.path / "s",
             dtype=dtype,
             max_model_len=max_model_len,
             memory_share=memory_share,
@@ -97,7 +97,7 @@ class VllmSampler:
         try:
             self._listener = bind("127.0.0.1", port)
         except UserError:
-            shutil.rmtree(self._rooms)
+            self._room.remove()
             raise
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = HttpServer(self._listener, self._open, self._close)
@@ -122,7 +122,7 @@ class VllmSampler:
         return self
 
     def _start(self) -> None:
-        if len(self._rooms) + OF_A_SOCKET > LONGEST_SOCKET:
+        if len(str(self._room.path)) + OF_A_SOCKET > LONGEST_SOCKET:
             do = "set TMPDIR to a shorter path"
             raise UserError("too long for a socket", where=str(self._settings.socket), do=do)
         shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed
@@ -201,7 +201,7 @@ class VllmSampler:
         if self._process is not None:
             self._process.stop(STOP_S)
         shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.rmtree(self._rooms, ignore_errors=True)
+        self._room.remove()
 
     def __enter__(self) -> Self:
         return self.start()
