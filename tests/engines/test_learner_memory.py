@@ -10,7 +10,8 @@ from tiny_model import build_tiny_model
 from torch import nn
 
 from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
-from harbortrainer.engines.local.learner.learner import Learner, is_out_of_memory
+from harbortrainer.engines.device_memory import is_out_of_memory
+from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.rollouts.group import group_advantages
 from harbortrainer.engines.local.step_metrics import headline

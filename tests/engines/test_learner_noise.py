@@ -54,6 +54,14 @@ def test_noise_is_believed_within_bounds(size, rms):
     assert measured(noisy(size)).rms == rms
 
 
+@pytest.mark.parametrize(("dtype", "rms"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-6 / 12**0.5)])
+def test_a_sampler_that_computes_the_same_twice_is_taken_to_round_a_logit(dtype, rms):
+    """Spacing of bfloat16 between 2 and 4: 1/64; a rounding is anywhere within it."""
+    noise = Noise(NOISE_BOUNDS[dtype])
+    assert noise.of_tokens(torch.zeros(ENOUGH)) == pytest.approx(rms, rel=0.2)
+    assert noise.of_tokens(torch.full((ENOUGH,), 3 * rms)) == pytest.approx(3 * rms)
+
+
 def test_what_a_hand_over_overtook_measures_only_where_nothing_else_does():
     overtaken = replace(noisy(0.05, seed=1), overtaken=True)
     assert measured(overtaken).rms == pytest.approx(0.05, rel=0.1)

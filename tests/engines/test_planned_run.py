@@ -1,5 +1,6 @@
 """A run's sampler and learner take of the memory what the doctor's plan says."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,9 @@ def test_a_gpu_is_planned_for_by_the_doctors_room_and_a_run_without_room_is_refu
     config = SmallRun(tmp_path).config
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 4 * GIB))
-    plan = planned_memory(str(folder), config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # a run would show it
+        plan = planned_memory(str(folder), config)
     assert plan is not None
     assert (plan.kind, plan.room) == ("cuda", int(0.9 * 4 * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 2**10))

@@ -119,9 +119,9 @@ def _choices(url: str, prompt: list[int], **sampling) -> list[dict]:
 
 
 def test_more_requests_than_the_cache_holds_start_again_and_stay_exact(folder, reference, monkeypatch):
-    from harbortrainer.engines.local.sampler import sampled_model
+    from harbortrainer.engines import cache_size
 
-    monkeypatch.setattr(sampled_model, "_CPU_CACHE_BYTES", 0)
+    monkeypatch.setattr(cache_size, "_CPU_CACHE_BYTES", 0)
     prompts = [random_prompt(40 + i, seed=i) for i in range(16)]
     with Sampler(folder, seed=3, max_model_len=256) as small:
         assert small.stats()["cache_tokens"] < 16 * 200

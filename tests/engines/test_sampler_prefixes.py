@@ -9,7 +9,8 @@ import pytest
 from sampler_setup import LORA, Reference, agrees, generate, random_adapter, random_prompt
 from tiny_model import build_tiny_model
 
-from harbortrainer.engines.local.sampler import Sampler, sampled_model
+from harbortrainer.engines import cache_size
+from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.sampler.continuous_batching import SeededRunner
 
 PAGE = 16
@@ -105,7 +106,7 @@ def test_a_new_version_computes_the_whole_conversation(folder, sampler, forwards
 
 
 def test_what_was_used_longest_ago_is_given_up_first_and_only_for_room(folder, forwards, reference, monkeypatch):
-    monkeypatch.setattr(sampled_model, "_CPU_CACHE_BYTES", 0)
+    monkeypatch.setattr(cache_size, "_CPU_CACHE_BYTES", 0)
     with Sampler(folder, seed=3, max_model_len=256) as small:
         forwards.clear()
         size = small.stats()["cache_tokens"]

@@ -30,9 +30,11 @@ _USED = {
         "_get_waiting_candidates(); _try_to_meet_safety_margin(); finish_request(request_id); active_requests; cache;"
         "max_requests_per_batch; safety_margin; starved_requests; waiting_requests"
     ),
+    f"{_PRIVATE}.cache": "group_layers_by_attn_type(config)",
     f"{_PRIVATE}.cache:PagedAttentionCache": (
         "cache_allocators; layer_to_allocator; max_batch_tokens; num_blocks; pool; use_prefix_sharing"
     ),
+    f"{_PRIVATE}.cache_allocators": "SLIDING_ATTENTION",
     f"{_PRIVATE}.cache_allocators.cache_pool:CachePool": (
         "count_free_blocks(index); free_blocks(index, block_ids); num_free_sectors; try_to_free_sectors()"
     ),
@@ -67,6 +69,8 @@ COUPLINGS = Couplings("transformers", WRITTEN_FOR, __name__, places_in(_USED))
 COUPLINGS.check()
 
 # ruff: noqa: E402 (what is not there must not be imported before the check)
+from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
+from transformers.generation.continuous_batching.cache_allocators import SLIDING_ATTENTION
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
 from transformers.generation.continuous_batching.cache_allocators.full_attention import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
@@ -88,6 +92,7 @@ from transformers.generation.continuous_batching.utils import stream_context
 
 __all__ = [
     "SCHEDULER_MAPPING",
+    "SLIDING_ATTENTION",
     "ContinuousBatchProcessor",
     "ContinuousBatchingIOs",
     "ContinuousBatchingLogitsProcessorList",
@@ -101,5 +106,6 @@ __all__ = [
     "RequestState",
     "RequestStatus",
     "compute_block_hash",
+    "group_layers_by_attn_type",
     "stream_context",
 ]

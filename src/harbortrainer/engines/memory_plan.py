@@ -6,7 +6,8 @@ share. Where that leaves no room for one request, the micro batch gives way, dow
 
 The model is built without content (torch's meta device), so that weights, adapter and cache are those of the engine's
 own code. What a training pass keeps for its backward pass is counted by running it on tensors without content, twice:
-it grows with the tokens in a straight line, since no attention that is used keeps a matrix over all pairs of them.
+it grows with the tokens in a straight line. Only a model whose layers do not all attend to everything before them has
+a matrix over all pairs of a sample's tokens, the mask, which is counted by hand.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,16 +24,12 @@ from harbortrainer.config.runfile import Quantization
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.couplings import Couplings
 from harbortrainer.engines.architectures import need_sampled
+from harbortrainer.engines.cache_size import cache_bytes_per_token, cache_tokens
 from harbortrainer.engines.engine_choice import LORA_INSTEAD
 from harbortrainer.engines.local.learner.lora_policy import lora_config
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH
 from harbortrainer.engines.local.learner.trained_policy import CHUNK_ELEMENTS, recompute_activations
-from harbortrainer.engines.local.sampler.sampled_model import (
-    cache_bytes_per_token,
-    cache_tokens,
-    context_limit,
-    resolve_dtype,
-)
+from harbortrainer.engines.local.sampler.sampled_model import context_limit, resolve_dtype
 from harbortrainer.engines.packed_attention import PACKED_ATTENTION, attends_to_all
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
 from harbortrainer.engines.pretrained import empty_model, load_config
@@ -50,6 +47,8 @@ exponential, their product, and a gradient."""
 ADAPTER_COPIES = 6
 """Float32: the learner's weights, their gradient, AdamW's two moments, and two versions of the sampler's; requests that
 go on under still older ones keep one more each."""
+MASKS = 2
+"""Of true and false, one for each kind of layer. A layer makes one of numbers from its own, and keeps it."""
 STEPPED = 4
 """Bytes of a float32: of every weight a gradient and AdamW's two moments, and a master where the model has fewer."""
 KEPT_BESIDE = 3
@@ -78,11 +77,13 @@ class MemoryPlan:
     versions: int
     """How many it keeps."""
     cached_token: int
-    """Keys and values of a token."""
+    """Keys and values of a token, and its columns of the masks where there are any."""
     kept_token: int
     """What a token of a micro batch leaves for the backward pass."""
     block_token: int
     """What computing a block again adds, a token; 0 where nothing is computed again."""
+    pair: int
+    """What two tokens of a sample have in masks; 0 where none is made. Samples go one by one where there are."""
     vocab: int
     longest_known: int
     """Tokens that the model was made for."""
@@ -90,7 +91,7 @@ class MemoryPlan:
     def micro_batch(self, context: int, seq_len: int) -> int:
         """Tokens of the learner's micro batch: all that are of use, less where the cache has no room beside them, and
         no fewer than a sample of `seq_len` tokens has."""
-        tokens = MICRO_BATCH[self.kind]
+        tokens = seq_len if self.pair else MICRO_BATCH[self.kind]
         while tokens > seq_len and self._cache(context, max(tokens, seq_len)) < context:
             tokens = max(tokens // 2, seq_len)
         return tokens
@@ -114,7 +115,7 @@ class MemoryPlan:
     def learner(self, tokens: int) -> int:
         """Bytes of a micro batch of so many tokens."""
         logits = min(CHUNK_ELEMENTS, tokens * self.vocab)
-        return tokens * (self.kept_token + self.block_token) + LOGITS * 4 * logits
+        return tokens * (self.kept_token + self.block_token + tokens * self.pair) + LOGITS * 4 * logits
 
     def parts(self, context: int, seq_len: int) -> dict[str, int]:
         """Bytes by what they are for; their sum is everything at once."""
@@ -203,10 +204,11 @@ def plan_memory(
     """
     dtype = resolve_dtype("auto", torch.device(kind))
     base, weights = without_content(model, lora, dtype, quantization)
-    kept, block, text = kept_per_token(base), 0, base.config.get_text_config()
+    text = base.config.get_text_config()
+    kept, block, at_once = kept_per_token(base), 0, text.num_hidden_layers
     if kind != "cpu":
         recompute_activations(base)
-        kept, block = kept_per_token(base), kept // text.num_hidden_layers
+        kept, block, at_once = kept_per_token(base), kept // text.num_hidden_layers, 1
     return MemoryPlan(
         kind=kind,
         room=room,
@@ -214,9 +216,10 @@ def plan_memory(
         trained=stepped(base) if lora is None else ADAPTER_COPIES * bytes_of(adapter_weights(base, "default").values()),
         version=weights if lora is None else 0,
         versions=off_policy + 1 + KEPT_BESIDE,
-        cached_token=cache_bytes_per_token(base),
+        cached_token=cache_bytes_per_token(base, kind),
         kept_token=kept,
         block_token=block,
+        pair=0 if attends_to_all(base.config) else MASKS + at_once * dtype.itemsize,
         vocab=text.vocab_size,
         longest_known=context_limit(base.config, None),
     )
@@ -244,7 +247,7 @@ def without_content(
         base.requires_grad_(True).eval()
         return base, weights
     with torch.device("meta"):
-        adapted, _ = inject_for_training(base, lora_config(base, lora, ""))
+        adapted, _ = inject_for_training(base, lora_config(base, lora, base.name_or_path or ""))
     adapted.eval()
     return base, weights
 

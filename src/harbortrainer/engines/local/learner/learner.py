@@ -30,6 +30,7 @@ from harbortrainer.config.trainer_table import (
     OptimSettings,
     SchedulerSettings,
 )
+from harbortrainer.engines.device_memory import is_out_of_memory
 from harbortrainer.engines.local.learner.evidence import Evidence
 from harbortrainer.engines.local.learner.full_policy import FullPolicy
 from harbortrainer.engines.local.learner.learner_state import LearnerState, load_learner, save_learner
@@ -266,11 +267,6 @@ class Learner:
         state = load_learner(folder, self._policy)
         state.restore(self._optimizer, self._policy)
         self._history.restart(state.version, self._policy.weights())
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not allocate; on a CPU it says so by its allocator's name alone."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def out_of_memory(budget: int, longest: int) -> RunStoppedError:

@@ -1,9 +1,8 @@
-"""The sampled model: its device, dtype and attention, how much of the memory its cache takes, and its adapters.
+"""The sampled model: its device, dtype and attention, and its adapters.
 
 Contract: what the user can get wrong raises `UserError` naming the folder or the key; the model comes back in eval
-mode, without gradients, with an attention that continuous batching can use; the cache holds at least one request of
-the longest length. An adapter is taken whole or not at all: names and shapes are checked before the first weight
-changes. Each policy that still samples has its own.
+mode, without gradients, with an attention that continuous batching can use. An adapter is taken whole or not at all:
+names and shapes are checked before the first weight changes. Each policy that still samples has its own.
 
 An adapter is not merged into the base weights: the sampler computes x W + (x A) B exactly as the learner does. Merged
 weights are as good in float32 (measured: 1e-6 in log-probability), but in bfloat16 an update smaller than 1/256 of a
@@ -15,12 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import torch
 from peft import LoraConfig
 from torch import nn
 from transformers import (
-    ContinuousBatchingConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -29,7 +26,6 @@ from transformers import (
 from harbortrainer.config.runfile import Quantization
 from harbortrainer.engines import pretrained
 from harbortrainer.engines.architectures import need_sampled
-from harbortrainer.engines.local.sampler.sharing_scheduler import SHARING_SCHEDULER
 from harbortrainer.engines.packed_attention import attends_to_all
 from harbortrainer.engines.peft_internals import inject_for_sampling
 from harbortrainer.engines.quantized_base import quantize
@@ -38,16 +34,6 @@ from harbortrainer.errors import UserError
 
 # Below this a second thread costs more than it brings (two spinning threads on two shared cores: 3 times slower).
 _ONE_THREAD_BELOW = 50_000_000
-# Small pages let short prompts share their beginning; transformers shares whole pages only.
-_PAGE_SIZE = 16
-# More requests than this in one forward pass wait for a place.
-_MAX_REQUESTS = 256
-# Of the memory that is free when the engine starts. The learner needs the rest.
-_SHARE = {"cpu": 0.15, "cuda": 0.4}
-# On a CPU few, so that what decodes does not wait long for what begins.
-_MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-# On a CPU the cache is the run's memory too: this much, or four requests of the longest length.
-_CPU_CACHE_BYTES = 128 * 2**20
 
 _PREFIX = "base_model.model."
 _COMPUTED = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
@@ -133,72 +119,6 @@ def use_threads(model: PreTrainedModel) -> None:
         and model.num_parameters() < _ONE_THREAD_BELOW
     ):
         torch.set_num_threads(1)
-
-
-def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | None = None) -> ContinuousBatchingConfig:
-    """Sizes for this model on this machine.
-
-    Args:
-        model: On its device.
-        max_model_len: Tokens of the longest request.
-        planned: Tokens of the cache, where a plan leaves room for others; by default a share of what is free.
-
-    Raises:
-        UserError: the cache of one request of `max_model_len` tokens does not fit.
-    """
-    per_token, kind = cache_bytes_per_token(model), model.device.type
-    affordable, tokens = cache_tokens(_free_bytes(model.device), kind, per_token, max_model_len)
-    if planned is not None:
-        affordable = tokens = min(planned, _free_bytes(model.device) // per_token)
-    if affordable < max_model_len:
-        raise UserError(
-            f"no memory for a context of {max_model_len} tokens ({per_token * max_model_len / 2**30:.1f} GiB of cache)",
-            do=f"lower max_model_len, to at most {affordable}",
-        )
-    return ContinuousBatchingConfig(
-        return_logprobs=True,
-        page_size=_PAGE_SIZE,
-        num_blocks=-(-tokens // _PAGE_SIZE) + 1,
-        max_batch_tokens=_MAX_BATCH_TOKENS.get(kind, 512),
-        max_requests_per_batch=_MAX_REQUESTS,
-        max_memory_percent=1.0,
-        scheduler_type=SHARING_SCHEDULER,
-        # Shapes change with every batch; graphs and a second set of buffers would only cost memory.
-        use_cuda_graph=False,
-        use_async_batching=False,
-        auto_switch_to_flash=False,
-    )
-
-
-def cache_tokens(free: int, kind: str, per_token: int, max_model_len: int) -> tuple[int, int]:
-    """How many tokens the cache may hold, and how many it is given: no more than are of use.
-
-    Args:
-        free: Bytes that can be allocated once the model is there.
-        kind: Of device, "cpu" or "cuda".
-        per_token: Bytes of a token.
-        max_model_len: Tokens of the longest request.
-    """
-    affordable = int(free * _SHARE.get(kind, 0.3)) // per_token
-    tokens = min(affordable, _MAX_REQUESTS * max_model_len)
-    if kind == "cpu":
-        tokens = min(tokens, max(4 * max_model_len, _CPU_CACHE_BYTES // per_token))
-    return affordable, tokens
-
-
-def cache_bytes_per_token(model: PreTrainedModel) -> int:
-    """Bytes of keys and values per token over all layers."""
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * dim * model.dtype.itemsize
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
 
 
 class AdapterError(ValueError):

@@ -45,7 +45,8 @@ class Sampler:
         quantization: Of the model's linear layers: "int8", "nf4" or none.
 
     Raises:
-        UserError: no weights in the folder, an unknown device, a port in use, a kind of model that cannot be sampled.
+        UserError: no weights in the folder, an unknown device, a port in use, a kind of model that cannot be sampled or
+            for which there is no memory.
     """
 
     processes: tuple[()] = ()
@@ -67,6 +68,8 @@ class Sampler:
     ) -> None:
         # torch and transformers take seconds to import; whoever has named a wrong folder need not wait for them.
         check_folder(model)
+        from harbortrainer.engines import batching_internals  # noqa: F401 (refuses another release of transformers)
+        from harbortrainer.engines.device_memory import room_for
         from harbortrainer.engines.local.sampler import sampled_model as loading
         from harbortrainer.engines.local.sampler.http_server import HttpServer, bind
         from harbortrainer.engines.pretrained import load_tokenizer
@@ -79,7 +82,8 @@ class Sampler:
         dtype_ = loading.resolve_dtype(dtype, resolved)
         listener = bind(host, port)
         try:
-            self._model = loading.load_model(model, device=resolved, dtype=dtype_, quantization=quantization)
+            with room_for(f"the model {model}", "use a smaller model, or free memory on the device"):
+                self._model = loading.load_model(model, device=resolved, dtype=dtype_, quantization=quantization)
             self._tokenizer = load_tokenizer(model, where=str(model))
             self.max_model_len = loading.context_limit(self._model.config, max_model_len)
         except BaseException:  # whatever it was goes on up; the port is free again
@@ -181,6 +185,7 @@ class Sampler:
         return self._replies.engine.stats() if self._replies else {}
 
     async def _open(self) -> FastAPI:
+        from harbortrainer.engines.device_memory import room_for
         from harbortrainer.engines.local.sampler.http_server import build_app
         from harbortrainer.engines.local.sampler.replies import Replies
         from harbortrainer.engines.local.sampler.sampled_model import SampledAdapters, end_tokens
@@ -190,7 +195,8 @@ class Sampler:
         self._adapters = SampledAdapters(self._model)
         eos = end_tokens(self._model, self._tokenizer)
         self._replies = Replies(engine, self._tokenizer, [self.model_name], self._seed, eos)
-        engine.start()
+        with room_for("the sampler's cache", "lower max_model_len, or free memory on the device"):
+            engine.start()
         await self._try(engine)
         return build_app(self._replies)
 

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from harbortrainer.engines.batching_internals import GenerationOutput
+from harbortrainer.engines.cache_size import batching_config
 from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
 from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob
 from harbortrainer.engines.local.sampler.ledger import Completion, Ledger
@@ -25,7 +26,6 @@ from harbortrainer.engines.local.sampler.rescoring import (
     ScoredAgain,
     score_again,
 )
-from harbortrainer.engines.local.sampler.sampled_model import batching_config
 from harbortrainer.engines.peft_internals import sampling_with
 
 _TRIED = 64
