@@ -58,7 +58,8 @@ async def run_trial(
 
     Raises:
         UserError: The task cannot be loaded, the agent cannot be made, or the environment type is unknown.
-        asyncio.CancelledError: The caller cancelled; the sandbox is gone by then.
+        asyncio.CancelledError: The caller cancelled; the sandbox is gone by then. Harbor passes over one that
+            comes while it ends the sandbox: the record comes back then.
     """
     prepare()
     from harbortrainer.trials.harbor_config import trial_config
