@@ -2,8 +2,8 @@
 
 What this tells of code for a GPU is all that a machine without one can tell: that it takes a GPU's ways, that tensors
 of two devices never meet in one operation, and that the numbers are right. How a GPU rounds, how fast it is, what its
-memory holds and what its streams run beside each other is not in it. Nor is what happens within a backward pass, where
-torch hands tensors of its own to what was written in Python.
+memory holds and how its streams share it is not in it. Nor is what happens within a backward pass, where
+torch hands tensors of its own to what was written in Python. Of streams it tells who does not wait (`pretend_streams`).
 """
 
 import threading
@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from pretend_streams import STREAMS, Stream
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
@@ -22,6 +23,8 @@ CARD = torch.device("cuda", 0)
 GIB = 1024**3
 _MEET = {"copy_", "to", "type_as", "__getitem__", "__setitem__", "index_put_", "__get__", "__set__"}
 """Operations in which a GPU takes tensors of a CPU too: copies, indices, attributes."""
+_TELL = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__"}
+"""What tells the CPU numbers, which waits for them."""
 _SPEAK = {"device", "_parse_to"}
 """What only speaks of devices."""
 _HERE = threading.local()
@@ -69,12 +72,16 @@ def operate(func: Callable, args: tuple, kwargs: dict) -> Any:
     name, tensors = getattr(func, "__name__", ""), [x for x in tree_leaves((args, kwargs)) if is_tensor(x)]
     refuse_two_devices(name, tensors)
     on_card = is_on_card(name, tensors, args, kwargs)
+    within = getattr(_HERE, "backward", False)
     if name == "backward":
         _HERE.backward = True
     try:
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs) if name in _SPEAK else on_cpu(func, name, args, kwargs)
-            return tree_map_only(torch.Tensor, lambda tensor: placed(tensor, on_card), result)
+            result = tree_map_only(torch.Tensor, lambda tensor: placed(tensor, on_card), result)
+            if not within:
+                note_use(name, tensors, result)
+            return result
     finally:
         if name == "backward":
             _HERE.backward = False
@@ -112,6 +119,27 @@ def is_on_card(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict
     return any(isinstance(x, OnCard) for x in tensors)
 
 
+def note_use(name: str, tensors: list[torch.Tensor], result: Any) -> None:
+    """Tell the streams what was read and written; a view does neither."""
+    used = [x for x in tensors if isinstance(x, OnCard) and x.numel()]
+    if not used and not any(isinstance(x, OnCard) for x in tree_leaves(result)):
+        return
+    if name in ("__setitem__", "copy_") or (name.endswith("_") and not name.endswith("__")):
+        wrote = [x for x in used[:1] if x is tensors[0]]
+        STREAMS.note(name, read=[x for x in used if x is not tensors[0]], written=wrote, fresh=False)
+        made = []
+    else:
+        known = {x.untyped_storage().data_ptr() for x in tensors}
+        made = [x for x in tree_leaves(result) if is_tensor(x) and x.numel()]
+        made = [x for x in made if x.untyped_storage().data_ptr() not in known]
+        if made:
+            STREAMS.note(name, read=used, written=[x for x in made if isinstance(x, OnCard)], fresh=True)
+    to_cpu = used and (name in _TELL or (name in ("cpu", "to") and not all(isinstance(x, OnCard) for x in made)))
+    if to_cpu or name == "tensor":
+        STREAMS.note(name, read=used, written=[], fresh=True)
+        STREAMS.synchronize(STREAMS.current)  # the CPU waits for what it is told, or what it gives
+
+
 def placed(tensor: torch.Tensor, on_card: bool) -> torch.Tensor:
     if isinstance(tensor, OnCard) == on_card:
         return tensor
@@ -134,22 +162,6 @@ def on_cpu(func: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     return func(*args, **kwargs)
 
 
-class _Stream:
-    def __init__(self, device: object = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def is_capturing(self) -> bool:
-        return False
-
-
-@contextmanager
-def _on(stream: object) -> Generator[None]:
-    yield
-
-
 _RUN = threading.Thread.run
 
 
@@ -168,19 +180,20 @@ def pretend_gpu(memory: int = 80 * GIB) -> Generator[None]:
         "mem_get_info": lambda device=None: (memory, memory),
         "get_rng_state_all": list,
         "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
+        "synchronize": lambda device=None: STREAMS.synchronize(),
         "empty_cache": lambda: None,
-        "Stream": _Stream,
-        "current_stream": _Stream,
-        "stream": _on,
+        "Stream": Stream,
+        "current_stream": lambda device=None: STREAMS.current,
+        "stream": STREAMS.on,
     }
     checks = checkpoint._allowed_determinism_checks_to_fns
     swaps = torch.__future__.get_swap_module_params_on_conversion()
+    STREAMS.forget()
     with ExitStack() as stack:
         for name, pretended in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, pretended))
         stack.enter_context(mock.patch.object(torch.accelerator, "is_available", lambda: True))
-        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", _Stream))
+        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", lambda device=None: STREAMS.current))
         stack.enter_context(mock.patch.object(threading.Thread, "run", _run_with_card))
         # Within a backward pass torch's own tensors do not say that they are on the GPU.
         stack.enter_context(mock.patch.dict(checks, dict.fromkeys(checks, lambda tensor: None)))

@@ -1,11 +1,13 @@
 """The embedded engine on a GPU, as far as a machine without one can tell (`pretend_gpu` says how far that is)."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from model_kinds import small_model
 from pretend_gpu import OnCard, pretend_gpu
+from pretend_streams import RaceError
 from proof_rig import ProofRig
 from sampler_setup import PROMPT, Reference, agrees, generate, random_prompt
 from test_learner import batch, make
@@ -13,6 +15,7 @@ from tiny_model import build_tiny_model
 from torch import nn
 
 from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
 from harbortrainer.engines.ragged_plan import Planner
 from harbortrainer.errors import UserError
 from harbortrainer.warmup.starting_policy import load_policy
@@ -59,6 +62,29 @@ def test_what_is_made_on_the_gpu_or_of_what_is_there_is_there():
         assert (there * 2).tolist() == [2.0, 4.0]
 
 
+@pytest.mark.parametrize("use", [lambda there: there * 2, lambda there: there.zero_(), lambda there: there.tolist()])
+def test_what_one_stream_wrote_another_uses_once_it_has_waited(use):
+    with pretend_gpu():
+        there, other = torch.ones(2, device="cuda") * 3, torch.cuda.Stream()
+        with torch.cuda.stream(other), pytest.raises(RaceError):
+            use(there)
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            use(there)
+
+
+def test_what_one_stream_reads_another_writes_once_that_is_over():
+    with pretend_gpu():
+        there, other = torch.ones(2, device="cuda") * 3, torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(other):
+            assert (there + 1).shape == there[:1].expand(2).shape
+        with pytest.raises(RaceError):
+            there.zero_()
+        torch.cuda.synchronize()
+        there.zero_()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sampled_is_what_a_plain_forward_pass_says(tmp_path, kind):
     folder = small_model(tmp_path, kind)
@@ -75,6 +101,12 @@ def test_what_is_sampled_is_what_a_plain_forward_pass_says(tmp_path, kind):
 def test_a_plan_on_the_wrong_device_is_found(folder, monkeypatch):
     monkeypatch.setattr(Planner, "_numbers", lambda self, numbers: torch.tensor(numbers))
     with pretend_gpu(), pytest.raises(UserError, match="tensors on cuda:0 and cpu"):
+        Sampler(folder, max_model_len=256).start()
+
+
+def test_a_batch_that_is_prepared_on_the_learners_stream_is_found(folder, monkeypatch):
+    monkeypatch.setattr(SeededManager, "_on_its_stream", lambda self: nullcontext())
+    with pretend_gpu(), pytest.raises(UserError, match="another stream may not be done"):
         Sampler(folder, max_model_len=256).start()
 
 

@@ -5,7 +5,8 @@ number per request, see `draw`), the way parameters reach it, and which of those
 The paged cache, the sharing of what is in it and the engine thread are transformers' own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -91,8 +92,7 @@ class SeededRunner(ModelRunner):
             io = cast("ContinuousBatchingIOs", self.inputs_and_outputs)
             pairs, table = ((r, r.state) for r in io.requests_in_batch), self.scheduler.allocator.block_table
             asking = [Asking(r.query_length, state.position_offset, table[state.request_id]) for r, state in pairs]
-            with stream_context(io.compute_stream):
-                batch_data["ragged_plan"] = self.planner.plan(asking)
+            batch_data["ragged_plan"] = self.planner.plan(asking)
         with sampling_with(self.scheduler.turn.adapter):
             super().compute_batch(model, batch_data)
 
@@ -161,9 +161,21 @@ class SeededManager(ContinuousBatchingManager):
 
     def _run_generation_loop(self) -> None:
         try:
-            super()._run_generation_loop()
+            with self._on_its_stream():
+                super()._run_generation_loop()
         finally:
             self.on_end()
+
+    @contextmanager
+    def _on_its_stream(self) -> Generator[None]:
+        """On a GPU all that the engine thread does is on the stream that it computes on. transformers prepares a batch
+        on the thread's stream and does not wait for that; it is the learner's too, whose work may stand before it."""
+        processor = self.batch_processor
+        stream = processor.inputs_and_outputs.compute_stream if processor is not None else None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with stream_context(stream):
+            yield
 
     def switch_to_cb_friendly_attn(self, model: ProtoPretrainedModel, auto_switch_to_flash: bool = True) -> None:
         """The model comes with the attention it is to have (see `sampled_model`)."""
