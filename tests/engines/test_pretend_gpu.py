@@ -10,6 +10,7 @@ from pretend_gpu import OnCard, pretend_gpu
 from pretend_streams import RaceError
 from proof_rig import ProofRig
 from sampler_setup import PROMPT, Reference, agrees, generate, random_prompt
+from test_architectures import TRAINED, TRAINED_IF_NAMED
 from test_learner import batch, make
 from tiny_model import build_tiny_model
 from torch import nn
@@ -85,7 +86,9 @@ def test_what_one_stream_reads_another_writes_once_that_is_over():
         there.zero_()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in KINDS else pytest.mark.long) for kind in TRAINED + TRAINED_IF_NAMED]
+)
 def test_what_is_sampled_is_what_a_plain_forward_pass_says(tmp_path, kind):
     folder = small_model(tmp_path, kind)
     plain = Reference(folder)
