@@ -2,8 +2,8 @@
 
 What this tells of code for a GPU is all that a machine without one can tell: that it takes a GPU's ways, that tensors
 of two devices never meet in one operation, and that the numbers are right. How a GPU rounds, how fast it is, what its
-memory holds and how its streams share it is not in it. Nor is what happens within a backward pass, where
-torch hands tensors of its own to what was written in Python. Of streams it tells who does not wait (`pretend_streams`).
+memory holds and how its streams share it is not in it. Nor is what happens within a backward pass, where torch hands
+tensors of its own to what was written in Python. Of streams it tells who does not wait (`pretend_streams`).
 """
 
 import threading
@@ -127,17 +127,17 @@ def note_use(name: str, tensors: list[torch.Tensor], result: Any) -> None:
     if name in ("__setitem__", "copy_") or (name.endswith("_") and not name.endswith("__")):
         wrote = [x for x in used[:1] if x is tensors[0]]
         STREAMS.note(name, read=[x for x in used if x is not tensors[0]], written=wrote, fresh=False)
-        made = []
     else:
-        known = {x.untyped_storage().data_ptr() for x in tensors}
+        known = {x.untyped_storage().data_ptr() for x in used}
         made = [x for x in tree_leaves(result) if is_tensor(x) and x.numel()]
         made = [x for x in made if x.untyped_storage().data_ptr() not in known]
         if made:
             STREAMS.note(name, read=used, written=[x for x in made if isinstance(x, OnCard)], fresh=True)
-    to_cpu = used and (name in _TELL or (name in ("cpu", "to") and not all(isinstance(x, OnCard) for x in made)))
-    if to_cpu or name == "tensor":
+    told = used and (name in _TELL or (name in ("cpu", "to") and not isinstance(result, OnCard)))
+    given = name == "tensor" or (name in ("cuda", "to") and not used)
+    if told or given:
         STREAMS.note(name, read=used, written=[], fresh=True)
-        STREAMS.synchronize(STREAMS.current)  # the CPU waits for what it is told, or what it gives
+        STREAMS.synchronize(STREAMS.current)  # the CPU waits for what it is told, and for what it gives
 
 
 def placed(tensor: torch.Tensor, on_card: bool) -> torch.Tensor:

@@ -63,7 +63,10 @@ def test_what_is_made_on_the_gpu_or_of_what_is_there_is_there():
         assert (there * 2).tolist() == [2.0, 4.0]
 
 
-@pytest.mark.parametrize("use", [lambda there: there * 2, lambda there: there.zero_(), lambda there: there.tolist()])
+@pytest.mark.parametrize(
+    "use",
+    [lambda there: there * 2, lambda there: there.zero_(), lambda there: there.tolist(), lambda there: there.cpu()],
+)
 def test_what_one_stream_wrote_another_uses_once_it_has_waited(use):
     with pretend_gpu():
         there, other = torch.ones(2, device="cuda") * 3, torch.cuda.Stream()
@@ -72,6 +75,15 @@ def test_what_one_stream_wrote_another_uses_once_it_has_waited(use):
         other.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(other):
             use(there)
+
+
+@pytest.mark.parametrize("wait", [lambda there: there.cpu(), lambda there: there.sum().item()])
+def test_what_the_cpu_was_told_of_is_over_for_every_stream(wait):
+    with pretend_gpu():
+        there = torch.ones(2, device="cuda") * 3
+        wait(there)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert (there + torch.ones(2).to("cuda")).tolist() == [4.0, 4.0]
 
 
 def test_what_one_stream_reads_another_writes_once_that_is_over():
