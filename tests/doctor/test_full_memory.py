@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from harbortrainer.config.trainer_table import LossSettings, OptimSettings
 from harbortrainer.doctor import folders, gpus
 from harbortrainer.doctor.finding import Level
-from harbortrainer.engines import memory_plan
+from harbortrainer.engines import memory_count
 from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.engines.local.learner.full_policy import FullPolicy
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.parts import hand_over
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.memory_plan import bytes_of, kept_by, plan_memory
+from harbortrainer.engines.memory_count import bytes_of, kept_by, plan_memory
 
 GIB = 1024**3
 SMALL = Qwen3Config(
@@ -54,10 +54,10 @@ def test_what_a_pass_keeps_is_what_was_counted_without_running_it(folder, checkp
     FullPolicy(base, device=torch.device("cpu"), checkpointing=checkpointing)
     ids = torch.zeros(1, 333, dtype=torch.long)
     kept = kept_by(lambda: base.get_decoder()(input_ids=ids, use_cache=False), base.parameters())
-    empty, _ = memory_plan.without_content(folder, None, torch.float32)
+    empty, _ = memory_count.without_content(folder, None, torch.float32)
     if checkpointing:
-        memory_plan.recompute_activations(empty)
-    assert kept == pytest.approx(333 * memory_plan.kept_per_token(empty), rel=0.005)
+        memory_count.recompute_activations(empty)
+    assert kept == pytest.approx(333 * memory_count.kept_per_token(empty), rel=0.005)
 
 
 def test_a_model_in_half_precision_by_hand(tmp_path):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
 from harbortrainer.doctor import gpus
 from harbortrainer.doctor.finding import Level
-from harbortrainer.engines import memory_plan
+from harbortrainer.engines import memory_count
 from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
@@ -17,7 +17,7 @@ from harbortrainer.engines.local.learner.micro_batch import pack
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.parts import hand_over
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.memory_plan import bytes_of, kept_by, plan_memory
+from harbortrainer.engines.memory_count import bytes_of, kept_by, plan_memory
 from harbortrainer.engines.peft_internals import adapter_weights
 from harbortrainer.errors import UserError
 
@@ -75,10 +75,10 @@ def test_what_a_pass_keeps_is_what_was_counted_without_running_it(folder, checkp
     LoraPolicy(base, LORA, device=torch.device("cpu"), seed=0, checkpointing=checkpointing)
     ids = torch.zeros(1, tokens, dtype=torch.long)
     kept = kept_by(lambda: base.get_decoder()(input_ids=ids, use_cache=False), base.parameters())
-    empty, _ = memory_plan.without_content(folder, LORA, torch.float32)
+    empty, _ = memory_count.without_content(folder, LORA, torch.float32)
     if checkpointing:
-        memory_plan.recompute_activations(empty)
-    assert kept == pytest.approx(tokens * memory_plan.kept_per_token(empty), rel=0.005)
+        memory_count.recompute_activations(empty)
+    assert kept == pytest.approx(tokens * memory_count.kept_per_token(empty), rel=0.005)
 
 
 def test_the_logits_of_a_chunk_are_counted(folder):
@@ -198,10 +198,10 @@ def test_a_model_that_cannot_be_run_without_weights_is_estimated_by_its_size(pla
         raise RuntimeError("depends on its content")
 
     monkeypatch.setattr(gpus, "SMALL", 0.0)
-    monkeypatch.setattr(memory_plan, "plan_memory", cannot)
+    monkeypatch.setattr(memory_count, "plan_memory", cannot)
     (finding,) = gpus.check(plan(model={"name": str(folder)}))
     assert "needs about" in finding.what
 
 
 def test_the_private_side_of_torch_is_as_it_was():
-    memory_plan.COUPLINGS.check()
+    memory_count.COUPLINGS.check()

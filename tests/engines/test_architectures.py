@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.memory_plan import plan_memory
+from harbortrainer.engines.memory_count import plan_memory
 from harbortrainer.errors import UserError
 
 PAGE = (Path(__file__).parents[2] / "docs/local-engine.md").read_text()

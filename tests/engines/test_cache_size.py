@@ -14,7 +14,7 @@ from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.engines.cache_size import batching_config, cache_bytes_per_token
 from harbortrainer.engines.device_memory import room_for
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.memory_plan import MASKS, plan_memory
+from harbortrainer.engines.memory_count import MASKS, plan_memory
 from harbortrainer.errors import UserError
 
 CONTEXT, TOKENS = 256, 300

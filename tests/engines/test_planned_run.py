@@ -9,9 +9,9 @@ from small_world import SmallRun
 from tiny_model import build_tiny_model
 
 from harbortrainer.config.trainer_table import TrainedModel
-from harbortrainer.engines import memory_plan
+from harbortrainer.engines import memory_count
 from harbortrainer.engines.local.parts import load_learner, planned_memory, start_sampler
-from harbortrainer.engines.memory_plan import plan_memory
+from harbortrainer.engines.memory_count import plan_memory
 from harbortrainer.errors import UserError
 
 GIB = 1024**3
@@ -60,11 +60,11 @@ def test_every_weight_on_a_cpu_without_room_is_refused_before_anything_loads(fol
     config = SmallRun(tmp_path).config
     config.trainer.model = TrainedModel(lora=None)
     assert torch.cuda.is_available() or planned_memory(str(folder), config) is None
-    plain = memory_plan.plan_memory
+    plain = memory_count.plan_memory
 
     def tight(*args, **kwargs):
         return replace(plain(*args, **kwargs), room=2**20)
 
-    monkeypatch.setattr(memory_plan, "plan_memory", tight)
+    monkeypatch.setattr(memory_count, "plan_memory", tight)
     with pytest.raises(UserError, match=r"trainer\.model\.lora: GiB: model twice"):
         planned_memory(str(folder), config)

@@ -23,7 +23,7 @@ from harbortrainer.engines.local.learner.micro_batch import pack
 from harbortrainer.engines.local.parts import hand_over, load_learner, start_sampler
 from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.sampler.sampled_model import load_model as load_for_sampling
-from harbortrainer.engines.memory_plan import bytes_of, plan_memory
+from harbortrainer.engines.memory_count import bytes_of, plan_memory
 from harbortrainer.engines.pretrained import second_model
 from harbortrainer.engines.quantized_base import QuantizedLinear, quantize
 from harbortrainer.errors import UserError

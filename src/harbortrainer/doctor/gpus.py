@@ -93,7 +93,7 @@ def beside_vllm(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
 
 def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callable[[str], str]) -> Finding | None:
     """What the embedded engine will hold, part by part; none where a model cannot be run without its weights."""
-    from harbortrainer.engines.memory_plan import plan_memory
+    from harbortrainer.engines.memory_count import plan_memory
 
     kind = {"GPU": "cuda", "CPU": "cpu"}[device]
     try:

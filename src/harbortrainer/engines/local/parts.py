@@ -87,7 +87,7 @@ def planned_memory(model: str, config: RunConfig) -> "MemoryPlan | None":
     import torch
 
     from harbortrainer.engines.engine_choice import USABLE
-    from harbortrainer.engines.memory_plan import plan_memory
+    from harbortrainer.engines.memory_count import plan_memory
 
     on_gpu, host = torch.cuda.is_available(), int(USABLE * psutil.virtual_memory().total)
     if config.inference.engine == "vllm" or not (on_gpu or config.lora is None):
