@@ -1,9 +1,9 @@
 """The embedded engine against transformers' `generate` and TRL's GRPOTrainer, on one model and batch, in one run.
 
 Contract: both sides get the same random model, the same LoRA, the same prompts, the same number of tokens and the same
-number of threads; nothing that one repeat computed is of use to the next; every figure is the median of `--repeats`
-runs after one that warms up. Ours is measured as a run uses it: over HTTP, from another process. Needs
-`uv run --extra local --group bench benchmarks/engine.py`.
+number of threads; nothing that one repeat computed is of use to the next, but in the row that says so; every figure is
+the median of `--repeats` runs after one that warms up. Ours is measured as a run uses it: over HTTP, from another
+process. Needs `uv run --extra local --group bench benchmarks/engine.py`.
 
     benchmarks/engine.py                                            the quickstart's model on one CPU thread
     benchmarks/engine.py --device cuda --model-shape qwen3-0.6b     what docs/gpu.md asks for
@@ -40,6 +40,9 @@ from benchmarks.engine_setting import (
 )
 from benchmarks.engine_theirs import Generate, trl_steps
 
+SAMPLING = None, "sampling", "lengths", "shared"
+"""What `--only` may be where something is sampled."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -61,25 +64,28 @@ def taking_turns(times: int, *runs: Callable[[], float]) -> list[list[float]]:
     return [list(column) for column in zip(*results[1:], strict=True)]
 
 
-def compare_sampling(case: Setting, ours: Ours, *, short: bool = False) -> Iterator[Row]:
-    """Sampled tokens a second: all lengths equal, which suits a static batch best, and ragged ones; unless `short`, of
-    a long prompt and of several turns too."""
-    generate = Generate(case)
+def compare_sampling(case: Setting, ours: Ours, asked: str | None) -> Iterator[Row]:
+    """Sampled tokens a second: all lengths equal, which suits a static batch best, ragged ones, the same with prompts
+    that the cache holds (`generate` has none), a long prompt, several turns."""
+    generate, equal, mixed = Generate(case, ours.plain), [case.new] * len(case.prompts), ragged(case)
     cases = {
-        "equal lengths": (case.prompt_ids, [case.new] * len(case.prompts)),
-        "ragged lengths": ragged(case),
+        "equal lengths": (ours.sample_afresh, case.prompt_ids, equal),
+        "ragged lengths": (ours.sample_afresh, *mixed),
+        "ragged, prompts known": (ours.sample, *mixed),
+        f"shared prompt of {SHARED}": (ours.sample_afresh, shared_prompt(case), equal),
     }
-    if not short:
-        cases[f"shared prompt of {SHARED}"] = shared_prompt(case), [case.new] * len(case.prompts)
-    for name, (prompts, lengths) in cases.items():
+    wanted = {"lengths": ("equal", "ragged"), "shared": ("shared",)}.get(asked or "", ("",))
+    for name, (sample, prompts, lengths) in cases.items():
+        if not name.startswith(wanted):
+            continue
         tokens = sum(lengths)
         mine, theirs = taking_turns(
             case.repeats,
-            lambda p=prompts, n=lengths: ours.sample_afresh(p, n)[0],
+            lambda s=sample, p=prompts, n=lengths: s(p, n)[0],
             lambda p=prompts, n=lengths: generate.sample(p, n),
         )
         yield Row(f"sampled, {name}", [tokens / s for s in mine], "generate", [tokens / s for s in theirs])
-    if not short:
+    if wanted == ("",):
         yield compare_turns(case, ours, generate)
 
 
@@ -145,7 +151,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=40, help="tokens of a completion")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="torch threads, on a CPU")
-    parser.add_argument("--only", choices=["sampling", "lengths", "steps", "memory"], default=None)
+    parser.add_argument("--only", choices=["sampling", "lengths", "shared", "steps", "memory"], default=None)
+    parser.add_argument("--before", type=Path, default=None, help="with --only memory: another checkout, to compare")
     parser.add_argument("--json", type=Path, default=None, help="write the figures here too")
     return parser.parse_args()
 
@@ -165,11 +172,10 @@ def main() -> int:
         build(Path(folder), arguments)
         case = setting(Path(folder), arguments)
         if arguments.only == "memory":
-            return tell([], peaks(case), arguments)
+            return tell([], peaks(case, arguments.before), arguments)
         ours = Ours(case)
         try:
-            sampling = compare_sampling(case, ours, short=arguments.only == "lengths")
-            asked = [sampling] if arguments.only != "steps" else []
+            asked = [compare_sampling(case, ours, arguments.only)] if arguments.only in SAMPLING else []
             asked += [compare_steps(case, ours)] if arguments.only in (None, "steps") else []
             rows = list(shown(chain(*asked)))
         finally:

@@ -1,8 +1,18 @@
-"""What the embedded engine holds at most while it samples and trains: the base once, and twice."""
+"""What the embedded engine holds at most while it samples and trains: the base once, twice, and by another checkout.
 
+As a script it is one arm, played by the checkout that PYTHONPATH names; the setting comes as JSON, what was found goes
+to standard output as JSON.
+"""
+
+import importlib
+import json
 import multiprocessing
+import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.engine_ours import Ours
@@ -11,34 +21,56 @@ from benchmarks.engine_setting import Setting
 STEPS = 2
 
 
-def peaks(case: Setting) -> dict[str, float]:
-    """GiB at most of a process that plays `STEPS` steps, by arm; one after the other, each in a process of its own."""
+def peaks(case: Setting, before: Path | None = None) -> dict[str, float]:
+    """GiB at most of a process that plays `STEPS` steps, by arm; one after the other, each in a process of its own.
+
+    Args:
+        before: A checkout of this project at another commit, whose code plays the same, on the libraries of this one.
+    """
+    arms = {"the base once": _in_a_process(case, False), "the base twice": _in_a_process(case, True)}
+    if before is not None:
+        arms[f"{before}"] = _by_checkout(case, before)
     found = {}
-    for arm, twice in (("the base once", False), ("the base twice", True)):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            before, peak = pool.submit(_play, case, twice).result()
-        found |= {f"peak GiB, {arm}": peak, f"  without libraries, {arm}": peak - before}
+    for arm, (libraries, peak) in arms.items():
+        found |= {f"peak GiB, {arm}": peak, f"  without libraries, {arm}": peak - libraries}
     return found
 
 
-def _play(case: Setting, twice: bool) -> tuple[float, float]:
+def _in_a_process(case: Setting, twice: bool) -> tuple[float, float]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_play, case, twice).result()
+
+
+def _by_checkout(case: Setting, checkout: Path) -> tuple[float, float]:
+    root = checkout.absolute()
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    command = [sys.executable, "-P", __file__, json.dumps(asdict(case), default=str)]
+    played = subprocess.run(command, env=environment, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
+    libraries, peak = json.loads(played.stdout.splitlines()[-1])
+    return libraries, peak
+
+
+def _play(case: Setting, twice: bool = False) -> tuple[float, float]:
     """GiB before a model was there, and at most afterwards."""
     import torch
     from transformers.utils import logging
 
-    import harbortrainer.engines.local.learner.learner
-    import harbortrainer.engines.local.sampler.sampling_engine  # noqa: F401 (the libraries' own memory comes first)
-
+    for library in (
+        "peft",
+        "transformers.generation.continuous_batching",
+        "harbortrainer.engines.local.learner.learner",
+    ):
+        importlib.import_module(library)  # their own memory comes first
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    before = _peak(case)
-    ours = Ours(case, twice=twice)
+    libraries = _peak(case)
+    ours = Ours(case, twice=True) if twice else Ours(case)
     try:
         for _ in range(STEPS):
             ours.step()
     finally:
         ours.close()
-    return before, _peak(case)
+    return libraries, _peak(case)
 
 
 def _peak(case: Setting) -> float:
@@ -50,3 +82,8 @@ def _peak(case: Setting) -> float:
     kilobytes = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert kilobytes is not None
     return int(kilobytes[1]) / 2**20
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    print(json.dumps(_play(Setting(**told | {"folder": Path(told["folder"])}))))

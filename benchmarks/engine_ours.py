@@ -35,6 +35,7 @@ class Ours:
         from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
         from harbortrainer.engines.local.learner.learner import Learner
         from harbortrainer.engines.local.sampler import Sampler
+        from harbortrainer.engines.pretrained import second_model
         from harbortrainer.runs.memory import leave_imports_alone
 
         self.case = case
@@ -44,6 +45,8 @@ class Ours:
             case.folder, lora, OptimSettings(lr=1e-4), LossSettings(), device=case.device, dtype=case.dtype,
             base=None if twice else self.sampler.model,
         )  # fmt: skip
+        self.plain = second_model(self.sampler.model)
+        """What `generate` is given: the same weights, so that a large model is there once."""
         self.client = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         self.differences: list[float] = []
         self.handovers: list[float] = []

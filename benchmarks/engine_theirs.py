@@ -24,12 +24,16 @@ def load(case: Setting) -> Any:
 
 
 class Generate:
-    """transformers' `generate` on one left-padded batch, with the LoRA that ours has."""
+    """transformers' `generate` on one left-padded batch, with the LoRA that ours has.
 
-    def __init__(self, case: Setting) -> None:
+    Args:
+        model: Without an adapter.
+    """
+
+    def __init__(self, case: Setting, model: Any) -> None:
         from peft import inject_adapter_in_model
 
-        self.case, self.model = case, load(case).eval()
+        self.case, self.model = case, model.eval()
         inject_adapter_in_model(lora_config(), self.model)
 
     def sample(self, prompts: list[list[int]], lengths: list[int]) -> float:
