@@ -151,6 +151,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=40, help="tokens of a completion")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="torch threads, on a CPU")
+    parser.add_argument("--no-graphs", action="store_true", help="on a GPU, let ours decode operation by operation")
     parser.add_argument("--only", choices=["sampling", "lengths", "shared", "steps", "memory"], default=None)
     parser.add_argument("--before", type=Path, default=None, help="with --only memory: another checkout, to compare")
     parser.add_argument("--json", type=Path, default=None, help="write the figures here too")
@@ -165,6 +166,10 @@ def main() -> int:
     import torch
     from transformers.utils import logging
 
+    from harbortrainer.engines import decode_graphs
+
+    if arguments.no_graphs:
+        decode_graphs.COUNTS = ()
     torch.set_num_threads(arguments.threads)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -178,9 +183,12 @@ def main() -> int:
             asked = [compare_sampling(case, ours, arguments.only)] if arguments.only in SAMPLING else []
             asked += [compare_steps(case, ours)] if arguments.only in (None, "steps") else []
             rows = list(shown(chain(*asked)))
+            graph_passes = ours.sampler.stats()["graph_passes"]
         finally:
             ours.close()
     extra = {"hand-over, ms (median)": 1000 * statistics.median(ours.handovers)}
+    if case.device == "cuda":
+        extra["passes by CUDA graphs"] = graph_passes
     if ours.differences:
         extra["largest logprob difference"] = max(ours.differences)
     return tell(rows, extra, arguments)

@@ -3,7 +3,8 @@
 What this tells of code for a GPU is all that a machine without one can tell: that it takes a GPU's ways, that tensors
 of two devices never meet in one operation, and that the numbers are right. How a GPU rounds, how fast it is, what its
 memory holds and how its streams share it is not in it. Nor is what happens within a backward pass, where torch hands
-tensors of its own to what was written in Python. Of streams it tells who does not wait (`pretend_streams`).
+tensors of its own to what was written in Python. Of streams it tells who does not wait (`pretend_streams`), of graphs
+what in them held only once (`pretend_graphs`).
 """
 
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from pretend_graphs import CaptureError, Graph, capture, capturing
 from pretend_streams import STREAMS, Stream
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -135,6 +137,8 @@ def note_use(name: str, tensors: list[torch.Tensor], result: Any) -> None:
             STREAMS.note(name, read=used, written=[x for x in made if isinstance(x, OnCard)], fresh=True)
     told = used and (name in _TELL or (name in ("cpu", "to") and not isinstance(result, OnCard)))
     given = name == "tensor" or (name in ("cuda", "to") and not used)
+    if capturing() and (told or given or (name == "copy_" and len(used) < 2)):
+        raise CaptureError(f"{name}: operation not permitted when stream is capturing")
     if told or given:
         STREAMS.note(name, read=used, written=[], fresh=True)
         STREAMS.synchronize(STREAMS.current)  # the CPU waits for what it is told, and for what it gives
@@ -185,6 +189,9 @@ def pretend_gpu(memory: int = 80 * GIB) -> Generator[None]:
         "Stream": Stream,
         "current_stream": lambda device=None: STREAMS.current,
         "stream": STREAMS.on,
+        "CUDAGraph": Graph,
+        "graph": capture,
+        "graph_pool_handle": object,
     }
     checks = checkpoint._allowed_determinism_checks_to_fns
     swaps = torch.__future__.get_swap_module_params_on_conversion()

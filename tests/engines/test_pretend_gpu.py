@@ -15,6 +15,7 @@ from test_learner import batch, make
 from tiny_model import build_tiny_model
 from torch import nn
 
+from harbortrainer.engines import decode_graphs
 from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
 from harbortrainer.engines.ragged_plan import Planner
@@ -114,6 +115,7 @@ def test_what_is_sampled_is_what_a_plain_forward_pass_says(tmp_path, kind):
 
 
 def test_a_plan_on_the_wrong_device_is_found(folder, monkeypatch):
+    monkeypatch.setattr(decode_graphs, "COUNTS", ())
     monkeypatch.setattr(Planner, "_numbers", lambda self, numbers: torch.tensor(numbers))
     with pretend_gpu(), pytest.raises(UserError, match="tensors on cuda:0 and cpu"):
         Sampler(folder, max_model_len=256).start()

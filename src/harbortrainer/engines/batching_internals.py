@@ -42,8 +42,9 @@ _USED = {
     f"{_PRIVATE}.cache_allocators.cache_allocator:BlockLedger": "block_to_hash; cached_blocks; hash_to_block",
     f"{_PRIVATE}.cache_allocators.full_attention:FullAttentionCacheAllocator": (
         "block_physical_stride; block_table; blocks_per_sector; cache_dtype; cache_tensor; index; ledger; num_blocks;"
-        "num_key_value_heads; tokens_per_page; mark_complete_blocks(request_id, token_ids, new_new_blocks);"
-        "update(key_states, value_states, layer_idx, read_index, write_index); get_cache_for_block_table(layer_idx)"
+        "num_key_value_heads; tokens_per_page; write_trash_index; get_cache_for_block_table(layer_idx);"
+        "mark_complete_blocks(request_id, token_ids, new_new_blocks);"
+        "update(key_states, value_states, layer_idx, read_index, write_index)"
     ),
     f"{_PRIVATE}.cb_logits_processors:ContinuousBatchingLogitsProcessorList": (
         "__init__(logits_processor, ...); check_kwargs(kwargs); fill_defaults(int32_tensor);"
@@ -52,10 +53,14 @@ _USED = {
     f"{_PRIVATE}.model_runner:ModelRunner": (
         "__init__(logit_processor, cb_config, inputs_and_outputs, cache, do_sample, return_logprobs);"
         "compute_batch(model, batch_data); _sample(scores, output_ids); cache; cb_config; inputs_and_outputs;"
-        "maybe_pad_inputs(num_q_tokens, max_kv_read, use_decode_fast_path); logit_processor"
+        "_forward_process_and_sample(model, batch_data, carry_over_ids, prev_output_ids, output_ids);"
+        "maybe_pad_inputs(num_q_tokens, max_kv_read, use_decode_fast_path); logit_processor;"
+        "supports_logits_to_keep(model)"
     ),
-    f"{_PRIVATE}.input_outputs:PagedAttentionArgs": "cache; logits_processor_args; write_index",
-    f"{_PRIVATE}.input_outputs:ContinuousBatchingIOs": "compute_stream; requests_in_batch",
+    f"{_PRIVATE}.input_outputs:PagedAttentionArgs": (
+        "cache; input_ids; logits_indices; logits_processor_args; position_ids; write_index"
+    ),
+    f"{_PRIVATE}.input_outputs:ContinuousBatchingIOs": "compute_stream; get_cb_kwargs(); requests_in_batch",
     f"{_PRIVATE}.requests:FutureRequestState": "complete_blocks; has_new_token; query_length; state",
     f"{_PRIVATE}.requests:GenerationOutput": "error; generated_tokens; logprobs",
     f"{_PRIVATE}.requests:RequestState": (
@@ -79,7 +84,7 @@ from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchProcessor,
     ProtoPretrainedModel,
 )
-from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs, PagedAttentionArgs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.requests import (
     FutureRequestState,
@@ -102,6 +107,7 @@ __all__ = [
     "FutureRequestState",
     "GenerationOutput",
     "ModelRunner",
+    "PagedAttentionArgs",
     "ProtoPretrainedModel",
     "RequestState",
     "RequestStatus",

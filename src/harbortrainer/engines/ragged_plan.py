@@ -145,6 +145,18 @@ class Planner:
         self._decoding = decoding
         return self._plan
 
+    def plan_of(self, reads: torch.Tensor) -> RaggedPlan:
+        """What requests with one query each read, made of what lies on the device alone, as a graph has to be.
+
+        Args:
+            reads: [n, W + 1] of each its blocks, and how many of their rows its query sees.
+        """
+        blocks, seen = reads[:, :-1], reads[:, -1]
+        count, width = blocks.shape
+        rows = torch.arange(count, device=self._device)
+        real = self._mask(seen, width, self._dtype).view(count, 1, 1, -1)
+        return RaggedPlan([Bundle((count, 1, 1), rows, (blocks * self._stride).flatten(), real, seen[:, None])], [])
+
     def _bundles(self, members: list[_Member]) -> list[Bundle]:
         """Puts those together that are of about one size."""
         families = _kin(members) if self._device.type == "cpu" else []
@@ -164,13 +176,13 @@ class Planner:
         rows, own, seen, spines, along = [], [], [], [], []
         for family in families:
             spines.append(family.spine)
-            along += _padded(family.along, most)
-            for member, shared in zip(_padded(family.members, most), _padded(family.along, most), strict=True):
-                rows += _padded(range(member.begin, member.begin + member.queries), queries)
-                own += _padded(member.table[shared:], width)
+            along += padded(family.along, most)
+            for member, shared in zip(padded(family.members, most), padded(family.along, most), strict=True):
+                rows += padded(range(member.begin, member.begin + member.queries), queries)
+                own += padded(member.table[shared:], width)
                 # Of its own pages the first query sees so many rows, each one after it one more.
                 last = member.keys - shared * self._page
-                seen += _padded(range(last - member.queries + 1, last + 1), queries)
+                seen += padded(range(last - member.queries + 1, last + 1), queries)
         size, sees = (len(families), most, queries), self._numbers(seen)
         real = self._mask(sees, width, torch.float32 if along[0] else self._dtype).view(
             -1, 1, queries, width * self._page
@@ -182,7 +194,7 @@ class Planner:
 
     def _with_spines(self, bundle: Bundle, spines: list[list[int]], along: list[int]) -> Bundle:
         longest, (families, _, queries) = max(map(len, spines)), bundle.size
-        bundle = replace(bundle, shared=self._pages([block for spine in spines for block in _padded(spine, longest)]))
+        bundle = replace(bundle, shared=self._pages([block for spine in spines for block in padded(spine, longest)]))
         if min(along) == longest:
             return bundle
         rows = self._numbers(along).repeat_interleave(queries * self._each) * self._page
@@ -268,7 +280,7 @@ def _spine(members: list[_Member]) -> tuple[list[int], dict[int, int], set[int]]
         members = largest
 
 
-def _padded[T](items: Sequence[T], count: int) -> list[T]:
+def padded[T](items: Sequence[T], count: int) -> list[T]:
     """As many as `count`, the last one again and again."""
     return [*items, *[items[-1]] * (count - len(items))]
 

@@ -25,9 +25,11 @@ from harbortrainer.engines.batching_internals import (
     FutureRequestState,
     GenerationOutput,
     ModelRunner,
+    PagedAttentionArgs,
     ProtoPretrainedModel,
     stream_context,
 )
+from harbortrainer.engines.decode_graphs import DecodeGraphs
 from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob, draw
 from harbortrainer.engines.local.sampler.sharing_scheduler import SharingScheduler
 from harbortrainer.engines.peft_internals import sampling_with
@@ -78,6 +80,7 @@ class SeededRunner(ModelRunner):
     """transformers' runner with our attention plan before the forward pass and our sampling step after it."""
 
     planner: Planner | None = None  # where the model attends by RAGGED_ATTENTION
+    graphs: DecodeGraphs | None = None  # on a GPU, beside a planner
     scheduler: SharingScheduler
 
     def maybe_pad_inputs(self, num_q_tokens: int, max_kv_read: int, use_decode_fast_path: bool) -> tuple[int, int]:
@@ -87,14 +90,35 @@ class SeededRunner(ModelRunner):
     # Spares each small operation what autograd notes even where it is off.
     @torch.inference_mode()
     def compute_batch(self, model: torch.nn.Module, batch_data: dict) -> None:
-        self._arguments = batch_data["logits_processor_args"]
-        if self.planner is not None:
-            io = cast("ContinuousBatchingIOs", self.inputs_and_outputs)
-            pairs, table = ((r, r.state) for r in io.requests_in_batch), self.scheduler.allocator.block_table
-            asking = [Asking(r.query_length, state.position_offset, table[state.request_id]) for r, state in pairs]
-            batch_data["ragged_plan"] = self.planner.plan(asking)
         with sampling_with(self.scheduler.turn.adapter):
+            if self.planner is not None:
+                asking = self._asking()
+                if self.graphs is not None and self._play(self.graphs, model, batch_data, asking):
+                    return
+                batch_data["ragged_plan"] = self.planner.plan(asking)
+            self._arguments = batch_data["logits_processor_args"]
             super().compute_batch(model, batch_data)
+
+    def _asking(self) -> list[Asking]:
+        io = cast("ContinuousBatchingIOs", self.inputs_and_outputs)
+        pairs, table = ((r, r.state) for r in io.requests_in_batch), self.scheduler.allocator.block_table
+        return [Asking(r.query_length, state.position_offset, table[state.request_id]) for r, state in pairs]
+
+    def _play(self, graphs: DecodeGraphs, model: torch.nn.Module, batch_data: dict, asking: list[Asking]) -> bool:
+        """Computes the batch by a graph; False where there is none for it."""
+        carry_over, previous, output = self.inputs_and_outputs.get_cb_kwargs()
+        way = self.scheduler.turn.adapter, cast("DrawArguments", self.logit_processor).truncates
+
+        def forward(batch: dict, into: torch.Tensor) -> None:
+            self._arguments = batch["logits_processor_args"]
+            if self.supports_logits_to_keep(model):
+                batch["logits_to_keep"] = batch["logits_indices"]
+            self._forward_process_and_sample(model, batch, carry_over, previous, into)
+
+        sampled = graphs.play(asking, cast("PagedAttentionArgs", batch_data), way, forward)
+        if sampled is not None:
+            output[:, : len(asking)].copy_(sampled)
+        return sampled is not None
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         count = scores.shape[1]
@@ -154,6 +178,14 @@ class SeededManager(ContinuousBatchingManager):
         used = sum(state.position_offset for state in list(processor.scheduler.active_requests.values()))
         return used, processor.cache.num_blocks * self.continuous_batching_config.page_size
 
+    @property
+    def graph_passes(self) -> int:
+        """Forward passes that CUDA graphs computed."""
+        if self.batch_processor is None:
+            return 0
+        graphs = cast("SeededRunner", self.batch_processor.model_runner).graphs
+        return graphs.played if graphs is not None else 0
+
     def begin(self, policy: Policy) -> None:
         """New requests may be the policy's from now on. Only while paused."""
         if self.batch_processor is not None:
@@ -191,8 +223,11 @@ class SeededManager(ContinuousBatchingManager):
         config = self.model.config.get_text_config()
         if config._attn_implementation == RAGGED_ATTENTION:
             kind, page = scheduler.allocator, scheduler.allocator.tokens_per_page
-            processor.model_runner.planner = Planner(
+            processor.model_runner.planner = planner = Planner(
                 page, kind.block_physical_stride // page, config.num_attention_heads // kind.num_key_value_heads,
                 kind.cache_tensor.device, kind.cache_dtype,
             )  # fmt: skip
+            stream = processor.inputs_and_outputs.compute_stream
+            if stream is not None:
+                processor.model_runner.graphs = DecodeGraphs(planner, page, kind.write_trash_index, stream)
         return processor

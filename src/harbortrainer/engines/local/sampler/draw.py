@@ -106,7 +106,8 @@ def draw(
         Tokens [n] and their log-probabilities [n], nats.
     """
     greedy = temperature <= 0
-    logprobs = (logits / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
+    # `where` with a number would copy that to a GPU, and wait for it.
+    logprobs = (logits / temperature.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
     if truncation is not None:
         logprobs = torch.where(greedy[:, None], logprobs, truncate(logprobs, *truncation))
     # Doubles: float32 sums over a large vocabulary lose the rare tokens.

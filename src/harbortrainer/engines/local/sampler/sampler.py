@@ -181,7 +181,8 @@ class Sampler:
 
     def stats(self) -> dict[str, float]:
         """Counters: requests, failed, cancelled, prompt_tokens, sampled_tokens, running, waiting, cache_tokens,
-        cache_used_tokens, version, handovers, handover_s and handover_wait_s (the last one's), handover_total_s."""
+        cache_used_tokens, version, graph_passes (which CUDA graphs computed), handovers, handover_s and handover_wait_s
+        (the last one's), handover_total_s."""
         return self._replies.engine.stats() if self._replies else {}
 
     async def _open(self) -> FastAPI:

@@ -149,7 +149,7 @@ class SamplingEngine:
         return self._manager.failure
 
     def stats(self) -> dict[str, float]:
-        """The counters, and what holds now: running, waiting, cache_used_tokens, cache_tokens, version."""
+        """The counters and graph_passes; what holds now: running, waiting, cache_used_tokens, cache_tokens, version."""
         used, size = self._manager.cache_tokens()
         return asdict(self.counters) | {
             "running": len(self._pending),
@@ -157,6 +157,7 @@ class SamplingEngine:
             "cache_used_tokens": used,
             "cache_tokens": size,
             "version": self.version,
+            "graph_passes": self._manager.graph_passes,
         }
 
     async def sample(self, job: SamplingJob) -> Completion:
