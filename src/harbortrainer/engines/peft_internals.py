@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harbortrainer.couplings import Couplings, places_in
+from harbortrainer.engines.block_product import multiply, pays
 from harbortrainer.errors import UserError
 
 WRITTEN_FOR = "0.21"
@@ -88,7 +89,8 @@ def sampling_with(adapter: str | None) -> Generator[None]:
 
 
 def inject_for_sampling(model: nn.Module, config: LoraConfig, adapter: str) -> dict[str, nn.Parameter]:
-    """Puts a LoRA's layers into `model`, without gradients, beside those that are there; `sampling_with` chooses.
+    """Puts a LoRA's layers into `model`, without gradients, beside those that are there; `sampling_with` chooses. Large
+    layers are multiplied block by block, the output matrix among them.
 
     Returns:
         Their weights as `adapter_weights` names them, in float32 on any base: as peft keeps them in the learner.
@@ -111,14 +113,22 @@ def inject_for_sampling(model: nn.Module, config: LoraConfig, adapter: str) -> d
                 for name, down in module.lora_A.items()
             }
             module.forward = partial(_add_lora, module.base_layer, _product(module.base_layer), adapters)
+        elif type(module) is nn.Linear and module.bias is None and pays(module.weight):
+            module.forward = partial(_each_row, _product(module))
     return weights
 
 
 def _product(base: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """What `base` makes of a matrix; without the way through the module where it is one product."""
-    if type(base) is nn.Linear and base.bias is None:
-        return partial(torch.mm, mat2=base.weight.t())
-    return base.forward
+    if type(base) is not nn.Linear or base.bias is not None:
+        return base.forward
+    if pays(base.weight):
+        return partial(multiply, weight=base.weight)
+    return partial(torch.mm, mat2=base.weight.t())
+
+
+def _each_row(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
 def _add_lora(
