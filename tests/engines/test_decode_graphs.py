@@ -44,13 +44,15 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(sampler: Sampler) -> list[dict]:
-    """Requests of different lengths and ways to draw, at once: they end one by one."""
+    """Requests of different lengths and ways to draw, at once: they end one by one. Then one alone, of a size that has
+    been there, that draws in another way."""
 
     def one(i: int) -> dict:
         return generate(sampler.url, PROMPTS[i], seed=i, max_tokens=LENGTHS[i], ignore_eos=True, **DRAWS[i])
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(one, range(len(PROMPTS))))
+        together = list(pool.map(one, range(len(PROMPTS))))
+    return [*together, generate(sampler.url, PROMPTS[1], seed=9, max_tokens=8, top_k=2, ignore_eos=True)]
 
 
 def played(folder, adapters: list[dict[str, torch.Tensor]]) -> tuple[list[list[dict]], DecodeGraphs]:

@@ -3,7 +3,7 @@
 A few rows times a large weight, which is what decoding is, takes torch's library about twice as long in one go as in
 blocks that stay in a processor's cache.
 
-Contract: the same numbers, and no memory beside the result.
+Contract: the same product (bit for bit, where it was measured), and no memory beside the result.
 """
 
 import torch
