@@ -1,7 +1,7 @@
 """What the embedded engine holds at most while it samples and trains: the base once, twice, and by another checkout.
 
-As a script it is one arm, played by the checkout that PYTHONPATH names; the setting comes as JSON, what was found goes
-to standard output as JSON.
+As a script it is one arm, played by the checkout that PYTHONPATH names; the setting comes from standard input, what was
+found goes to standard output, as JSON.
 """
 
 import importlib
@@ -44,8 +44,16 @@ def _in_a_process(case: Setting, twice: bool) -> tuple[float, float]:
 def _by_checkout(case: Setting, checkout: Path) -> tuple[float, float]:
     root = checkout.absolute()
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
-    command = [sys.executable, "-P", __file__, json.dumps(asdict(case), default=str)]
-    played = subprocess.run(command, env=environment, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
+    asked = json.dumps(asdict(case), default=str)  # longer than a command line may be
+    played = subprocess.run(
+        [sys.executable, "-P", __file__],
+        env=environment,
+        cwd=root,
+        check=True,
+        input=asked,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     libraries, peak = json.loads(played.stdout.splitlines()[-1])
     return libraries, peak
 
@@ -85,5 +93,5 @@ def _peak(case: Setting) -> float:
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
+    told = json.load(sys.stdin)
     print(json.dumps(_play(Setting(**told | {"folder": Path(told["folder"])}))))
