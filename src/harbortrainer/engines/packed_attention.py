@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from harbortrainer.engines.grouped_attention import attend_in_groups
 
 PACKED_ATTENTION = "packed"
 """The name under which transformers knows it, and makes no mask for it."""
@@ -192,15 +193,10 @@ def _attend(
     lengths = [stretch.tokens for stretch in stretches or ()] or [query.shape[2]]
     # One split, not a slice each: the gradient of a slice is as large as the whole row.
     queries, keys, values = (x.split(lengths, dim=2) for x in (query, key, value))
-    grouped, attended = query.shape[1] != key.shape[1], []
+    attended = []
     for i, stretch in enumerate(stretches or [Stretch(lengths[0], (), None)]):
         k, v = (_with_past(x, i, stretch.before) for x in (keys, values))
-        attended.append(
-            scaled_dot_product_attention(
-                queries[i], k, v, attn_mask=stretch.mask, is_causal=stretch.mask is None, scale=scaling,
-                enable_gqa=grouped,
-            ).transpose(1, 2)
-        )  # fmt: skip
+        attended.append(attend_in_groups(queries[i], k, v, stretch.mask, scaling).transpose(1, 2))
     return torch.cat(attended, dim=1), None
 
 

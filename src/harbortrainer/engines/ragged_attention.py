@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from harbortrainer.engines.grouped_attention import attend_in_groups
 from harbortrainer.engines.ragged_plan import Bundle, PrefillRow, RaggedPlan, whole_sequences
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def attend(
     for row in plan.prefills:
         q = flat[row.begin : row.end].transpose(0, 1)[None]
         k, v = (x.transpose(0, 1)[None] for x in _keys_of(row, own, paged))
-        attended = scaled_dot_product_attention(
-            q, k, v, attn_mask=row.mask, is_causal=row.mask is None, scale=scaling, enable_gqa=heads != groups
-        )
+        attended = attend_in_groups(q, k, v, row.mask, scaling)
         out[row.begin : row.end] = attended[0].transpose(0, 1)
     return out[None]
 
