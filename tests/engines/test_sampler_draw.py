@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from harbortrainer.engines.local.sampler import draw as module
 from harbortrainer.engines.local.sampler.draw import Draw, draw, request_seed, truncate
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0])
@@ -56,6 +57,21 @@ def test_a_row_that_does_not_truncate_is_left_alone_beside_one_that_does():
     assert torch.allclose(kept[0], logprobs[0], atol=1e-6)
     assert kept[1, 0] == 0
     assert torch.isinf(kept[1, 1:]).all()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_many_rows_are_drawn_some_at_a_time_and_as_they_would_be_at_once(truncates, monkeypatch):
+    noise = torch.Generator().manual_seed(0)
+    logits, uniform = torch.randn(7, 11, generator=noise), torch.rand(7, generator=noise)
+    temperature = torch.tensor([1.0, 0.0, 0.5, 1.0, 2.0, 0.0, 1.0])
+    rest = torch.tensor([-1.0, 3, 2, 5, -1, 1, 4]), torch.linspace(0.5, 1, 7), torch.linspace(0, 0.3, 7)
+    at_once = draw(logits, uniform, temperature, rest if truncates else None)
+    sizes, drawn_at_once = [], module._draw
+    monkeypatch.setattr(module, "_draw", lambda part, *more: sizes.append(len(part)) or drawn_at_once(part, *more))
+    monkeypatch.setattr(module, "DRAWN_ELEMENTS", 33)
+    in_parts = draw(logits, uniform, temperature, rest if truncates else None)
+    assert sizes == [3, 3, 1]
+    assert all(map(torch.equal, in_parts, at_once))
 
 
 def test_the_random_number_depends_on_seed_and_position_only():

@@ -19,13 +19,13 @@ from harbortrainer.engines.packed_attention import attends_to_all
 from harbortrainer.errors import UserError
 
 # Small pages let short prompts share their beginning; transformers shares whole pages only.
-_PAGE_SIZE = 16
+PAGE_SIZE = 16
 # More requests than this in one forward pass wait for a place.
-_MAX_REQUESTS = 256
+MAX_REQUESTS = 256
 # Of the memory that is free when the engine starts. The learner needs the rest.
 _SHARE = {"cpu": 0.15, "cuda": 0.4}
-# On a CPU few, so that what decodes does not wait long for what begins.
-_MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+# On a CPU few, so that what decodes does not wait long for what begins; on a GPU as many as keep it busy.
+_MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 4096}
 _MAX_MASKED = 1024
 # On a CPU the cache is the run's memory too: this much, or four requests of the longest length.
 _CPU_CACHE_BYTES = 128 * 2**20
@@ -49,7 +49,7 @@ def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | N
     affordable, tokens = cache_tokens(free, kind, per_token, max_model_len)
     if planned is not None:
         affordable = tokens = min(planned, free // per_token)
-    counted = int(_COUNTED * free) // (_keys_and_values(model) + _beside(model, kind))
+    counted = int(_COUNTED * free) // (keys_and_values(model) + _beside(model, kind))
     affordable, tokens = min(affordable, counted), min(tokens, counted)
     if affordable < max_model_len:
         raise UserError(
@@ -58,10 +58,10 @@ def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | N
         )
     return ContinuousBatchingConfig(
         return_logprobs=True,
-        page_size=_PAGE_SIZE,
-        num_blocks=-(-tokens // _PAGE_SIZE) + 1,
-        max_batch_tokens=_batch_tokens(model.config, kind),
-        max_requests_per_batch=_MAX_REQUESTS,
+        page_size=PAGE_SIZE,
+        num_blocks=-(-tokens // PAGE_SIZE) + 1,
+        max_batch_tokens=batch_tokens(model.config, kind),
+        max_requests_per_batch=MAX_REQUESTS,
         max_memory_percent=1.0,
         scheduler_type=SHARING_SCHEDULER,
         # Shapes change with every batch; graphs and a second set of buffers would only cost memory.
@@ -81,7 +81,7 @@ def cache_tokens(free: int, kind: str, per_token: int, max_model_len: int) -> tu
         max_model_len: Tokens of the longest request.
     """
     affordable = int(free * _SHARE.get(kind, 0.3)) // per_token
-    tokens = min(affordable, _MAX_REQUESTS * max_model_len)
+    tokens = min(affordable, MAX_REQUESTS * max_model_len)
     if kind == "cpu":
         tokens = min(tokens, max(4 * max_model_len, _CPU_CACHE_BYTES // per_token))
     return affordable, tokens
@@ -95,12 +95,13 @@ def cache_bytes_per_token(model: PreTrainedModel, kind: str) -> int:
         model: On any device.
         kind: Of the device that it is for, "cpu" or "cuda".
     """
-    return _keys_and_values(model) + (0 if attends_to_all(model.config) else _beside(model, kind))
+    return keys_and_values(model) + (0 if attends_to_all(model.config) else _beside(model, kind))
 
 
-def _keys_and_values(model: PreTrainedModel) -> int:
+def keys_and_values(model: PreTrainedModel) -> int:
+    """Bytes of a token's keys and values over all layers."""
     config = model.config.get_text_config()
-    return 2 * config.num_hidden_layers * _kv_heads(config) * _head_dim(config) * model.dtype.itemsize
+    return 2 * config.num_hidden_layers * kv_heads(config) * head_dim(config) * model.dtype.itemsize
 
 
 def _beside(model: PreTrainedModel, kind: str) -> int:
@@ -113,21 +114,24 @@ def _beside(model: PreTrainedModel, kind: str) -> int:
     config = model.config.get_text_config()
     layers = group_layers_by_attn_type(config)
     masks = 2 if SLIDING_ATTENTION in layers else 1
-    heads = 2 * config.num_attention_heads + _kv_heads(config)
-    read = heads * _head_dim(config) * model.dtype.itemsize + len(layers) * torch.int64.itemsize
-    columns = masks * model.dtype.itemsize * _batch_tokens(config, kind)
+    heads = 2 * config.num_attention_heads + kv_heads(config)
+    read = heads * head_dim(config) * model.dtype.itemsize + len(layers) * torch.int64.itemsize
+    columns = masks * model.dtype.itemsize * batch_tokens(config, kind)
     # If all of the cache were one kind of layer's, it would hold so many times the tokens.
     return (read + columns) * config.num_hidden_layers // min(map(len, layers.values()))
 
 
-def _batch_tokens(config: PreTrainedConfig, kind: str) -> int:
+def batch_tokens(config: PreTrainedConfig, kind: str) -> int:
+    """Tokens of a forward pass at most."""
     tokens = _MAX_BATCH_TOKENS.get(kind, 512)
     return tokens if attends_to_all(config) else min(tokens, _MAX_MASKED)
 
 
-def _kv_heads(config: PreTrainedConfig) -> int:
+def kv_heads(config: PreTrainedConfig) -> int:
+    """Heads of the keys."""
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
-def _head_dim(config: PreTrainedConfig) -> int:
+def head_dim(config: PreTrainedConfig) -> int:
+    """Numbers of a head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

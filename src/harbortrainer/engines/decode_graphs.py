@@ -23,7 +23,7 @@ from harbortrainer.engines.waiting_operations import Waits
 COUNTS: tuple[int, ...] = (1, 4, 16, 64)
 """Requests of a graph. What is padded costs little: a pass of few tokens waits for the weights. None for no graphs."""
 _LEAST_PAGES = 4
-_MOST_PAGES = 4096
+MOST_PAGES = 4096
 """Of all requests; the copy that a layer makes of them is 270 MB in Qwen3-8B."""
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def size_of(asking: Sequence[Asking], page_size: int) -> Size | None:
     longest = -(-max(one.keys for one in asking) // page_size)
     requests = next((count for count in COUNTS if count >= len(asking)), 0)
     pages = max(_LEAST_PAGES, 1 << (longest - 1).bit_length())
-    return Size(requests, pages) if requests and requests * pages <= _MOST_PAGES else None
+    return Size(requests, pages) if requests and requests * pages <= MOST_PAGES else None
 
 
 class DecodeGraph:

@@ -20,6 +20,7 @@ from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.couplings import Couplings
 from harbortrainer.engines.architectures import need_sampled
 from harbortrainer.engines.cache_size import cache_bytes_per_token
+from harbortrainer.engines.forward_pass import ForwardPass
 from harbortrainer.engines.local.learner.lora_policy import lora_config
 from harbortrainer.engines.local.learner.trained_policy import recompute_activations
 from harbortrainer.engines.local.sampler.sampled_model import context_limit, resolve_dtype
@@ -84,6 +85,7 @@ def plan_memory(
         version=weights if lora is None else 0,
         versions=off_policy + 1 + KEPT_BESIDE,
         cached_token=cache_bytes_per_token(base, kind),
+        forward=ForwardPass.of(base, kind),
         kept_token=kept,
         block_token=block,
         pair=0 if attends_to_all(base.config) else MASKS + at_once * dtype.itemsize,

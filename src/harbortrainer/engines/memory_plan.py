@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from harbortrainer.engines.cache_size import cache_tokens
 from harbortrainer.engines.engine_choice import LORA_INSTEAD
+from harbortrainer.engines.forward_pass import ForwardPass
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH
 from harbortrainer.engines.local.learner.trained_policy import CHUNK_ELEMENTS
 from harbortrainer.errors import UserError
@@ -41,6 +42,8 @@ class MemoryPlan:
     """How many it keeps."""
     cached_token: int
     """Keys and values of a token, and its columns of the masks where there are any."""
+    forward: ForwardPass
+    """The sampler's largest."""
     kept_token: int
     """What a token of a micro batch leaves for the backward pass."""
     block_token: int
@@ -66,7 +69,8 @@ class MemoryPlan:
 
     def _cache(self, context: int, micro_batch: int) -> int:
         free = max(0, self.room - self.weights)
-        left = max(0, free - self.trained - self.kept - self.learner(micro_batch)) // self.cached_token
+        others = self.trained + self.kept + self.learner(micro_batch) + self.forward.beside(context, 0)
+        left = max(0, free - others) // (self.cached_token + self.forward.cached_token)
         affordable, tokens = cache_tokens(free, self.kind, self.cached_token, context)
         return min(affordable, tokens, left)
 
@@ -88,6 +92,7 @@ class MemoryPlan:
             "gradient and optimizer" if self.version else "adapter and optimizer": self.trained,
             **({f"{self.versions} versions": self.kept} if self.kept else {}),
             f"cache for {cached // context} trials of {context} tokens at once": cached * self.cached_token,
+            "sampler's forward pass": self.forward.beside(context, cached),
             f"learner's {tokens} tokens at once, seq_len {seq_len}": self.learner(tokens),
         }
 

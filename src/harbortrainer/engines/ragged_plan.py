@@ -205,7 +205,7 @@ class Planner:
         queries, keys, table = asking
         if keys == queries:
             return PrefillRow(begin, begin + queries)
-        mask = torch.full((queries, keys), -torch.inf, dtype=self._dtype, device=self._device).triu(keys - queries + 1)
+        mask = torch.full((queries, keys), -torch.inf, dtype=self._dtype, device=self._device).triu_(keys - queries + 1)
         return PrefillRow(begin, begin + queries, self._pages(table), mask)
 
     def _numbers(self, numbers: Sequence[int]) -> torch.Tensor:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 
 _MASK = (1 << 64) - 1
+DRAWN_ELEMENTS = 1 << 22
+"""Of logits that are drawn from at once: what is made of them on the way is many times as large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def draw(
     temperature: torch.Tensor,
     truncation: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws one token a row by inverting the cumulative distribution.
+    """Draws one token a row by inverting the cumulative distribution, some rows at a time.
 
     Args:
         logits: [n, V] float32.
@@ -105,10 +107,20 @@ def draw(
     Returns:
         Tokens [n] and their log-probabilities [n], nats.
     """
+    at_once = max(1, DRAWN_ELEMENTS // logits.shape[-1])
+    given = logits, uniform, temperature, *(truncation or ())
+    drawn = [_draw(*rows) for rows in zip(*(tensor.split(at_once) for tensor in given), strict=True)]
+    tokens, logprobs = (torch.cat(column) for column in zip(*drawn, strict=True))
+    return tokens, logprobs
+
+
+def _draw(
+    logits: torch.Tensor, uniform: torch.Tensor, temperature: torch.Tensor, *truncation: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     greedy = temperature <= 0
     # `where` with a number would copy that to a GPU, and wait for it.
     logprobs = (logits / temperature.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
-    if truncation is not None:
+    if truncation:
         logprobs = torch.where(greedy[:, None], logprobs, truncate(logprobs, *truncation))
     # Doubles: float32 sums over a large vocabulary lose the rare tokens.
     cumulative = logprobs.double().exp().cumsum(-1)
