@@ -126,6 +126,20 @@ def test_what_was_used_longest_ago_is_given_up_first_and_only_for_room(folder, f
         assert prompt_tokens(forwards) == len(others[0])
 
 
+def test_those_who_share_a_prompt_decode_together_in_a_cache_that_would_hold_few_of_them_apart(
+    folder, forwards, reference, monkeypatch
+):
+    monkeypatch.setattr(cache_size, "_CPU_CACHE_BYTES", 0)  # four requests of the longest length
+    prompt = random_prompt(400, seed=1)
+    with Sampler(folder, seed=3, max_model_len=448) as sampler:
+        forwards.clear()
+        choices = ask(sampler.url, prompt, count=12)
+    assert max(map(len, forwards)) == 12
+    # One computes the prompt, and the others its end, in a pass; from then on all of them a token each.
+    assert forwards.count([1] * 12) >= 18
+    assert all(agrees(choice, reference, prompt) for choice in choices)
+
+
 def test_a_request_that_waits_for_one_that_is_cancelled_computes_the_prompt_itself(sampler, forwards, monkeypatch):
     manager = sampler._replies.engine._manager
     watching, cancelled = SeededRunner.compute_batch, []

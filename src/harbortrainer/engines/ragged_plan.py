@@ -122,6 +122,8 @@ class Planner:
         self._page, self._stride, self._each, self._device, self._dtype = page_size, stride, each, device, dtype
         self._decoding: list[_Member] = []
         self._plan = RaggedPlan([], [])
+        self.reads_once = device.type == "cpu"
+        """Whether pages that requests share are read once, and not by each of them."""
 
     def plan(self, asking: Iterable[Asking]) -> RaggedPlan:
         """What a forward pass of these requests, in the order of the batch, reads; good until the next one is made."""
@@ -159,7 +161,7 @@ class Planner:
 
     def _bundles(self, members: list[_Member]) -> list[Bundle]:
         """Puts those together that are of about one size."""
-        families = _kin(members) if self._device.type == "cpu" else []
+        families = _kin(members) if self.reads_once else []
         kin = {member.begin for family in families for member in family.members}
         alike: dict[tuple[int, int], list[_Family]] = {}
         for family in families:

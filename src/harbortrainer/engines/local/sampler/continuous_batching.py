@@ -227,6 +227,7 @@ class SeededManager(ContinuousBatchingManager):
                 page, kind.block_physical_stride // page, config.num_attention_heads // kind.num_key_value_heads,
                 kind.cache_tensor.device, kind.cache_dtype,
             )  # fmt: skip
+            scheduler.reads_once = planner.reads_once
             stream = processor.inputs_and_outputs.compute_stream
             if stream is not None:
                 processor.model_runner.graphs = DecodeGraphs(planner, page, kind.write_trash_index, stream)

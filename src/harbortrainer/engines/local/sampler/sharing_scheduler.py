@@ -17,6 +17,7 @@ from harbortrainer.engines.batching_internals import (
 from harbortrainer.engines.local.sampler.draw import Policy
 
 SHARING_SCHEDULER = "sharing"
+_BOUNDLESS = 1 << 62
 
 
 def _serial(state: RequestState) -> int:
@@ -38,6 +39,9 @@ class SharingScheduler(FIFOScheduler):
 
     newest = turn = Policy()
     _hashes: Mapping[str, Sequence[int]] = {}
+    reads_once = False
+    """Whether a pass reads once what several requests share. Then it may have more requests than the cache could hold
+    one by one, which is transformers' bound."""
 
     def begin(self, policy: Policy) -> None:
         """Makes a policy the newest, and forgets what the cache holds for others. Only while paused."""
@@ -51,7 +55,7 @@ class SharingScheduler(FIFOScheduler):
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[FutureRequestState] | None, bool, int, int]:
         there = {_serial(s): s for s in (*self.active_requests.values(), *self.waiting_requests.values())}
-        full, starved = False, []
+        full, starved, cache_budget = False, [], _BOUNDLESS if self.reads_once else cache_budget
         for serial in sorted(there, key=lambda serial: (serial <= self.turn.serial, serial)):
             self.turn = there[serial].logit_processor_kwargs["policy"]
             scheduled = super().schedule_batch(token_budget, cache_budget)
