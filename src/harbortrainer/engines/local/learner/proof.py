@@ -20,7 +20,7 @@ uncertain tokens comparable:
     e = (log p' - log p) / (1 - p + 0.01).
 
 A fault in what the sampler reports is in this measurement too. It is therefore believed only within bounds that
-follow from the dtype alone, and its largest 2 % no further than five times what the others reach. What a request that
+follow from the dtype alone, and its largest 2 % no further than three times what the others reach. What a request that
 a hand-over overtook is off by is no measure where there are others: it may have gone on by the newer adapter.
 
 A few tokens, the nearly certain ones, make most of the noise, so that the noise of some tokens says little of that of
@@ -46,7 +46,7 @@ POOL = 4096
 """Tokens that are remembered, the newest."""
 ENOUGH = 100
 """Fewer tokens than this are no measurement."""
-MOST, BEYOND = 0.98, 5.0
+MOST, BEYOND = 0.98, 3.0
 """The largest noise is at most `BEYOND` times what this share of the tokens stays under."""
 
 
