@@ -36,14 +36,14 @@ OWN: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2,
         "activation_sparsity_pattern": None,
     },
-    "gemma4": {"vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 16, "global_head_dim": 16},
+    "gemma4": {"vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 16, "global_head_dim": 32},
 }  # fmt: skip
 WINDOWED = "mistral ministral ministral3 gemma2 gemma3 gemma3n gemma4 gpt_oss olmo3 cohere2 exaone4"
 """Kinds that are given a window shorter than the tests' prompts."""
 NO_GROUPS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "dots1")
 
 
-def small_config(kind: str) -> PretrainedConfig:
+def small_config(kind: str, **changed: Any) -> PretrainedConfig:
     """The config of a kind; of one that sees too, of the part that writes."""
     made = CONFIG_MAPPING[f"{kind}_text" if f"{kind}_text" in CONFIG_MAPPING else kind]
     known = set(inspect.signature(made).parameters).union(*(inspect.get_annotations(base) for base in made.__mro__))
@@ -54,7 +54,7 @@ def small_config(kind: str) -> PretrainedConfig:
         settings["num_key_value_heads"] = settings["num_attention_heads"]
     if kind in (*NO_GROUPS, "falcon"):
         settings.pop("head_dim", None)
-    return made(**settings, **OWN.get(kind, {}), **TOKENS)
+    return made(**{**settings, **OWN.get(kind, {}), **TOKENS, **changed})
 
 
 def small_model(folder: Path, kind: str) -> Path:

@@ -25,13 +25,14 @@ TABLE = {
     label: kinds.split(", ") for label, kinds in re.findall(r"^\| ([^|]+) \| ([a-z0-9_, ]+) \|$", PAGE, re.MULTILINE)
     if label.startswith(("sampled and trained", "refused"))
 }  # fmt: skip
-TRAINED, TRAINED_IF_NAMED, OF_STATES, OF_ITS_OWN, OF_WIDTHS, AT_THE_START = TABLE.values()
+TRAINED, TRAINED_IF_NAMED, OF_STATES, OF_ITS_OWN, OF_WIDTHS, UNLIKE, AT_THE_START = TABLE.values()
 OFTEN = {"llama", "qwen2", "qwen3_moe", "mistral", "gemma3", "phi3", "smollm3", "olmo3", "glm4"}
 """Kinds that are sampled from in every run of the tests."""
 WHY_REFUSED = {
     **dict.fromkeys(OF_STATES, r"layers of \w+(, \w+)*; only full and sliding attention is batched"),
     **dict.fromkeys(OF_ITS_OWN, "an attention of its own, which cannot be batched"),
     **dict.fromkeys(OF_WIDTHS, "values of another width than its keys, which are not batched"),
+    **dict.fromkeys(UNLIKE, "layers that differ in head_dim, which are not batched"),
 }
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 LAYERS = dict.fromkeys(TRAINED_IF_NAMED, ATTENTION) | {

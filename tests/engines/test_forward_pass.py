@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_kinds import small_config
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
@@ -53,6 +54,14 @@ def test_a_layer_takes_no_more_than_is_planned_and_not_much_less(config):
         measured = peak(lambda: model.get_decoder()(input_ids=ids, use_cache=False))
     planned = ForwardPass.of(model, "cpu").layer
     assert planned / 2 < measured <= planned
+
+
+def test_of_layers_that_differ_the_widest_is_counted():
+    """As Gemma 3n's config may have them, with a number for each layer."""
+    layers = [[96, 96, 96, 480], [480] * 4, [96] * 4]
+    models = [AutoModelForCausalLM.from_config(small_config("gemma3n", intermediate_size=sizes)) for sizes in layers]
+    one, all_, none = (ForwardPass.of(model, "cpu").layer for model in models)
+    assert one == all_ > none
 
 
 @pytest.mark.parametrize(("truncates", "least"), [(False, 16), (True, 40)])

@@ -11,7 +11,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 from harbortrainer.couplings import Couplings, places_in
 from harbortrainer.errors import UserError
 
-_USED = {"transformers:PreTrainedModel": "_is_stateful; _supports_attention_backend; _supports_sdpa"}
+_USED = {
+    "transformers:PreTrainedConfig": "per_layer_attributes",
+    "transformers:PreTrainedModel": "_is_stateful; _supports_attention_backend; _supports_sdpa",
+}
 COUPLINGS = Couplings("transformers", "5.23", __name__, places_in(_USED))
 COUPLINGS.check()
 
@@ -45,6 +48,8 @@ def _why_not(config: PreTrainedConfig) -> str:
     text = config.get_text_config()
     if kinds := set(getattr(text, "layer_types", None) or ()) - _KEPT:
         return f"{found.__name__} has layers of {', '.join(sorted(kinds))}; only full and sliding attention is batched"
+    if unlike := text.per_layer_attributes:
+        return f"{found.__name__} has layers that differ in {', '.join(sorted(unlike))}, which are not batched"
     if getattr(text, "qk_nope_head_dim", 0) and text.qk_nope_head_dim + text.qk_rope_head_dim != text.v_head_dim:
         return f"{found.__name__} has values of another width than its keys, which are not batched"
     if found._is_stateful:
