@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 
@@ -36,7 +37,7 @@ class Ours:
         from harbortrainer.engines.local.learner.learner import Learner
         from harbortrainer.engines.local.sampler import Sampler
         from harbortrainer.engines.pretrained import second_model
-        from harbortrainer.runs.memory import leave_imports_alone
+        from harbortrainer.runs.memory import imports_left_alone
 
         self.case = case
         lora = LoraSettings(rank=RANK, alpha=ALPHA, target_modules=TARGETS)
@@ -51,9 +52,11 @@ class Ours:
         self.differences: list[float] = []
         self.handovers: list[float] = []
         self.hand_over()
-        leave_imports_alone()
+        self._imports = ExitStack()
+        self._imports.enter_context(imports_left_alone())
 
     def close(self) -> None:
+        self._imports.close()
         self.client.shutdown()
         self.sampler.stop()
 
