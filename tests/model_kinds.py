@@ -8,7 +8,7 @@ import torch
 from tiny_model import build_tiny_tokenizer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
-TOKENS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
 SMALL: dict[str, Any] = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
@@ -54,7 +54,7 @@ def small_config(kind: str, **changed: Any) -> PretrainedConfig:
         settings["num_key_value_heads"] = settings["num_attention_heads"]
     if kind in (*NO_GROUPS, "falcon"):
         settings.pop("head_dim", None)
-    return made(**{**settings, **OWN.get(kind, {}), **TOKENS, **changed})
+    return made(**settings | OWN.get(kind, {}) | TOKENS | changed)
 
 
 def small_model(folder: Path, kind: str) -> Path:
