@@ -255,12 +255,17 @@ def test_lora_dropout_leaves_the_proof_exact(model):
     assert metrics["proof/logprob_diff/max"] < 1e-4
 
 
-def test_bfloat16_trains_a_float32_adapter(model):
+def test_in_bfloat16_an_adapter_is_computed_in_it_and_stepped_in_float32(model):
     learner = make(model, dtype="bfloat16")
     samples = batch(model, make(model))
     metrics = learner.train(samples)
-    assert all(w.dtype == torch.float32 for w in learner.weights().values())
     assert metrics["proof/logprob_diff/max"] > 1e-4
+    masters = learner._policy.masters()
+    for name, weight in learner.weights().items():
+        assert (weight.dtype, masters[name].dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(weight, masters[name].bfloat16())
+    assert any(not torch.equal(master, master.bfloat16().float()) for master in masters.values())
+    assert {parameter.dtype for parameter in learner._policy.parameters} == {torch.float32}
 
 
 def test_an_error_changes_nothing(model):

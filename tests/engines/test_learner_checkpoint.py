@@ -23,8 +23,8 @@ def model(tmp_path_factory):
     return build_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=32, layers=2)
 
 
-def make(model, lora: LoraSettings | None = None) -> Learner:
-    return Learner(model, lora or LoraSettings(rank=4), OptimSettings(lr=0.05), LossSettings(), seed=1)
+def make(model, lora: LoraSettings | None = None, dtype: str = "float32") -> Learner:
+    return Learner(model, lora or LoraSettings(rank=4), OptimSettings(lr=0.05), LossSettings(), seed=1, dtype=dtype)
 
 
 def batch(model, learner, seed):
@@ -50,6 +50,20 @@ def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tm
         {k: v for k, v in m.items() if not k.startswith(timing)} for m in expected
     ]
     assert all(torch.equal(resumed.weights()[n], w) for n, w in learner.weights().items())
+
+
+@pytest.mark.parametrize(("one", "other"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16",) * 2])
+def test_what_was_begun_in_one_dtype_goes_on_in_another_from_the_same_float32_weights(model, tmp_path, one, other):
+    """As on a CPU and on a GPU."""
+    learner, resumed = make(model, dtype=one), make(model, dtype=other)
+    learner.train(batch(model, make(model), 0))
+    learner.save(tmp_path / "step_1")
+    resumed.load(tmp_path / "step_1")
+    for ours, theirs in zip(resumed._policy.parameters, learner._policy.parameters, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
+    rounded = [weight.to(getattr(torch, other)) for weight in learner._policy.parameters]
+    assert all(map(torch.equal, resumed.weights().values(), rounded))
 
 
 def test_the_adapter_is_plain_peft(model, tmp_path):

@@ -38,7 +38,7 @@ def test_the_place_is_as_it_was(place):
 def test_an_adapters_weights_bear_the_names_that_peft_saves():
     model = Net()
     saved = get_peft_model_state_dict(get_peft_model(Net(), LORA))
-    ours = inject_for_sampling(model, LORA, "policy")
+    ours = inject_for_sampling(model, LORA, "policy", torch.float32)
     told = f"peft {WRITTEN_FOR} named parameters by layer and adapter; adapter_weights no longer finds them"
     assert ours.keys() == {name.removeprefix("base_model.model.") for name in saved}, told
     assert adapter_weights(model, "policy").keys() == ours.keys(), told
@@ -47,7 +47,7 @@ def test_an_adapters_weights_bear_the_names_that_peft_saves():
 
 def test_the_shorter_forward_computes_what_pefts_does():
     ours, theirs = Net(), get_peft_model(Net(), LORA).eval()
-    weights = inject_for_sampling(ours, LORA, "policy")
+    weights = inject_for_sampling(ours, LORA, "policy", torch.float32)
     state = {name: torch.randn_like(weight) for name, weight in weights.items()}
     for name, weight in weights.items():
         weight.data.copy_(state[name])
@@ -59,11 +59,45 @@ def test_the_shorter_forward_computes_what_pefts_does():
         assert torch.allclose(ours(x), theirs(x), atol=1e-6), told
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_what_is_trained_computes_what_pefts_does_and_gets_its_gradients(dropout):
+    config = LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "down_proj"], lora_dropout=dropout)
+    theirs = get_peft_model(_one_layer(seed=1), config).train()
+    ours, _ = inject_for_training(_one_layer(seed=1), config)
+    own, expected = (adapter_weights(model, "default") for model in (ours.train(), theirs))
+    said = []
+    for model, weights in ((ours, own), (theirs, expected)):
+        for number, weight in enumerate(weights.values()):
+            weight.data = torch.sin(torch.arange(weight.numel()) + number).view(weight.shape)
+        torch.manual_seed(0)
+        said.append(model(input_ids=torch.arange(6).view(2, 3)).logits)
+        said[-1].square().sum().backward()
+    told = f"inject_for_training replaces the forward that peft {WRITTEN_FOR} gave lora.Linear; it is another one now"
+    assert torch.allclose(*said, atol=1e-6), told
+    for ours_, theirs_ in zip(own.values(), expected.values(), strict=True):
+        assert ours_.grad is not None and theirs_.grad is not None
+        assert ours_.grad.any() and torch.allclose(ours_.grad, theirs_.grad, atol=1e-5), told
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_sampled_and_what_is_trained_round_alike(dtype):
+    config = LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "down_proj"])
+    base, ids = _one_layer(seed=1).to(dtype), torch.arange(12)[None]
+    trained = inject_for_training(_one_layer(seed=1).to(dtype), config)[0].eval()
+    sampled = inject_for_sampling(base, config, "policy", dtype)
+    for number, (name, weight) in enumerate(adapter_weights(trained, "default").items()):
+        assert weight.dtype == sampled[name.removeprefix("base_model.model.")].dtype == dtype
+        weight.data = torch.sin(torch.arange(weight.numel()) + number).view(weight.shape).to(dtype)
+        sampled[name.removeprefix("base_model.model.")].data.copy_(weight)
+    with torch.no_grad(), sampling_with("policy"):
+        assert torch.equal(trained(input_ids=ids).logits, base(input_ids=ids).logits)
+
+
 def test_of_several_adapters_each_thread_computes_with_the_one_that_it_chose():
     model, x = Net(), torch.randn(5, 3)
     base = model(x)
     for number, name in enumerate(("policy", "policy1"), start=1):
-        for weight in inject_for_sampling(model, LORA, name).values():
+        for weight in inject_for_sampling(model, LORA, name, torch.float32).values():
             weight.data.fill_(number)
 
     def compute(name: str | None) -> torch.Tensor:
@@ -92,7 +126,8 @@ def test_a_trainable_adapter_starts_at_nothing_and_its_dropout_is_found():
         assert all(not weight.any() for name, weight in weights.items() if "lora_B" in name), told
 
 
-def _one_layer() -> Qwen3ForCausalLM:
+def _one_layer(seed: int = 0) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=16,

@@ -35,9 +35,9 @@ COUPLINGS.check()
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (not before the check)
 
-ADAPTER_COPIES = 6
-"""Float32: the learner's weights, their gradient, AdamW's two moments, and two versions of the sampler's; requests that
-go on under still older ones keep one more each."""
+COMPUTED_WITH = 3
+"""Copies of an adapter in the base's dtype: the learner's, and two versions of the sampler's; requests that go on under
+still older ones keep one more each."""
 MASKS = 2
 """Of true and false, one for each kind of layer. A layer makes one of numbers from its own, and keeps it."""
 STEPPED = 4
@@ -81,7 +81,7 @@ def plan_memory(
         kind=kind,
         room=room,
         weights=(2 if lora is None else 1) * weights + 2 * dtype.itemsize * largest_layer(base),
-        trained=stepped(base) if lora is None else ADAPTER_COPIES * bytes_of(adapter_weights(base, "default").values()),
+        trained=stepped(base) if lora is None else of_adapter(base),
         version=weights if lora is None else 0,
         versions=off_policy + 1 + KEPT_BESIDE,
         cached_token=cache_bytes_per_token(base, kind),
@@ -98,9 +98,19 @@ def stepped(model: nn.Module) -> int:
     """Bytes of what an optimizer of every weight has beside the model, and of the two gradients of the largest weight
     that are added up where it is used twice."""
     weights = list(model.parameters())
-    copies = [3 if weight.dtype is torch.float32 else 4 for weight in weights]
     largest = max(weight.nbytes for weight in weights)
-    return STEPPED * sum(n * w.numel() for n, w in zip(copies, weights, strict=True)) + 2 * largest
+    return sum(STEPPED * beside(weight) * weight.numel() for weight in weights) + 2 * largest
+
+
+def of_adapter(model: nn.Module) -> int:
+    """Bytes of an adapter on both sides, and of what an optimizer has beside it."""
+    weights = list(adapter_weights(model, "default").values())
+    return COMPUTED_WITH * bytes_of(weights) + sum(STEPPED * beside(w) * w.numel() for w in weights)
+
+
+def beside(weight: Tensor) -> int:
+    """Float32 numbers that the optimizer has beside one of a weight's: gradient, two moments, and a master."""
+    return 3 if weight.dtype is torch.float32 else 4
 
 
 def without_content(

@@ -35,7 +35,7 @@ class MemoryPlan:
     """The base, once, and twice where every weight is trained; of a quantized one also its largest layer as either side
     computes with it."""
     trained: int
-    """The LoRA of both sides, or the float32 masters; their gradient and their optimizer."""
+    """The LoRA of both sides, the float32 masters, their gradient and their optimizer."""
     version: int
     """One policy version, of which the learner keeps several in the machine's memory; 0 for a LoRA's."""
     versions: int

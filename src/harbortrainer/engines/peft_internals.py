@@ -41,7 +41,8 @@ def adapter_weights(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
 
 
 def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[PeftModel, list[nn.Dropout]]:
-    """Puts a LoRA's layers into `base`, named "default".
+    """Puts a LoRA's layers into `base`, named "default", with weights of its dtype; they compute what those of
+    `inject_for_sampling` do, operation by operation, so that both sides round alike.
 
     Returns:
         The model as peft wraps it, and the dropouts on the LoRA's input, none when the config's dropout is 0.
@@ -61,8 +62,31 @@ def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[Peft
     if config.target_parameters:
         raise _experts_instead()
     assert isinstance(model, PeftModel)
-    named = model.named_modules()
-    return model, [module for name, module in named if "lora_dropout" in name and isinstance(module, nn.Dropout)]
+    for weight in adapter_weights(model, "default").values():
+        weight.data = weight.data.to(base.dtype)
+    dropouts: list[nn.Dropout] = []
+    for module in base.modules():
+        if type(module) is Linear:
+            dropout = module.lora_dropout["default"]
+            if isinstance(dropout, nn.Dropout):
+                dropouts.append(dropout)
+            down, up = (cast("nn.Linear", part["default"]) for part in (module.lora_A, module.lora_B))
+            module.forward = partial(_train_lora, module.base_layer, dropout, down, up, module.scaling["default"])
+    return model, dropouts
+
+
+def _train_lora(
+    base: nn.Module, dropout: nn.Module, down: nn.Linear, up: nn.Linear, scaling: float, x: torch.Tensor
+) -> torch.Tensor:
+    """What peft's `lora.Linear.forward` computes, in the operations of `_add_lora`."""
+    rows, out = dropout(x).reshape(-1, x.shape[-1]), base(x)
+    narrow = rows.to(down.weight.dtype).mm(down.weight.t())
+    flat = out.reshape(-1, out.shape[-1])
+    if out.dtype == up.weight.dtype:
+        flat = torch.addmm(flat, narrow, up.weight.t(), alpha=scaling)
+    else:
+        flat = torch.add(flat, narrow.mm(up.weight.t()), alpha=scaling)
+    return flat.view(out.shape)
 
 
 def _experts_instead() -> UserError:
@@ -88,12 +112,17 @@ def sampling_with(adapter: str | None) -> Generator[None]:
         _CHOSEN.reset(token)
 
 
-def inject_for_sampling(model: nn.Module, config: LoraConfig, adapter: str) -> dict[str, nn.Parameter]:
+def inject_for_sampling(
+    model: nn.Module, config: LoraConfig, adapter: str, dtype: torch.dtype
+) -> dict[str, nn.Parameter]:
     """Puts a LoRA's layers into `model`, without gradients, beside those that are there; `sampling_with` chooses. Large
     layers are multiplied block by block, the output matrix among them.
 
+    Args:
+        dtype: Of the LoRA: what the model computes in, as in the learner.
+
     Returns:
-        Their weights as `adapter_weights` names them, in float32 on any base: as peft keeps them in the learner.
+        Their weights as `adapter_weights` names them.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several are what we want
@@ -101,7 +130,7 @@ def inject_for_sampling(model: nn.Module, config: LoraConfig, adapter: str) -> d
     model.requires_grad_(False).eval()
     weights = adapter_weights(model, adapter)
     for weight in weights.values():
-        weight.data = weight.data.float()
+        weight.data = weight.data.to(dtype)
     for module in model.modules():
         if type(module) is Linear:
             adapters = {

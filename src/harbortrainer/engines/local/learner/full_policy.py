@@ -1,15 +1,8 @@
-"""Every weight of a model, trained.
+"""Every weight of a model, trained."""
 
-The optimizer steps float32 weights. Where the model computes in fewer bits these are a master copy beside it, and so
-are their gradients: each micro batch's is added in float32, weight by weight as the backward pass gets to it, and after
-a step the model gets the masters rounded. Of a float32 model they are the model's own.
-"""
-
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -33,10 +26,6 @@ class FullPolicy(TrainedPolicy):
         base.requires_grad_(True)
         super().__init__(base, base, dict(base.named_parameters()), device=device, checkpointing=checkpointing)
         self._base, self._name = base, name
-        for weight_name, weight in self._trained.items():
-            if weight.dtype is not torch.float32:
-                master = self._masters[weight_name] = nn.Parameter(weight.detach().float())
-                weight.register_post_accumulate_grad_hook(partial(_add_gradient, master))
 
     def larger(self, weights: PolicyWeights) -> None:
         """The sampler gets the weights themselves: nothing scales them."""
@@ -51,9 +40,3 @@ class FullPolicy(TrainedPolicy):
         disable_progress_bar()
         written = load_model(folder, self._base.dtype, where=str(folder))
         return {name: weight.detach() for name, weight in written.named_parameters()}
-
-
-def _add_gradient(master: nn.Parameter, weight: torch.Tensor) -> None:
-    assert weight.grad is not None
-    gradient, weight.grad = weight.grad.float(), None
-    master.grad = gradient if master.grad is None else master.grad.add_(gradient)

@@ -265,7 +265,7 @@ class Learner:
             UserError: No checkpoint, a damaged one, or one of another model. Nothing has changed then.
         """
         state = load_learner(folder, self._policy)
-        state.restore(self._optimizer, self._policy)
+        state.restore(self._optimizer)
         self._history.restart(state.version, self._policy.weights())
 
 

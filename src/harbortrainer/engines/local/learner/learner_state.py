@@ -44,9 +44,8 @@ class LearnerState:
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return cls(version, optimizer.state_dict(), [torch.get_rng_state(), *gpus], policy.masters())
 
-    def restore(self, optimizer: torch.optim.Optimizer, policy: TrainedPolicy) -> None:
-        """Put all but the policy's own weights back; GPUs that are not there any more are left out."""
-        policy.restore(self.masters)
+    def restore(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put all but the policy's weights back; GPUs that are not there any more are left out."""
         optimizer.load_state_dict(self.optimizer)
         torch.set_rng_state(self.rng[0])
         if torch.cuda.is_available():
@@ -81,7 +80,7 @@ def load_learner(folder: Path, policy: TrainedPolicy) -> LearnerState:
     """
     weights, state = _read(folder, policy)
     try:
-        policy.set_weights(weights)
+        policy.restore(weights | state.masters)
     except (ValueError, RuntimeError) as error:
         raise _of_another(folder) from error
     return state

@@ -1,7 +1,7 @@
 """A LoRA that peft adds to a model, trained alone.
 
-The base stays frozen in its own dtype; the LoRA is float32 always (its master copy and its arithmetic). Only the LoRA's
-own dropout is switched on, for the training forward.
+The base stays frozen in its own dtype, in which the LoRA is computed too, as vLLM does. Only the LoRA's own dropout is
+switched on, for the training forward.
 """
 
 import re

@@ -4,6 +4,10 @@ Which of its weights are trained is the subclass's: a LoRA's (`LoraPolicy`), or 
 in evaluation mode for good, also while it learns: dropout of the base would make the policy that is trained another one
 than the policy that sampled.
 
+The optimizer steps float32 weights. Where the model computes in fewer bits these are a master copy beside those that it
+computes with, and so are their gradients: each micro batch's is added in float32, weight by weight as the backward pass
+gets to it, and after a step the model gets the masters rounded. Of a float32 model they are the model's own.
+
 Log-probabilities are taken in chunks, so that a large vocabulary never fills the memory: one chunk of logits is alive
 at a time, in both directions; when more than one is needed, each is computed again in the backward pass. The logits
 are float32 whatever the model's dtype, divided by the temperature.
@@ -11,6 +15,7 @@ are float32 whatever the model's dtype, divided by the temperature.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,7 +66,7 @@ class TrainedPolicy(ABC):
             recompute_activations(base)
         self.device = device
         self._trained, self._dropouts = trained, dropouts
-        self._masters: dict[str, nn.Parameter] = {}
+        self._masters = with_masters(trained)
         """Of what is trained and is not float32 itself: what the optimizer steps in its place."""
         self.packing = Packing.ALONE
         """What may stand in one row of this model."""
@@ -107,10 +112,11 @@ class TrainedPolicy(ABC):
         return {name: master.detach() for name, master in self._masters.items()}
 
     @torch.no_grad()
-    def restore(self, masters: PolicyWeights) -> None:
-        """Put back what `masters` gave."""
+    def restore(self, weights: PolicyWeights) -> None:
+        """Go on from these: what `masters` gave, and what `weights` gave of others; raises as `set_weights`."""
+        self.set_weights(weights)
         for name, master in self._masters.items():
-            master.copy_(masters[name])
+            master.copy_(weights[name])
 
     @abstractmethod
     def larger(self, weights: PolicyWeights) -> PolicyWeights | None:
@@ -135,6 +141,22 @@ class TrainedPolicy(ABC):
         with torch.set_grad_enabled(training):
             states = head.states(**row)[batch.column]
             return token_logprobs(states, head.logits, tokens.token, tokens.temperature, vocab=head.vocab)
+
+
+def with_masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Float32 masters of those weights that are not float32 themselves; they get their gradients."""
+    masters: dict[str, nn.Parameter] = {}
+    for name, weight in trained.items():
+        if weight.dtype is not torch.float32:
+            masters[name] = nn.Parameter(weight.detach().float())
+            weight.register_post_accumulate_grad_hook(partial(_add_gradient, masters[name]))
+    return masters
+
+
+def _add_gradient(master: nn.Parameter, weight: Tensor) -> None:
+    assert weight.grad is not None
+    gradient, weight.grad = weight.grad.float(), None
+    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
 
 def recompute_activations(base: PreTrainedModel) -> None:

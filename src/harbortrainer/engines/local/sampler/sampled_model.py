@@ -153,7 +153,7 @@ class SampledAdapters:
         model: The sampled model; modules are added to it when an adapter more is needed.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._config: LoraConfig | None = None
         self._weights: dict[str, Mapping[str, torch.Tensor]] = {}
@@ -194,7 +194,7 @@ class SampledAdapters:
         free = next((name for name in self._weights if name not in in_use), None)
         if free is None:
             free = f"policy{len(self._weights) or ''}"
-            self._weights[free] = inject_for_sampling(self._model, config, free)
+            self._weights[free] = inject_for_sampling(self._model, config, free, self._model.dtype)
         return free, self._weights[free]
 
 
