@@ -8,24 +8,27 @@ PRIME_RL := .venv-prime-rl/bin/python
 # In the order of their folders, so that the long files of tests/e2e do not come last, when the others have nothing to do.
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 export LITELLM_LOCAL_MODEL_COST_MAP := True
-# What of the tests touches verifiers and harbor: it runs on both pairs of versions, the plugin in every `make test`.
-BOTH_PAIRS := tests/sandbox tests/trials tests/tasks tests/environment tests/e2e/test_outcomes*.py tests/e2e/test_plugin*.py
-# What runs on Python 3.13: every unit test, and trials through the plugin.
-ON_NEWER := $(filter-out tests/__pycache__ tests/e2e tests/parity tests/security tests/prime_rl,$(patsubst %/,%,$(wildcard tests/*/))) \
-	tests/test_house.py tests/test_cli.py tests/e2e/test_sample_tasks.py tests/e2e/test_plugin.py
+# Where this is set, every process compiles every library anew.
+export PYTHONDONTWRITEBYTECODE :=
+# The plugin's tests, which every `make test` also runs on today's verifiers and harbor.
+PLUGIN := tests/environment tests/e2e/test_plugin.py
+# What else calls verifiers or harbor: `make test-long` runs it on today's pair.
+ON_TODAY := tests/harbor_compat tests/trials tests/tasks $(shell grep -lE '(from|import) harbor(\.| import)' tests/sandbox/test_*.py) \
+	$(filter-out tests/e2e/test_plugin.py,$(wildcard tests/e2e/test_outcomes*.py tests/e2e/test_plugin*.py))
 
-.PHONY: help setup setup-today quickstart test test-long long test-prime-rl python-3.13 kills mutations parity lint unit plugin-today \
+.PHONY: help setup setup-today quickstart check test test-long long test-prime-rl python-3.13 kills mutations parity lint unit plugin-today \
 	today bench docs clean
 
 help:
 	@echo "make quickstart   train a tiny policy on real Harbor trials, in minutes, on a CPU"
+	@echo "make check        lint, types, prose, and the tests that start no process: under a minute; ROOM=trials for one package"
 	@echo "make test         lint, types, unit tests and end-to-end tests, the plugin's on both pairs of verifiers and harbor"
-	@echo "make test-long    what takes longer: whole runs beside vLLM's API and on a quantized base, all on today's pair,"
+	@echo "make test-long    what takes longer: whole runs beside vLLM's API and on a quantized base, today's pair,"
 	@echo "                  Python 3.13, Prime-RL's real orchestrator, every broken file, the site"
 	@echo "make parity       each feature of Harbor's, in Docker too and by Harbor's own trial (half an hour)"
 	@echo "make kills        kill a run at random moments and look for what was left or lost (wants a quiet machine)"
 	@echo "make test-prime-rl  the tests against Prime-RL at its pin, in an environment that it makes"
-	@echo "make lint         ruff, ty, and the floors (import-linter)"
+	@echo "make lint         ruff, ty, import-linter and the prose check"
 	@echo "make docs         these pages as a site, with every key and command, in site/index.html"
 	@echo "make bench        the benchmarks (some minutes each)"
 
@@ -43,24 +46,30 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/ty check
 	.venv/bin/lint-imports --no-logo
+	.venv/bin/python tools/check_prose.py
+
+# The edit loop: `make check` before each commit, `make check ROOM=trials` while you work on one package.
+check: lint
+	$(PYTHON) -m pytest $(AT_ONCE) $(if $(ROOM),tests/$(ROOM),-m pure tests)
 
 unit: setup
 	$(PYTHON) -m pytest $(AT_ONCE) tests
 
 plugin-today: setup-today
-	$(TODAY) -m pytest $(AT_ONCE) tests/environment tests/e2e/test_plugin.py
+	$(TODAY) -m pytest $(AT_ONCE) $(PLUGIN)
 
 today: setup-today
-	$(TODAY) -m pytest $(AT_ONCE) --long $(BOTH_PAIRS)
+	$(TODAY) -m pytest $(AT_ONCE) --long $(ON_TODAY)
 
 test: lint unit plugin-today
 
-# Where there is no such interpreter the target says so; it is no reason to fail. (pyenv hides what is not pinned.)
+# What an interpreter can break: imports and syntax (every pure test), and one trial in each sandbox (the sample tasks).
+# A machine without Python 3.13 prints that and goes on. (pyenv hides what is not pinned.)
 python-3.13: export PYENV_VERSION := 3.13
 python-3.13:
 	@if found=$$(.tools/uv python find --no-project 3.13 2>/dev/null); then \
 	  UV_PROJECT_ENVIRONMENT=.venv-3.13 .tools/uv sync --quiet --frozen --extra local --python "$$found" && \
-	  $(NEWER) -m pytest $(AT_ONCE) $(ON_NEWER); \
+	  $(NEWER) -m pytest $(AT_ONCE) -m pure tests && $(NEWER) -m pytest tests/e2e/test_sample_tasks.py; \
 	else echo "python-3.13: no such interpreter on this machine, so its tests are skipped"; fi
 
 # The submodule is fetched where it is empty; HARBORTRAINER_PRIME_RL names another checkout.
@@ -79,7 +88,7 @@ mutations: setup
 # The features of Harbor against Harbor itself; docs/harbor.md holds the table.
 # test-long compares our containers with what Harbor's own trial did when the table was written; `make parity` plays both.
 # In one process, which plays eight at once: trials are named by their features, and two of one name make way for each other.
-test-long: PLAYED := -k "in_containers and docker]"
+test-long: PLAYED := -k "test_container_gives_recorded_result and docker]"
 parity: setup
 	$(PYTHON) -m pytest --in-containers $(PLAYED) tests/parity
 

@@ -1,14 +1,18 @@
-"""The embedded engine against transformers' `generate` and TRL's GRPOTrainer, on one model and batch, in one run.
+"""Compare the embedded engine with transformers' `generate` and TRL's GRPOTrainer, on one model and batch.
 
-Contract: both sides get the same random model, the same LoRA, the same prompts, the same number of tokens and the same
-number of threads; nothing that one repeat computed is of use to the next, but in the row that says so; every figure is
-the median of `--repeats` runs after one that warms up. Ours is measured as a run uses it: over HTTP, from another
-process. Needs `uv run --extra local --group bench benchmarks/engine.py`.
+Contract:
+
+- Both sides get the same random model, LoRA, prompts, number of tokens and number of threads.
+- No repeat reuses what an earlier one computed, except in the row with known prompts.
+- Every figure is the median of `--repeats` runs after a warm-up run.
+- Our engine is measured as a run uses it: over HTTP, from another process.
+
+Needs `uv run --extra local --group bench benchmarks/engine.py`.
 
     benchmarks/engine.py                                            the quickstart's model on one CPU thread
-    benchmarks/engine.py --device cuda --model-shape qwen3-0.6b     what docs/gpu.md asks for
-    benchmarks/engine.py --model-shape qwen3-8b --layers 2 --only lengths    two layers of a shape, its shorter rows
-    benchmarks/engine.py --only memory                              ours alone: what it holds at most
+    benchmarks/engine.py --device cuda --model-shape qwen3-0.6b     the measurement for docs/gpu.md
+    benchmarks/engine.py --model-shape qwen3-8b --layers 2 --only lengths    two layers of a shape, fewer rows
+    benchmarks/engine.py --only memory                              peak memory of our engine
 """
 
 import argparse
@@ -32,21 +36,21 @@ from benchmarks.engine_setting import (
     SHARED,
     TURNS,
     Setting,
-    build,
+    build_model,
+    make_setting,
     next_turn,
     ragged,
-    setting,
     shared_prompt,
 )
 from benchmarks.engine_theirs import Generate, trl_steps
 
 SAMPLING = None, "sampling", "lengths", "shared"
-"""What `--only` may be where something is sampled."""
+"""Values of `--only` that measure sampling."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens a second, ours and theirs, one figure a repeat."""
+    """Tokens per second of both sides, one figure per repeat."""
 
     what: str
     ours: list[float]
@@ -58,15 +62,21 @@ class Row:
         return statistics.median(self.ours) / statistics.median(self.theirs)
 
 
-def taking_turns(times: int, *runs: Callable[[], float]) -> list[list[float]]:
-    """Each run's results, the first one dropped; in turns, so that all of them meet the same machine."""
+def interleave(times: int, *runs: Callable[[], float]) -> list[list[float]]:
+    """Return each run's results without the first. The runs alternate, so that machine load affects all of them."""
     results = [[run() for run in runs] for _ in range(times + 1)]
     return [list(column) for column in zip(*results[1:], strict=True)]
 
 
 def compare_sampling(case: Setting, ours: Ours, asked: str | None) -> Iterator[Row]:
-    """Sampled tokens a second: all lengths equal, which suits a static batch best, ragged ones, the same with prompts
-    that the cache holds (`generate` has none), a long prompt, several turns."""
+    """Yield the sampled tokens per second of each case.
+
+    - equal lengths: the best case of a static batch
+    - ragged lengths
+    - ragged lengths with cached prompts; `generate` keeps no cache between calls
+    - a long shared prompt
+    - several turns
+    """
     generate, equal, mixed = Generate(case, ours.plain), [case.new] * len(case.prompts), ragged(case)
     cases = {
         "equal lengths": (ours.sample_afresh, case.prompt_ids, equal),
@@ -79,7 +89,7 @@ def compare_sampling(case: Setting, ours: Ours, asked: str | None) -> Iterator[R
         if not name.startswith(wanted):
             continue
         tokens = sum(lengths)
-        mine, theirs = taking_turns(
+        mine, theirs = interleave(
             case.repeats,
             lambda s=sample, p=prompts, n=lengths: s(p, n)[0],
             lambda p=prompts, n=lengths: generate.sample(p, n),
@@ -90,11 +100,11 @@ def compare_sampling(case: Setting, ours: Ours, asked: str | None) -> Iterator[R
 
 
 def compare_turns(case: Setting, ours: Ours, generate: Generate) -> Row:
-    """The turns of as many trials, one after the other, each with all that went before it."""
+    """Compare several turns of one trial per prompt; each turn's prompt is the whole conversation so far."""
     new, tokens = [case.new] * len(case.prompts), TURNS * case.sampled
 
     def play(seconds_and_answers: Callable[[list[list[int]]], tuple[float, list[list[int]]]]) -> float:
-        ours.hand_over()
+        ours.update_weights()
         prompts, seconds = case.prompt_ids, 0.0
         for _ in range(TURNS):
             took, answers = seconds_and_answers(prompts)
@@ -106,17 +116,17 @@ def compare_turns(case: Setting, ours: Ours, generate: Generate) -> Row:
         seconds, choices = ours.sample(prompts, new)
         return seconds, [choice["token_ids"] for choice in choices]
 
-    mine, theirs = taking_turns(
+    mine, theirs = interleave(
         case.repeats,
         lambda: play(answered),
-        # What they say is as long, and random as well.
+        # The other side's answers are random tokens of the same length.
         lambda: play(lambda prompts: (generate.sample(prompts, new), [p[: case.new] for p in case.prompt_ids])),
     )
     return Row(f"sampled, {TURNS} turns", [tokens / s for s in mine], "generate", [tokens / s for s in theirs])
 
 
 def compare_steps(case: Setting, ours: Ours) -> Iterator[Row]:
-    """Trained tokens a second: training alone, and the whole step with sampling and hand-over."""
+    """Yield the trained tokens per second: training alone, and a whole step with sampling and weight update."""
     _, choices = ours.sample(case.prompt_ids, [case.new] * len(case.prompts))
     rollouts = {
         "prompt_ids": case.prompt_ids,
@@ -130,8 +140,8 @@ def compare_steps(case: Setting, ours: Ours) -> Iterator[Row]:
         yield Row(name, [case.sampled / s for s in mine], "TRL", [case.sampled / s for s in theirs])
 
 
-def shown(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, each printed when it is there: a large shape takes minutes a row."""
+def print_rows(rows: Iterable[Row]) -> Iterator[Row]:
+    """Print each row as soon as it is measured, since a large shape takes minutes per row; yield the rows."""
     print(f"{'tokens a second (median)':32}{'ours':>10}{'theirs':>10}{'ratio':>8}  against", flush=True)
     for row in rows:
         mine, theirs = statistics.median(row.ours), statistics.median(row.theirs)
@@ -140,62 +150,56 @@ def shown(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The embedded engine against transformers' generate and TRL")
+    parser = argparse.ArgumentParser(description="Compare the embedded engine with transformers' generate and TRL")
     parser.add_argument("--model-shape", choices=sorted(SHAPES), default="tiny")
-    parser.add_argument("--layers", type=int, default=None, help="that many of the shape's layers, all when left out")
+    parser.add_argument("--layers", type=int, default=None, help="number of layers (default: all of the shape)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", default=None, help="float32 on a CPU and bfloat16 on a GPU when left out")
-    parser.add_argument("--batch", type=int, default=64, help="completions a step")
-    parser.add_argument("--group", type=int, default=8, help="completions a prompt")
-    parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=40, help="tokens of a completion")
+    parser.add_argument("--dtype", default=None, help="default: float32 on a CPU, bfloat16 on a GPU")
+    parser.add_argument("--batch", type=int, default=64, help="completions per step")
+    parser.add_argument("--group", type=int, default=8, help="completions per prompt")
+    parser.add_argument("--prompt", type=int, default=200, help="tokens per prompt")
+    parser.add_argument("--new", type=int, default=40, help="tokens per completion")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="torch threads, on a CPU")
-    parser.add_argument("--no-graphs", action="store_true", help="on a GPU, let ours decode operation by operation")
     parser.add_argument("--only", choices=["sampling", "lengths", "shared", "steps", "memory"], default=None)
-    parser.add_argument("--before", type=Path, default=None, help="with --only memory: another checkout, to compare")
-    parser.add_argument("--json", type=Path, default=None, help="write the figures here too")
+    parser.add_argument(
+        "--before", type=Path, default=None, help="with --only memory: another checkout to compare with"
+    )
+    parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the model's folder goes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # removes the model's folder
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     import torch
     from transformers.utils import logging
 
-    from harbortrainer.engines import decode_graphs
-
-    if arguments.no_graphs:
-        decode_graphs.COUNTS = ()
     torch.set_num_threads(arguments.threads)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder), arguments)
-        case = setting(Path(folder), arguments)
+        build_model(Path(folder), arguments)
+        case = make_setting(Path(folder), arguments)
         if arguments.only == "memory":
-            return tell([], peaks(case, arguments.before), arguments)
+            return report([], peaks(case, arguments.before), arguments)
         ours = Ours(case)
         try:
             asked = [compare_sampling(case, ours, arguments.only)] if arguments.only in SAMPLING else []
             asked += [compare_steps(case, ours)] if arguments.only in (None, "steps") else []
-            rows = list(shown(chain(*asked)))
-            graph_passes = ours.sampler.stats()["graph_passes"]
+            rows = list(print_rows(chain(*asked)))
         finally:
             ours.close()
     extra = {"hand-over, ms (median)": 1000 * statistics.median(ours.handovers)}
-    if case.device == "cuda":
-        extra["passes by CUDA graphs"] = graph_passes
     if ours.differences:
         extra["largest logprob difference"] = max(ours.differences)
-    return tell(rows, extra, arguments)
+    return report(rows, extra, arguments)
 
 
-def tell(rows: list[Row], extra: dict[str, float], arguments: argparse.Namespace) -> int:
-    """Print the figures beside the rows, and write all where that is asked for."""
+def report(rows: list[Row], extra: dict[str, float], arguments: argparse.Namespace) -> int:
+    """Print the figures besides the rows, and write all of them to `--json`."""
     for name, value in extra.items():
         print(f"{name:36}{value:10.3g}")
     if arguments.json:

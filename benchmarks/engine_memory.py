@@ -1,7 +1,7 @@
-"""What the embedded engine holds at most while it samples and trains: the base once, twice, and by another checkout.
+"""Peak memory of the embedded engine while it samples and trains.
 
-As a script it is one arm, played by the checkout that PYTHONPATH names; the setting comes from standard input, what was
-found goes to standard output, as JSON.
+The arms: the base model loaded once, loaded twice, and another checkout of this project. As a script this measures one
+arm, with the checkout that PYTHONPATH names. It reads the setting from stdin and prints the result, both as JSON.
 """
 
 import importlib
@@ -22,10 +22,10 @@ STEPS = 2
 
 
 def peaks(case: Setting, before: Path | None = None) -> dict[str, float]:
-    """GiB at most of a process that plays `STEPS` steps, by arm; one after the other, each in a process of its own.
+    """Return the peak GiB of a process that runs `STEPS` steps, by arm. Each arm has its own process.
 
     Args:
-        before: A checkout of this project at another commit, whose code plays the same, on the libraries of this one.
+        before: A checkout of this project at another commit. It runs the same steps with this checkout's libraries.
     """
     arms = {"the base once": _in_a_process(case, False), "the base twice": _in_a_process(case, True)}
     if before is not None:
@@ -44,7 +44,7 @@ def _in_a_process(case: Setting, twice: bool) -> tuple[float, float]:
 def _by_checkout(case: Setting, checkout: Path) -> tuple[float, float]:
     root = checkout.absolute()
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
-    asked = json.dumps(asdict(case), default=str)  # longer than a command line may be
+    asked = json.dumps(asdict(case), default=str)  # too long for a command line
     played = subprocess.run(
         [sys.executable, "-P", __file__],
         env=environment,
@@ -59,7 +59,7 @@ def _by_checkout(case: Setting, checkout: Path) -> tuple[float, float]:
 
 
 def _play(case: Setting, twice: bool = False) -> tuple[float, float]:
-    """GiB before a model was there, and at most afterwards."""
+    """Return the peak GiB before a model is loaded, and after the steps."""
     import torch
     from transformers.utils import logging
 
@@ -68,7 +68,7 @@ def _play(case: Setting, twice: bool = False) -> tuple[float, float]:
         "transformers.generation.continuous_batching",
         "harbortrainer.engines.local.learner.learner",
     ):
-        importlib.import_module(library)  # their own memory comes first
+        importlib.import_module(library)  # so that their memory counts as the libraries'
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     libraries = _peak(case)
@@ -82,7 +82,7 @@ def _play(case: Setting, twice: bool = False) -> tuple[float, float]:
 
 
 def _peak(case: Setting) -> float:
-    """The most that was resident, or allocated on the GPU, until now."""
+    """Return the peak GiB so far: resident memory, or memory allocated on the GPU."""
     if case.device == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""Our side of `benchmarks/engine.py`: the sampler over HTTP, asked by another process, and the learner."""
+"""Our side of `benchmarks/engine.py`: the sampler, requested over HTTP by another process, and the learner."""
 
 import asyncio
 import multiprocessing
@@ -12,7 +12,7 @@ from benchmarks.engine_setting import ALPHA, RANK, TARGETS, Setting
 
 
 def post_all(url: str, bodies: list[dict]) -> tuple[float, list[dict]]:
-    """Posts all at once; seconds until the last reply, and each reply's first choice. Runs in a process of its own."""
+    """Post all bodies at once; return the seconds until the last reply, and each reply's first choice."""
 
     async def run() -> tuple[float, list[dict]]:
         limits = httpx.Limits(max_connections=len(bodies))
@@ -29,15 +29,15 @@ class Ours:
     """Sampler and learner on the setting's model, with a client process.
 
     Args:
-        twice: Let the learner load the base for itself, where a run shares the sampler's.
+        twice: Load the base again for the learner; a run shares the sampler's.
     """
 
     def __init__(self, case: Setting, *, twice: bool = False) -> None:
         from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
         from harbortrainer.engines.local.learner.learner import Learner
         from harbortrainer.engines.local.sampler import Sampler
-        from harbortrainer.engines.pretrained import second_model
-        from harbortrainer.runs.memory import imports_left_alone
+        from harbortrainer.engines.models import share_weights
+        from harbortrainer.runs.memory import frozen_gc
 
         self.case = case
         lora = LoraSettings(rank=RANK, alpha=ALPHA, target_modules=TARGETS)
@@ -46,21 +46,21 @@ class Ours:
             case.folder, lora, OptimSettings(lr=1e-4), LossSettings(), device=case.device, dtype=case.dtype,
             base=None if twice else self.sampler.model,
         )  # fmt: skip
-        self.plain = second_model(self.sampler.model)
-        """What `generate` is given: the same weights, so that a large model is there once."""
+        self.plain = share_weights(self.sampler.model)
+        """The model for `generate`. It shares the sampler's weights, so that a large model is loaded once."""
         self.client = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         self.differences: list[float] = []
         self.handovers: list[float] = []
-        self.hand_over()
+        self.update_weights()
         self._imports = ExitStack()
-        self._imports.enter_context(imports_left_alone())
+        self._imports.enter_context(frozen_gc())
 
     def close(self) -> None:
         self._imports.close()
         self.client.shutdown()
         self.sampler.stop()
 
-    def hand_over(self) -> None:
+    def update_weights(self) -> None:
         from peft import LoraConfig
 
         learner = self.learner
@@ -72,7 +72,7 @@ class Ours:
         self.handovers.append(seconds)
 
     def sample(self, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[dict]]:
-        """Seconds and choices."""
+        """Sample one answer per prompt; return the seconds and the choices."""
         bodies = [
             {"token_ids": p, "sampling_params": {"max_tokens": n, "ignore_eos": True, "logprobs": 1}}
             for p, n in zip(prompts, lengths, strict=True)
@@ -80,12 +80,12 @@ class Ours:
         return self.client.submit(post_all, self.sampler.url, bodies).result()
 
     def sample_afresh(self, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[dict]]:
-        """The same with an empty cache, as the first trials of a policy version find it."""
-        self.hand_over()
+        """Sample with an empty cache, as for the first trials of a policy version."""
+        self.update_weights()
         return self.sample(prompts, lengths)
 
     def samples(self, choices: list[dict]) -> list:
-        """What the learner trains on."""
+        """Return the learner's samples of these choices."""
         from harbortrainer.engines.local.learner.training_sample import Sample
 
         made = []
@@ -105,13 +105,13 @@ class Ours:
         return made
 
     def step(self) -> tuple[float, float]:
-        """One whole step; seconds of it, and seconds of training alone."""
+        """Run one step; return its seconds, and the seconds of training alone."""
         start = time.perf_counter()
         _, choices = self.sample(self.case.prompt_ids, [self.case.new] * len(self.case.prompts))
         samples = self.samples(choices)
         training = time.perf_counter()
         metrics = self.learner.train(samples)
         trained = time.perf_counter() - training
-        self.hand_over()
+        self.update_weights()
         self.differences.append(metrics["proof/logprob_diff/max"])
         return time.perf_counter() - start, trained

@@ -1,4 +1,4 @@
-"""What both sides of `benchmarks/engine.py` are given: a random model, prompts, and the numbers of a run."""
+"""The setting that both sides of `benchmarks/engine.py` share: a random model, prompts, and sizes."""
 
 import argparse
 import random
@@ -25,7 +25,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 SHARED = 1000
 """Tokens of a prompt that a group shares."""
 TURNS, OBSERVED = 6, 60
-"""Of a trial: its turns, and the tokens that each of them but the first adds to the prompt."""
+"""Turns of a trial, and the observation tokens that each turn after the first adds to the prompt."""
 LETTERS = [chr(c) for c in range(97, 123)]
 
 
@@ -47,8 +47,8 @@ class Setting:
         return self.new * len(self.prompts)
 
 
-def build(folder: Path, arguments: argparse.Namespace) -> None:
-    """Writes a random Qwen3 model, in the dtype that is measured, with a tokenizer that has one token a letter."""
+def build_model(folder: Path, arguments: argparse.Namespace) -> None:
+    """Write a random Qwen3 model in the measured dtype, with a tokenizer that has one token per letter."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -61,13 +61,13 @@ def build(folder: Path, arguments: argparse.Namespace) -> None:
         shape["num_hidden_layers"] = arguments.layers
     config = Qwen3Config(
         **shape,
-        max_position_embeddings=longest(arguments),
+        max_position_embeddings=context_tokens(arguments),
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype_of(arguments)))
-    model.save_pretrained(folder, max_shard_size="2GB")  # a shard is copied to be written
+    model.save_pretrained(folder, max_shard_size="2GB")  # a shard is copied in memory before it is written
     tokenizer.save_pretrained(folder)
 
 
@@ -75,16 +75,16 @@ def dtype_of(arguments: argparse.Namespace) -> str:
     return arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
 
 
-def longest(arguments: argparse.Namespace) -> int:
-    """Tokens of the longest context that is asked for, and room for the texts of TRL's template."""
+def context_tokens(arguments: argparse.Namespace) -> int:
+    """Return the tokens of the longest context in the comparison, with space for the texts of TRL's template."""
     if arguments.only in ("steps", "memory"):
         return arguments.prompt + arguments.new + 64
     played = arguments.prompt + TURNS * (arguments.new + OBSERVED)
     return max(SHARED + arguments.new, played) + 64
 
 
-def setting(folder: Path, arguments: argparse.Namespace) -> Setting:
-    """Prompts of one length, each repeated for its group."""
+def make_setting(folder: Path, arguments: argparse.Namespace) -> Setting:
+    """Return the setting: prompts of one length, each repeated for its group."""
     from transformers import AutoTokenizer
 
     letters = random.Random(0)
@@ -97,7 +97,7 @@ def setting(folder: Path, arguments: argparse.Namespace) -> Setting:
 
 
 def shared_prompt(case: Setting, length: int = SHARED) -> list[list[int]]:
-    """Prompts of this many tokens, the same one for each of a group."""
+    """Return prompts of `length` tokens; a group shares its prompt."""
     letters = random.Random(2)
     every = sorted({token for ids in case.prompt_ids for token in ids})
     groups = [letters.choices(every, k=length) for _ in range(len(case.prompts) // case.group)]
@@ -105,7 +105,7 @@ def shared_prompt(case: Setting, length: int = SHARED) -> list[list[int]]:
 
 
 def next_turn(case: Setting, prompts: list[list[int]], answers: list[list[int]]) -> list[list[int]]:
-    """What was said so far, and what the terminal of each trial answers."""
+    """Return the next turn's prompts: each conversation so far, and a random observation."""
     letters = random.Random(len(prompts[0]))
     return [
         [*prompt, *answer, *letters.choices(case.prompt_ids[0], k=OBSERVED)]
@@ -114,7 +114,7 @@ def next_turn(case: Setting, prompts: list[list[int]], answers: list[list[int]])
 
 
 def ragged(case: Setting) -> tuple[list[list[int]], list[int]]:
-    """The same number of tokens in prompts and answers of different lengths, as agents' turns have."""
+    """Return prompts and answer lengths of different sizes, as in agents' turns."""
     lengths = random.Random(1)
     prompts = [ids[: lengths.randint(len(ids) // 6, len(ids))] for ids in case.prompt_ids]
     return prompts, [lengths.randint(max(1, case.new // 6), case.new) for _ in prompts]

@@ -24,10 +24,10 @@ def load(case: Setting) -> Any:
 
 
 class Generate:
-    """transformers' `generate` on one left-padded batch, with the LoRA that ours has.
+    """transformers' `generate` on one left-padded batch, with the same LoRA as our side.
 
     Args:
-        model: Without an adapter.
+        model: The model without an adapter.
     """
 
     def __init__(self, case: Setting, model: Any) -> None:
@@ -37,7 +37,7 @@ class Generate:
         inject_adapter_in_model(lora_config(), self.model)
 
     def sample(self, prompts: list[list[int]], lengths: list[int]) -> float:
-        """Seconds; all rows go on until the longest answer is done."""
+        """Return the seconds of one call; all rows continue until the longest answer is done."""
         import torch
 
         width, pad = max(map(len, prompts)), self.model.config.pad_token_id
@@ -54,16 +54,15 @@ class Generate:
 
 
 def trl_steps(case: Setting, rollouts: dict[str, list] | None, between: Callable[[], object]) -> list[float]:
-    """Seconds of each step of TRL's GRPOTrainer, the first one dropped.
+    """Return the seconds of each step of TRL's GRPOTrainer, without the first.
 
     Args:
-        rollouts: Prompts, completions and log-probabilities to train on, which leaves training alone; None makes TRL
-            generate them itself.
-        between: Called after each step, outside its time: ours takes turns with TRL, to meet the same machine.
+        rollouts: Prompts, completions and log-probabilities, to measure training alone; None lets TRL generate them.
+        between: Called after each step, outside its time. Our side runs there, so that machine load affects both.
     """
     from transformers import AutoTokenizer, TrainerCallback
 
-    # Only the dependency group `bench` has these two.
+    # Only the dependency group `bench` installs these two.
     trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
 
     class Clock(TrainerCallback):

@@ -1,6 +1,6 @@
-"""The stacks that `benchmarks/episodes.py` compares: whole episodes with tokens, as a trainer plays them.
+"""The arms that `benchmarks/episodes.py` compares: whole episodes with tokens, as a trainer runs them.
 
-An arm is opened once, as a worker of a trainer is, and then plays one episode a call.
+An arm is opened once, like a worker of a trainer. Each call then runs one episode.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -17,7 +17,7 @@ from trial_arms import Arm, Setting, stock_with_tokens
 
 @dataclass(frozen=True)
 class Stack:
-    """What an episode runs on: the task and the model of `setting`, and how the tokens are rendered."""
+    """The setting of an episode (task and model), with tokenizer, renderer and trials folder."""
 
     setting: Setting
     tokenizer: Path
@@ -38,7 +38,7 @@ def _config(stack: Stack, environment: str, image: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _ours(stack: Stack, environment: str, image: str) -> AsyncGenerator[Arm]:
-    """Through verifiers, with the plugin's environment in this process and a train client: exact tokens."""
+    """Run our plugin through verifiers, in this process, with a train client (exact tokens)."""
     from verifiers.v1.clients import ModelContext, TrainClientConfig
     from verifiers.v1.types import SamplingConfig
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
@@ -58,7 +58,7 @@ async def _ours(stack: Stack, environment: str, image: str) -> AsyncGenerator[Ar
         episode = await made.run_slot(slot, context)
         (trace,) = episode.traces
         if trace.reward != 1.0:
-            raise RuntimeError(f"an episode of ours went wrong: {trace.errors} {str(trace.info)[:1500]}")
+            raise RuntimeError(f"an episode of our arm failed: {trace.errors} {str(trace.info)[:1500]}")
         return len(trace.branches)
 
     async with made.serving():
@@ -67,7 +67,7 @@ async def _ours(stack: Stack, environment: str, image: str) -> AsyncGenerator[Ar
 
 @asynccontextmanager
 async def _stock(stack: Stack, environment: str, image: str) -> AsyncGenerator[Arm]:
-    """Harbor's own `Trial` with the token lists that Harbor can collect; a trainer still has to join its turns."""
+    """Run Harbor's own `Trial` with the token lists that it collects; a trainer still has to join the turns."""
     setting = replace(stack.setting, environment=environment, image=image)
 
     async def one(_: Setting) -> int:

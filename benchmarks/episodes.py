@@ -1,19 +1,24 @@
-"""How fast whole episodes are, with the tokens that a trainer needs: ours, stock Harbor, verifiers' own taskset.
+"""Compare the speed of whole episodes with tokens for training: our plugin, stock Harbor, verifiers' own taskset.
 
-    python benchmarks/episodes.py                                    minutes; it says how many before it begins
+    python benchmarks/episodes.py                                    prints its minimum duration first
     python benchmarks/episodes.py --turns 3 --at 8 --seconds 20 --arms docker
     python benchmarks/episodes.py --renderer default                 a chat format that renders everything each turn
     python benchmarks/episodes.py --renderer appending               the same template, with turns appended
 
-The arm of verifiers' own taskset is played by verifiers 0.4, which `make setup-today` brings.
+verifiers' own taskset runs on verifiers 0.4, which `make setup-today` installs.
 
-One task, one scripted model (20 ms an answer) in a process of its own that is not counted, real token ids. The arms
-take turns. Printed for each: seconds of one episode alone, episodes a minute, CPU seconds an episode, memory an episode
-in flight, rows a trainer gets of it, and how many times better than stock Harbor in Docker that is.
+All arms run the same task with real token ids. The scripted model (20 ms an answer) runs in another process, which is
+not counted. The arms alternate. The columns, with the ratio to stock Harbor in Docker:
 
-CPU is the whole machine's, since a Docker daemon works for the benchmark too: right on a quiet machine only. On a busy
-one start a daemon for the benchmark alone in a control group (`--cgroup-parent` of the same name, DOCKER_HOST set), and
-name that group: `--group /sys/fs/cgroup/cpuacct/NAME`.
+- seconds of one episode alone
+- episodes per minute
+- CPU seconds per episode
+- memory per episode in flight
+- rows per episode for the trainer
+
+With Docker, CPU is counted for the whole machine, since a daemon works for the benchmark too. That is exact on an idle
+machine only. On a busy one, start a separate daemon in a control group (`--cgroup-parent` of the same name, DOCKER_HOST
+set), and pass that group: `--group /sys/fs/cgroup/cpuacct/NAME`.
 """
 
 import argparse
@@ -38,14 +43,14 @@ from scripted_model import model_server, save_tokenizer
 from trial_arms import Arm, Setting
 from trials import Measure, measure, median, settle, write_task
 
-from harbortrainer.sandbox.precedence import before_sandboxes
+from harbortrainer.engines.env_server.env_main import raise_priority
 
 _MODEL_DELAY_S = 0.02
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One arm at one number of episodes at once."""
+    """Figures of one arm at one concurrency."""
 
     measured: Measure
     memory_mb: float
@@ -53,7 +58,7 @@ class Figures:
 
 
 async def alone(arm: Arm, setting: Setting, count: int) -> float:
-    """Seconds of one episode, the median of `count`."""
+    """Return the median seconds of `count` episodes that run one after the other."""
     times = []
     for _ in range(count):
         begin = time.perf_counter()
@@ -63,7 +68,7 @@ async def alone(arm: Arm, setting: Setting, count: int) -> float:
 
 
 async def in_flight(arm: Arm, setting: Setting, at_once: int, clock: CpuClock) -> float:
-    """Megabytes an episode while `at_once` of them run, everything that they started included."""
+    """Return the megabytes per episode while `at_once` episodes run, including all their child processes."""
     before, highest = await asyncio.to_thread(tree_memory, clock.processes()), 0.0
     running = asyncio.gather(*(arm(setting) for _ in range(at_once)))
     while not running.done():
@@ -74,7 +79,7 @@ async def in_flight(arm: Arm, setting: Setting, at_once: int, clock: CpuClock) -
 
 
 async def compare(args: argparse.Namespace, turns: int, folder: Path, clock: CpuClock, console: Console) -> None:
-    """All arms at every number of episodes at once, printed as they are there."""
+    """Measure all arms at every concurrency, and print each table when it is complete."""
     tokenizer = folder / "tokenizer"
     with model_server(turns, _MODEL_DELAY_S, str(tokenizer), args.renderer) as (url, pid):
         setting, server = Setting(folder / "tasks" / "write-answer", url, "docker"), psutil.Process(pid)
@@ -83,7 +88,7 @@ async def compare(args: argparse.Namespace, turns: int, folder: Path, clock: Cpu
             arms = {name: await opened.enter_async_context(EPISODES[name](stack)) for name in args.arms}
             rows = {name: await arm(setting) for name, arm in arms.items()}  # imports, images and connections
             walls = {name: await alone(arm, setting, args.alone) for name, arm in arms.items()}
-            console.print(_walls(turns, walls, rows))
+            console.print(_latency_table(turns, walls, rows))
             for at_once in args.at:
                 found: dict[str, list[Measure]] = {name: [] for name in arms}
                 memory: dict[str, float] = {}
@@ -93,17 +98,17 @@ async def compare(args: argparse.Namespace, turns: int, folder: Path, clock: Cpu
                         found[name].append(await measure(arm, setting, at_once, args.seconds, clock, server))
                 for name, arm in arms.items():
                     memory[name] = await in_flight(arm, setting, at_once, clock)
-                console.print(_rates(turns, at_once, {name: median(m) for name, m in found.items()}, memory))
+                console.print(_throughput_table(turns, at_once, {name: median(m) for name, m in found.items()}, memory))
 
 
-def _walls(turns: int, walls: dict[str, float], rows: dict[str, int]) -> Table:
+def _latency_table(turns: int, walls: dict[str, float], rows: dict[str, int]) -> Table:
     table = Table("arm", "seconds alone", "x stock", "rows", title=f"{turns} turns, one episode at a time")
     for name, wall in walls.items():
         table.add_row(name, f"{wall:.2f}", _ratio(walls.get(RIVAL), wall), str(rows[name]))
     return table
 
 
-def _rates(turns: int, at_once: int, found: dict[str, Measure], memory: dict[str, float]) -> Table:
+def _throughput_table(turns: int, at_once: int, found: dict[str, Measure], memory: dict[str, float]) -> Table:
     title = f"{turns} turns, {at_once} at once; load of the machine {os.getloadavg()[0]:.1f}"
     table = Table("arm", "a minute", "x stock", "CPU s", "x stock", "MB in flight", title=title)
     rival = found.get(RIVAL)
@@ -118,7 +123,7 @@ def _ratio(more: float | None, less: float | None) -> str:
     return f"{more / less:.2f}" if more and less else "-"
 
 
-def _named(word: str) -> list[str]:
+def _matching(word: str) -> list[str]:
     return [name for name in EPISODES if word in name]
 
 
@@ -126,15 +131,15 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=[3, 30])
-    parser.add_argument("--at", type=int, nargs="+", default=[2, 4, 8, 16], help="episodes at once")
+    parser.add_argument("--at", type=int, nargs="+", default=[2, 4, 8, 16], help="concurrent episodes")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each stretch")
-    parser.add_argument("--alone", type=int, default=5, help="episodes for the time of one alone")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each measurement")
+    parser.add_argument("--alone", type=int, default=5, help="episodes for the time of one episode alone")
     parser.add_argument("--renderer", choices=["qwen3", "default", "appending"], default="qwen3")
     parser.add_argument("--arms", nargs="+", default=[""], help=f"parts of the names: {', '.join(EPISODES)}")
-    parser.add_argument("--group", type=Path, help="a control group of version 1's cpuacct that counts the CPU")
+    parser.add_argument("--group", type=Path, help="cpuacct control group (cgroup v1) that counts the CPU")
     args = parser.parse_args()
-    args.arms = list(dict.fromkeys(name for word in args.arms for name in _named(word)))
+    args.arms = list(dict.fromkeys(name for word in args.arms for name in _matching(word)))
     return args
 
 
@@ -145,8 +150,8 @@ def main() -> None:
     stretches = len(args.turns) * len(args.at) * args.repeats * len(args.arms)
     console.print(f"at least {stretches * args.seconds / 60:.1f} minutes")
     clock = CpuClock(args.group, machine=args.group is None and any("docker" in name for name in args.arms))
-    # As the environment servers of a run are; the arms of others have it too.
-    with clock, before_sandboxes(), tempfile.TemporaryDirectory(prefix="bench-episodes-") as name:
+    # As for a run's environment servers; all arms get the same priority.
+    with clock, raise_priority(), tempfile.TemporaryDirectory(prefix="bench-episodes-") as name:
         folder = Path(name)
         write_task(folder / "tasks" / "write-answer")
         save_tokenizer(folder / "tokenizer")

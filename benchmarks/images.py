@@ -1,11 +1,14 @@
-"""How fast a sandbox starts from an image, and what images cost in the store, against Docker where there is one.
+"""Measure how fast a sandbox starts from an image, and how much disk images take; compare with Docker if installed.
 
-    python benchmarks/images.py                   about two minutes on a quiet machine; as root, with buildah
+    python benchmarks/images.py                   about two minutes on an idle machine; as root, with buildah
     python benchmarks/images.py --starts 50 --tasks 5
 
-Three figures: the start of a sandbox from a built image and its stop, beside one on the host's root; a second build of
-an image of four steps, nothing of it changed; tasks with one common prefix: seconds to build them all, and bytes in the
-store. Docker's are those of `docker build` and of what its images add on the disk.
+Figures:
+
+- start and stop of a sandbox from a built image, and of one on the host's root
+- second build of an unchanged image with four steps
+- tasks with a common prefix: seconds to build all of them, and bytes in the store; for Docker, the seconds of
+  `docker build` and the steps that it keeps
 """
 
 import argparse
@@ -24,7 +27,7 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from harbor.models.trial.paths import TrialPaths
 
 from harbortrainer.sandbox.images.buildah import Buildah
-from harbortrainer.sandbox.images.kept_images import KeptImages
+from harbortrainer.sandbox.images.image_cache import ImageCache
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.local import LocalEnvironment
 
@@ -34,7 +37,7 @@ _MB = 10**6
 
 
 def task(top: Path, number: int) -> Path:
-    """The environment folder of a task whose first lines are those of all the others."""
+    """Write the environment folder of a task. All tasks share the first lines of the Dockerfile."""
     folder = top / f"task{number}" / "environment"
     folder.mkdir(parents=True)
     text = f"{_PREFIX}WORKDIR /app\nRUN head -c 100K /dev/urandom > /own{number}\n"
@@ -43,7 +46,7 @@ def task(top: Path, number: int) -> Path:
 
 
 def sandbox(folder: Path, cache: Path, image: str) -> LocalEnvironment:
-    """A sandbox of a task, not started."""
+    """Return a task's sandbox, not started."""
     return LocalEnvironment(
         environment_dir=folder,
         environment_name="bench",
@@ -57,7 +60,7 @@ def sandbox(folder: Path, cache: Path, image: str) -> LocalEnvironment:
 
 
 async def starts(folder: Path, cache: Path, image: str, count: int) -> str:
-    """Seconds from nothing to a sandbox in which a command has run, and to its end."""
+    """Measure starts (until a first command has run) and stops; return the figures as a line."""
     up, down = [], []
     for _ in range(count + 1):
         box, began = sandbox(folder, cache, image), time.perf_counter()
@@ -67,23 +70,23 @@ async def starts(folder: Path, cache: Path, image: str, count: int) -> str:
         await box.stop(delete=True)
         up.append(ready - began)
         down.append(time.perf_counter() - ready)
-    p50, p90 = statistics.median(up[1:]), statistics.quantiles(up[1:], n=10)[-1]  # the first one builds
+    p50, p90 = statistics.median(up[1:]), statistics.quantiles(up[1:], n=10)[-1]  # without the first, which builds
     stop = statistics.median(down)
     return f"start and a command p50 {p50 * 1e3:.0f} ms, p90 {p90 * 1e3:.0f} ms; stop {stop * 1e3:.0f} ms"
 
 
 async def prefix(folders: list[Path], cache: Path) -> str:
-    """Build all of them, as trials would ask for them: at once."""
+    """Build all tasks concurrently, as trials do; return seconds and megabytes as a line."""
     began = time.perf_counter()
     boxes = [sandbox(folder, cache, "build") for folder in folders]
     await asyncio.gather(*(box.start(force_build=False) for box in boxes))
     took = time.perf_counter() - began
     await asyncio.gather(*(box.stop(delete=True) for box in boxes))
-    return f"{took:.1f} s, {KeptImages(Store(cache)).size() / _MB:.1f} MB above the base image"
+    return f"{took:.1f} s, {ImageCache(Store(cache)).size() / _MB:.1f} MB above the base image"
 
 
 async def second_build(folder: Path, cache: Path) -> str:
-    """The same Dockerfile again, as buildah's own cache answers."""
+    """Build the same Dockerfile again, from buildah's cache; return the seconds as a line."""
     builder, times = Buildah(Store(cache).own / "buildah"), []
     for _ in range(4):
         began = time.perf_counter()
@@ -93,12 +96,12 @@ async def second_build(folder: Path, cache: Path) -> str:
 
 
 def docker(*arguments: str) -> str:
-    """What a docker command says."""
+    """Return the output of a docker command."""
     return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def docker_prefix(folders: list[Path]) -> str:
-    """The same tasks built by Docker, one after the other."""
+    """Build the same tasks with Docker, one after the other; return the figures as a line."""
     names = [f"harbortrainer-bench:{index}" for index in range(len(folders))]
     began = time.perf_counter()
     for name, folder in zip(names, folders, strict=True):

@@ -1,11 +1,12 @@
-"""Do the intervals hold what they promise? Evaluations with a known truth, and how often it is inside.
+"""Measure the coverage of the confidence intervals: simulated evaluations with a known true mean.
 
     python benchmarks/interval_coverage.py [--evaluations 1000] [--seed 0]
 
-A set of tasks is drawn from a population whose mean solve rate is known, each task is attempted k times, some attempts
-are lost at random as to a failing sandbox, and the interval is computed by `harbortrainer.estimates` as `eval` does.
-Printed: the share of evaluations whose 95 % interval holds the truth; of the paired comparisons also how often one
-shows a difference that is not there, and one that is as large as the smallest it says it could show.
+Each evaluation draws tasks from a population with a known mean solve rate, and attempts each task k times. Some
+attempts are lost at random, as with a failing sandbox. `harbortrainer.estimates` computes the interval as in `eval`.
+
+Prints the share of evaluations whose 95 % interval contains the true mean. For paired comparisons it also prints the
+rate of false positives, and the power at the minimum detectable difference that the comparison reports.
 """
 
 import argparse
@@ -22,7 +23,7 @@ LOST = 0.03
 
 @dataclass(frozen=True)
 class Setting:
-    """A population of tasks, and an evaluation on some of them."""
+    """A population of tasks, and the size of an evaluation."""
 
     tasks: int
     attempts: int
@@ -46,19 +47,19 @@ SETTINGS = (
     Setting(100, 8, 0.5, 0.5),
     Setting(89, 5, 0.6, 0.6),
     Setting(300, 2, 0.4, 1.2),
-    Setting(20, 4, 0.1, 1.9),  # nearly all fail: the hard case
+    Setting(20, 4, 0.1, 1.9),  # nearly all attempts fail, the hardest case
 )
 
 
 def attempted(rates: np.ndarray, attempts: int, rng: np.random.Generator) -> Rewards:
-    """Rewards of so many attempts at tasks of these solve rates; a few are lost."""
+    """Simulate the rewards of tasks with these solve rates; the share `LOST` of attempts is lost."""
     solved = rng.random((rates.size, attempts)) < rates[:, None]
     kept = rng.random((rates.size, attempts)) >= LOST
     return {str(i): [float(s) for s, k in zip(solved[i], kept[i], strict=True) if k] for i in range(rates.size)}
 
 
 def coverage(setting: Setting, evaluations: int, *, kind: IntervalKind = "t", seed: int = 0) -> float:
-    """Share of evaluations whose interval holds the truth."""
+    """Return the share of evaluations whose interval contains the true mean."""
     rng = np.random.default_rng(seed)
     held = 0
     for number in range(evaluations):
@@ -71,10 +72,10 @@ def coverage(setting: Setting, evaluations: int, *, kind: IntervalKind = "t", se
 def comparisons(
     setting: Setting, evaluations: int, *, gain: float, spread: float = 0.1, seed: int = 0
 ) -> Iterator[PairedDifference]:
-    """Compare a policy with one that is better by `gain` on average, by another amount on each task."""
+    """Yield comparisons of a policy with one that is better by `gain` on average; the gain varies between tasks."""
     rng = np.random.default_rng(seed)
     for _ in range(evaluations):
-        # Between 0.3 and 0.7, so that no gain is cut at 0 or 1 and the truth stays what it is.
+        # Between 0.3 and 0.7, so that no gain is clipped at 0 or 1, which would change the true mean.
         rates = 0.3 + 0.4 * rng.beta(setting.alpha, setting.beta, setting.tasks)
         better = rates + gain + rng.uniform(-spread, spread, setting.tasks)
         found = paired_difference(attempted(rates, setting.attempts, rng), attempted(better, setting.attempts, rng))
@@ -83,15 +84,21 @@ def comparisons(
 
 
 def compared(setting: Setting, evaluations: int, *, seed: int = 0) -> tuple[float, float, float]:
-    """Coverage of the difference's interval, share of false alarms without a difference, and power at the smallest
-    difference that a comparison says it could show."""
+    """Return the coverage of the difference's interval, the rate of false positives, and the power.
+
+    The power is measured at the mean minimum detectable difference that the comparisons report.
+    """
     without = list(comparisons(setting, evaluations, gain=0.0, seed=seed))
-    gain = float(np.mean([found.smallest for found in without if found.smallest is not None]))
+    gain = float(np.mean([found.min_detectable for found in without if found.min_detectable is not None]))
     with_it = list(comparisons(setting, evaluations, gain=gain, spread=0.1, seed=seed + 1))
     held = np.mean(
         [found.low is not None and found.high is not None and found.low <= gain <= found.high for found in with_it]
     )
-    return float(held), float(np.mean([f.shown for f in without])), float(np.mean([f.shown for f in with_it]))
+    return (
+        float(held),
+        float(np.mean([f.significant for f in without])),
+        float(np.mean([f.significant for f in with_it])),
+    )
 
 
 def main() -> None:
@@ -99,11 +106,11 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print(f"{given.evaluations} evaluations each: share whose 95 % interval holds the truth")
+    print(f"{given.evaluations} evaluations each: share whose 95 % interval contains the true mean")
     for setting in SETTINGS:
         shares = {kind: coverage(setting, given.evaluations, kind=kind, seed=given.seed) for kind in ("t", "bootstrap")}
         print(f"{setting}:  t {shares['t']:.3f}  bootstrap {shares['bootstrap']:.3f}", flush=True)
-    print("paired comparisons: coverage, false alarms without a difference, power at the smallest difference")
+    print("paired comparisons: coverage, false positives, power at the minimum detectable difference")
     for setting in SETTINGS:
         held, alarms, power = compared(setting, given.evaluations, seed=given.seed)
         print(f"{setting}:  {held:.3f}  {alarms:.3f}  {power:.3f}", flush=True)

@@ -1,7 +1,7 @@
-"""What sandboxes leave on the machine: looked at from outside, for the tests and for `kills.py`.
+"""Leftovers of sandboxes on the machine, for the tests and for `kills.py`.
 
-A sandbox is processes, control groups and, while it is built, a folder. Its mounts and its network live in namespaces
-that end with its processes.
+A sandbox consists of processes, control groups and, during a build, a folder. Its mounts and its network are in
+namespaces that end with its processes.
 """
 
 import os
@@ -13,27 +13,27 @@ from pathlib import Path
 
 import psutil
 
-_HELPER = re.compile(r"harbortrainer\.sandbox\.inside import nursery; nursery\.main\((\d+)\)")
+_HELPER = re.compile(r"harbortrainer\.sandbox\.inside import fork_server; fork_server\.main\((\d+)\)")
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = re.compile(r"harbortrainer-(\d+)$")
 
 
 @dataclass
 class Footprint:
-    """All that one process's sandboxes consist of, remembered so that it can be looked for when the process is gone."""
+    """Processes and mount namespaces of one process's sandboxes, recorded while that process lives."""
 
     processes: list[psutil.Process] = field(default_factory=list)
     namespaces: set[str] = field(default_factory=set)
 
     def remains(self) -> list[str]:
-        """What of it is still there, in words."""
-        alive = _in_words(self.processes)
+        """Describe what still exists."""
+        alive = _describe(self.processes)
         mounts = sorted(self.namespaces & {space for pid in psutil.pids() if (space := _space(pid, "mnt"))})
         pids = {process.pid for process in self.processes}
         return [*alive, *(f"mount namespace {m}" for m in mounts), *_groups(lambda pid: pid in pids)]
 
     def wait_gone(self, seconds: float = 60.0) -> list[str]:
-        """Wait until nothing remains. Returns what still does."""
+        """Wait at most `seconds` until nothing remains; describe what still exists."""
         end = time.monotonic() + seconds
         while (left := self.remains()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -41,21 +41,21 @@ class Footprint:
 
 
 def ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, or only waits for its parent to read how it ended; it may end while we look."""
+    """Whether a process is gone or a zombie. It may end during the check."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def still_there(processes: list[psutil.Process], within: float = 60.0) -> list[str]:
-    """Those that have not ended `within` so many seconds, in words."""
+def remaining_processes(processes: list[psutil.Process], within: float = 60.0) -> list[str]:
+    """Wait at most `within` seconds for processes to end; describe those that have not."""
     _, alive = psutil.wait_procs(processes, timeout=within)
-    return _in_words(alive)
+    return _describe(alive)
 
 
 def footprint(owner: int) -> Footprint:
-    """The helper, monitors, first processes and commands of every sandbox that process `owner` has now."""
+    """Return the fork server, monitors, init processes and commands of all current sandboxes of process `owner`."""
     found = Footprint()
     for process in psutil.Process(owner).children(recursive=True):
         if _owner(process) == owner:
@@ -67,14 +67,14 @@ def footprint(owner: int) -> Footprint:
 
 
 def orphans() -> list[str]:
-    """Processes and control groups on this machine whose owner is gone, in words. Empty is how it should be."""
+    """Describe this machine's sandbox processes and control groups whose owner is gone; normally empty."""
     helpers = [p for p in psutil.process_iter() if (owner := _owner(p)) and not psutil.pid_exists(owner)]
     lost = [f"process {p.pid} of sandboxes of process {_owner(p)}, which is gone" for p in helpers if not ended(p)]
     return [*lost, *_groups(lambda pid: not psutil.pid_exists(pid))]
 
 
 def unfinished(cache: Path) -> list[Path]:
-    """Folders of builds that did not end. The next build of the same layer removes them."""
+    """Return the folders of unfinished builds. The next build of the same layer removes them."""
     return sorted(cache.glob("*/*/.*.part"))
 
 
@@ -93,7 +93,7 @@ def _owner(process: psutil.Process) -> int | None:
     return int(match[1]) if match else None
 
 
-def _in_words(processes: list[psutil.Process]) -> list[str]:
+def _describe(processes: list[psutil.Process]) -> list[str]:
     return [f"process {p.pid} ({_name(p)})" for p in processes if not ended(p)]
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark reads: CPU seconds of a process tree, stalls of the event loop, memory of what is in flight."""
+"""Meters of the benchmarks: CPU seconds of a process tree, stalls of the event loop, memory."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ _TICK_S = 0.001
 
 
 class CpuClock:
-    """CPU seconds of this process and of everything it starts from now on, sandboxes and their ends included.
+    """CPU seconds of this process and of all processes that it starts, including sandboxes and their cleanup.
 
-    By a control group of its own where one can be made (version 1's cpuacct). Else by what the whole machine was busy,
-    which is the same on a quiet machine only. Make it before anything is started.
+    Uses its own control group if possible (cgroup v1's cpuacct), else the CPU time of the whole machine. The latter is
+    exact on an idle machine only. Create the clock before any process is started.
 
     Args:
-        group: One that is there already, `cpuacct/NAME`, in which a Docker daemon runs that only the benchmark asks.
-        machine: Take the whole machine's: a Docker daemon that was there before works for the benchmark too.
+        group: An existing group, `cpuacct/NAME`, with a Docker daemon that only the benchmark uses.
+        machine: Count the whole machine, because a shared Docker daemon works for the benchmark too.
     """
 
     def __init__(self, group: Path | None = None, *, machine: bool = False) -> None:
@@ -40,11 +40,11 @@ class CpuClock:
 
     @property
     def exact(self) -> bool:
-        """Whether other processes of the machine cannot disturb the figure."""
+        """Whether other processes of the machine are excluded."""
         return self._group != Path()
 
     def read(self, other: psutil.Process) -> float:
-        """CPU seconds so far, without those of a process that does not count."""
+        """Return the CPU seconds so far, without the process `other`."""
         if self.exact:
             used = int((self._group / "cpuacct.usage").read_text()) / 1e9
         else:
@@ -53,7 +53,7 @@ class CpuClock:
         return used - sum(other.cpu_times()[:2])
 
     def processes(self) -> list[psutil.Process]:
-        """All that are counted: those of the group, or this one and all below it."""
+        """Return the counted processes: the group's, or this process and its descendants."""
         if not self.exact:
             return [psutil.Process(), *psutil.Process().children(recursive=True)]
         found = []
@@ -75,14 +75,14 @@ class CpuClock:
 
 @dataclass
 class Stall:
-    """The longest time for which the event loop did not turn."""
+    """The longest time for which the event loop was blocked."""
 
     longest_s: float = 0.0
 
 
 @asynccontextmanager
 async def watched_loop() -> AsyncGenerator[Stall]:
-    """Watch the event loop while the block runs."""
+    """Measure the event loop's longest stall while the block runs."""
     stall = Stall()
 
     async def watch() -> None:
@@ -99,7 +99,7 @@ async def watched_loop() -> AsyncGenerator[Stall]:
 
 
 def tree_memory(processes: list[psutil.Process] | None = None) -> float:
-    """Megabytes of this process and all below it, or of those given, shared pages counted once (PSS)."""
+    """Return the megabytes (PSS) of the given processes, by default of this process and its descendants."""
     total = 0
     for process in processes or [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.Error):

@@ -1,9 +1,10 @@
-"""What a network of its own costs a local sandbox, beside this machine's and none: start, stop, CPU, many at once.
+"""Measure the cost of a local sandbox's own network, compared with this machine's network and with none.
 
-    python benchmarks/networks.py                 about two minutes on a quiet machine
+    python benchmarks/networks.py                 about two minutes on an idle machine
     python benchmarks/networks.py --starts 20 --at 8
 
-The three take turns. CPU is the whole machine's: the kernel takes a network down after the sandbox's end.
+The figures are start, stop, CPU and throughput. The three arms alternate. CPU is counted for the whole machine, since
+the kernel removes a network after the sandbox has ended.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harbortrainer.sandbox.local import LocalEnvironment
-from harbortrainer.sandbox.network_choice import missing_for_own
+from harbortrainer.sandbox.network_choice import slirp_problem
 
 _ARMS = {
     "its own": (NetworkMode.PUBLIC, "own"),
@@ -40,8 +41,8 @@ _LIFE_S = 0.3
 
 
 @dataclass
-class Seen:
-    """Of one arm, a figure a start or a round."""
+class Samples:
+    """Figures of one arm, one per start or per round."""
 
     start_s: list[float] = field(default_factory=list)
     stop_s: list[float] = field(default_factory=list)
@@ -50,8 +51,8 @@ class Seen:
 
 
 @asynccontextmanager
-async def sandbox(top: Path, arm: str, seen: Seen | None = None) -> AsyncGenerator[LocalEnvironment]:
-    """A sandbox that runs; what its start and its stop took goes to `seen`."""
+async def sandbox(top: Path, arm: str, seen: Samples | None = None) -> AsyncGenerator[LocalEnvironment]:
+    """Run a sandbox; add the seconds of its start and stop to `seen`."""
     mode, network = _ARMS[arm]
     made = LocalEnvironment(
         environment_dir=top,
@@ -74,16 +75,16 @@ async def sandbox(top: Path, arm: str, seen: Seen | None = None) -> AsyncGenerat
         seen.stop_s.append(time.perf_counter() - ends)
 
 
-async def alone(top: Path, arm: str, seen: Seen, starts: int) -> None:
-    """One after the other, with nothing of the last one left."""
+async def alone(top: Path, arm: str, seen: Samples, starts: int) -> None:
+    """Start sandboxes one after the other, with a pause for the last one's cleanup."""
     for _ in range(starts):
         async with sandbox(top, arm, seen):
             pass
         await asyncio.sleep(_APART_S)
 
 
-async def together(top: Path, arm: str, seen: Seen, starts: int, at_once: int) -> None:
-    """Many at once, each for a moment, with a command."""
+async def together(top: Path, arm: str, seen: Samples, starts: int, at_once: int) -> None:
+    """Run `at_once` sandboxes concurrently, each for a moment with one command."""
 
     async def lane() -> None:
         for _ in range(starts):
@@ -98,17 +99,17 @@ async def together(top: Path, arm: str, seen: Seen, starts: int, at_once: int) -
 
 
 def machine_cpu_s() -> float:
-    """Seconds for which the machine's processors were busy, of all together."""
+    """Return the CPU seconds of the whole machine, summed over its processors."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - times.iowait
 
 
-async def measure(starts: int, at_once: int) -> dict[str, Seen]:
-    """All arms, in turns."""
-    found = {arm: Seen() for arm in _ARMS}
+async def measure(starts: int, at_once: int) -> dict[str, Samples]:
+    """Measure the arms alternately."""
+    found = {arm: Samples() for arm in _ARMS}
     with tempfile.TemporaryDirectory(prefix="bench-networks-") as folder:
         for arm in _ARMS:
-            await alone(Path(folder), arm, Seen(), 2)
+            await alone(Path(folder), arm, Samples(), 2)
         for _ in range(_ROUNDS):
             for arm, seen in found.items():
                 await alone(Path(folder), arm, seen, starts)
@@ -119,11 +120,11 @@ async def measure(starts: int, at_once: int) -> dict[str, Seen]:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=15, help="a round and lane")
-    parser.add_argument("--at", type=int, default=16, help="sandboxes at once")
+    parser.add_argument("--starts", type=int, default=15, help="starts per round and lane")
+    parser.add_argument("--at", type=int, default=16, help="concurrent sandboxes")
     args, console = parser.parse_args(), Console()
-    if why := missing_for_own():
-        console.print(f"no network of its own here: {why}")
+    if why := slirp_problem():
+        console.print(f"a sandbox cannot have its own network here: {why}")
         return 2
     found = asyncio.run(measure(args.starts, args.at))
     table = Table("network", "start ms", "stop ms", f"a minute at {args.at}", "CPU ms each")
@@ -132,7 +133,7 @@ def main() -> int:
         table.add_row(arm, f"{1000 * start:.0f}", f"{1000 * stop:.0f}", f"{rate:.0f}", f"{1000 * cpu:.1f}")
     console.print(table)
     own, machines = (statistics.median(found[arm].per_minute) for arm in ("its own", "the machine's"))
-    console.print(f"with its own {own / machines:.2f} times as many a minute as with the machine's")
+    console.print(f"throughput with its own network: {own / machines:.2f} times that with the machine's network")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""The arm of verifiers' own taskset: an image with its agent's packages, and a process of verifiers 0.4 that plays.
+"""The arm with verifiers' own taskset: an image with its agent's packages, and a process with verifiers 0.4.
 
-Its agent installs itself in each container. The image has all of that already, at the place where it is looked for;
-what is left to every episode is that uv finds it so.
+verifiers' agent installs itself in each container. The image has its packages already, where the agent expects them, so
+each episode only pays for uv's check.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ RUN uv sync -q --script {program} --no-config
 
 
 def missing() -> str:
-    """Why it cannot play here; "" when it can."""
-    return "" if PYTHON.is_file() else f"{PYTHON} is not there: make setup-today"
+    """Return why this arm cannot run here; "" if it can."""
+    return "" if PYTHON.is_file() else f"{PYTHON} does not exist; run `make setup-today`"
 
 
 @asynccontextmanager
 async def rival(setting: Setting, tokenizer: Path, renderer: str, home: Path) -> AsyncGenerator[Arm]:
-    """One process for as long as the block runs; an episode a call."""
+    """Keep one process while the block runs; each call runs one episode."""
     if why := missing():
         raise SystemExit(why)
     await asyncio.to_thread(_prepare, setting.task, home)
@@ -61,7 +61,7 @@ async def rival(setting: Setting, tokenizer: Path, renderer: str, home: Path) ->
         asked.write(f"{name}\n".encode())
         said = await answer
         if not said.isdecimal():
-            raise RuntimeError(f"an episode of verifiers' own taskset went wrong: {said[:1500]}")
+            raise RuntimeError(f"an episode of verifiers' own taskset failed: {said[:1500]}")
         return int(said)
 
     reading = asyncio.create_task(_read(process, answers))
@@ -81,16 +81,18 @@ async def _read(process: asyncio.subprocess.Process, answers: dict[str, asyncio.
         if name in answers:
             answers.pop(name).set_result(said)
     for waiting in answers.values():
-        waiting.set_exception(RuntimeError("the process of verifiers' own taskset ended; what it said is above"))
+        waiting.set_exception(RuntimeError("the process of verifiers' own taskset ended; its output is above"))
 
 
 def _prepare(task: Path, home: Path) -> None:
-    """Its image, and the task where it looks for it, with the image's name: it builds none."""
+    """Build the image, and put the task, with the image's name, where the taskset looks for it."""
     context = home / "image"
     context.mkdir(parents=True)
     base = (task / "environment" / "Dockerfile").read_text()
     program = _output(str(PYTHON), "-c", _PROGRAM)
-    place = f"/tmp/vf-scripts/{hashlib.sha256(program.encode()).hexdigest()}.py"  # as its runtimes name it
+    place = (
+        f"/tmp/vf-scripts/{hashlib.sha256(program.encode()).hexdigest()}.py"  # the path that verifiers' runtimes use
+    )
     (context / "Dockerfile").write_text(base + _DOCKERFILE.format(program=place))
     (context / "program.py").write_text(program)
     shutil.copy(ROOT / ".tools" / "uv", context / "uv")

@@ -1,10 +1,10 @@
-"""How long the index of a large run takes, how large it is, and how soon an indexed run is open.
+"""Measure the index of a large run: time to build it, its size, and the time of the dashboard's queries.
 
     python benchmarks/run_index.py [--trials 100000] [--keep FOLDER]
 
-makes a run up (lines as the embedded engine writes them), indexes it, opens it again in a process of its own, asks for
-what the pages ask for, and prints CPU seconds (what a busy machine adds is not in them), megabytes and the memory of
-that process. Nothing is left unless kept.
+Writes a synthetic run (with lines as the embedded engine writes them) and indexes it. Then opens it in a new process
+and runs the queries of the pages. Prints CPU seconds, which exclude the load of other programs, and the memory of that
+process. The run is deleted unless `--keep` is set.
 """
 
 import argparse
@@ -18,16 +18,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harbortrainer.view.folder_kind import open_store
-from harbortrainer.view.index_file import NAME
-from harbortrainer.view.index_queries import IndexedRun
-from harbortrainer.view.trial_filter import TrialFilter
+from harbortrainer.view.index import NAME
+from harbortrainer.view.queries import IndexedRun, TrialFilter
+from harbortrainer.view.run_folders import open_store
 
 BATCH, GROUP, TASKS, HELD_OUT, EVERY = 256, 8, 2000, 200, 10
 
 
-def made_up(folder: Path, trials: int) -> None:
-    """A run of so many trials, evaluations included."""
+def write_synthetic_run(folder: Path, trials: int) -> None:
+    """Write a run with `trials` trials, including evaluations."""
     draw = random.Random(0)
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.toml").write_text('[model]\nname = "org/policy"\n')
@@ -54,7 +53,7 @@ def write(file: Path, rows: list[dict[str, object]]) -> None:
 
 
 def training(draw: random.Random, step: int, count: int) -> Iterator[dict[str, object]]:
-    """The lines of one step, in groups."""
+    """Yield the rows of one step, in groups."""
     for number in range(count):
         if number % GROUP == 0:
             task, group = draw.randrange(TASKS), f"{draw.getrandbits(48):012x}"
@@ -90,26 +89,26 @@ def line(draw: random.Random, task: str, step: int, lost: bool) -> dict[str, obj
     }
 
 
-def looked_at(folder: Path) -> dict[str, float]:
-    """CPU seconds of opening an indexed run and of each question, in this process."""
+def time_queries(folder: Path) -> dict[str, float]:
+    """Return the CPU seconds of opening an indexed run and of each query, in this process."""
     began = time.process_time()
     store = open_store(folder)
     assert isinstance(store, IndexedRun)
     took = {"open": time.process_time() - began}
-    some = store.found(TrialFilter())[0][0]
+    some = store.find(TrialFilter())[0][0]
     asked: dict[str, Callable[[], object]] = {
         "nothing new": store.refresh,
         "metrics": store.metrics,
         "outcomes": store.outcomes,
-        "fates": store.fates,
+        "training counts": store.training_counts,
         "seconds": store.seconds,
         "rewards": lambda: store.rewards("train", 1),
         "cells": lambda: store.cells("train"),
         "choices": store.choices,
-        "newest 50": lambda: store.found(TrialFilter()),
-        "page 1000": lambda: store.found(TrialFilter(page=1000)),
-        "filtered, sorted": lambda: store.found(TrialFilter(outcome="completed", reward="1", sort="-tokens")),
-        "a group": lambda: store.group(some.group),
+        "newest 50": lambda: store.find(TrialFilter()),
+        "page 1000": lambda: store.find(TrialFilter(page=1000)),
+        "filtered, sorted": lambda: store.find(TrialFilter(outcome="completed", reward="1", sort="-tokens")),
+        "a group": lambda: store.group(some.group or ""),
     }
     for name, ask in asked.items():
         began = time.process_time()
@@ -119,19 +118,19 @@ def looked_at(folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Make up, index, look."""
+    """Write a run, index it, and time its queries in a new process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trials", type=int, default=100_000)
-    parser.add_argument("--keep", type=Path, help="keep the run here")
+    parser.add_argument("--keep", type=Path, help="folder to keep the run in")
     parser.add_argument("--look", type=Path, help=argparse.SUPPRESS)
     order = parser.parse_args()
     if order.look is not None:
-        print(json.dumps(looked_at(order.look)))
+        print(json.dumps(time_queries(order.look)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = order.keep or Path(scratch) / "run"
         if not folder.exists():
-            made_up(folder, order.trials)
+            write_synthetic_run(folder, order.trials)
         lines = sum(file.stat().st_size for file in folder.glob("rollouts/*")) / 1e6
         began = time.process_time()
         open_store(folder)

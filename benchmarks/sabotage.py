@@ -1,13 +1,12 @@
-"""Whole runs with one fault in each: the step at which the proof stops them, and that clean ones are not stopped.
+"""Inject one fault per run, and report the step at which a check stops it; runs without a fault must not be stopped.
 
     python benchmarks/sabotage.py --config configs/quickstart.toml --clean 10
 
-Makes the run file's policy once, then plays, for every dtype and every fault of `sabotages.py`, a run from it until the
-proof stops it, and `--clean` whole runs without a fault, each with a seed of its own. Real trials, the real sampler and
-the real learner, a process a run; no evaluations, which train nothing. `--rig N` adds N clean runs of ten steps without
-trials (`proof_rig.py`), for more of them in the same time.
+Creates the run file's policy once. For every dtype it then starts one run per fault of `sabotages.py`, and `--clean`
+runs without a fault, each with its own seed. Trials, sampler and learner are real; each run has its own process.
+Evaluations are left out. `--rig N` adds N faster runs of `logprob_check_rig.py`: ten steps without fault and trials.
 
-On a GPU: `--dtypes bfloat16`, since the run file's device is whatever torch finds.
+On a GPU pass `--dtypes bfloat16`; torch chooses the device.
 """
 
 import argparse
@@ -23,18 +22,18 @@ from functools import partialmethod
 from pathlib import Path
 
 import tomlkit
-from proof_rig import ProofRig
+from logprob_check_rig import LogprobCheckRig
 from sabotages import REWARDS, SABOTAGES, TURNS, sabotaged
 
 DTYPES = ("float32", "bfloat16")
 WITHIN = 3
-"""Steps in which a fault is to be found."""
+"""Number of steps within which a fault must be found."""
 LIMIT_S = 1800
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """How one run went."""
+class RunResult:
+    """Result of one run."""
 
     fault: str
     dtype: str
@@ -43,13 +42,13 @@ class Played:
     stopped_at: int | None
     said: str
     reached: dict[str, float]
-    """Each figure of the proof, the largest of the run."""
+    """Maximum of each of the check's metrics in the run."""
     cost: float | None
-    """Share of the steps' time that the second scoring and the other versions took."""
+    """Share of the steps' time that rescoring and the alternative versions took."""
 
 
 def write_run(config: Path, model: Path, folder: Path, *, seed: int) -> Path:
-    """The run file with a policy that is there, without evaluations."""
+    """Write the run file with an existing policy and without evaluations; return its path."""
     run = tomllib.loads(config.read_text())
     run.pop("warmup", None)
     run["orchestrator"].pop("eval", None)
@@ -60,7 +59,7 @@ def write_run(config: Path, model: Path, folder: Path, *, seed: int) -> Path:
 
 
 def play(name: str, dtype: str, config: Path) -> int:
-    """One run in this process, with a fault in it."""
+    """Run in this process with one fault; return the exit code."""
     from harbortrainer.cli import main
     from harbortrainer.engines.local.learner.learner import Learner
     from harbortrainer.engines.local.sampler import Sampler
@@ -71,8 +70,8 @@ def play(name: str, dtype: str, config: Path) -> int:
         return main(["train", "--engine", "local", "--config", str(config)])
 
 
-def outcome(name: str, dtype: str, config: Path, model: Path, *, seed: int = 0) -> Played:
-    """One run in a process of its own."""
+def run_once(name: str, dtype: str, config: Path, model: Path, *, seed: int = 0) -> RunResult:
+    """Run in a new process, and return the result."""
     folder = Path(tempfile.mkdtemp(prefix="sabotage-"))
     file = write_run(config, model, folder, seed=seed)
     command = [sys.executable, __file__, "--play", name, "--dtypes", dtype, "--config", str(file)]
@@ -86,49 +85,52 @@ def outcome(name: str, dtype: str, config: Path, model: Path, *, seed: int = 0) 
     reached = {key: max(abs(row[key]) for row in rows if key in row) for key in names}
     cost = sum(row["time/score_again"] + row["time/other_versions"] for row in rows)
     said = [line for line in done.stderr.splitlines() if line.startswith("stopped: ")]
-    if done.returncode and not said:  # something else ended it, which would be counted as a find
-        raise SystemExit(f"{name}, {dtype}: ended by no proof: {done.stderr[-2000:]}")
-    return Played(
+    if done.returncode and not said:  # another error, which must not count as a found fault
+        raise SystemExit(f"{name}, {dtype}: not stopped by a check: {done.stderr[-2000:]}")
+    return RunResult(
         name, dtype, seed, len(rows), len(rows) + 1 if done.returncode else None, said[-1] if said else "",
         reached, cost / sum(row["time/step"] for row in rows) if rows else None,
     )  # fmt: skip
 
 
 def make_policy(config: Path, folder: Path) -> Path:
-    """The run file's own policy."""
+    """Create the run file's policy by its warm-up; return the folder."""
     from harbortrainer.config.reader import load
     from harbortrainer.runs.display import Display
     from harbortrainer.warmup.warmup import warm_up
 
     run = load(config)
     if run.warmup is None:
-        raise SystemExit("--model: this run file has no [warmup] that makes a policy")
+        raise SystemExit("this run file has no [warmup]; pass the folder of a policy with --model")
     warm_up(run.warmup, folder / "policy", seed=run.seed, display=Display())
     return folder / "policy"
 
 
-def on_rig(dtype: str, model: Path, seed: int) -> Played:
-    """A clean run of ten steps without trials: the policy goes on from random tokens."""
+def run_rig(dtype: str, model: Path, seed: int) -> RunResult:
+    """Run ten steps without a fault and without trials, with prompts of random tokens."""
     chance = random.Random(seed)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     prompts = [[chance.randrange(10, vocabulary) for _ in range(8 + i)] for i in range(12)]
-    rig = ProofRig(model, dtype, prompts, group=6, max_tokens=32, seed=seed)
+    rig = LogprobCheckRig(model, dtype, prompts, group=6, max_tokens=32, seed=seed)
     stopped = rig.stopped_at(10)
-    return Played("none, on the rig", dtype, seed, 10, stopped, rig.message, rig.reached, None)
+    return RunResult("none, on the rig", dtype, seed, 10, stopped, rig.message, rig.max_metrics, None)
 
 
-def table(asked: argparse.Namespace) -> int:
-    """Every run asked for, a line each as it ends; then what the clean ones reached at most."""
+def run_all(asked: argparse.Namespace) -> int:
+    """Run everything, print a line per run, then the maxima of the faultless runs; return the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="sabotage-policy-"))
     model = asked.model.resolve() if asked.model else make_policy(asked.config, folder)
     wrong = 0
     for dtype in asked.dtypes:
         for name in asked.faults:
-            played = tell(outcome(name, dtype, asked.config, model), asked.json)
+            played = report(run_once(name, dtype, asked.config, model), asked.json)
             wrong += played.stopped_at is None or played.stopped_at > WITHIN
         clean = [
-            *(tell(outcome("none", dtype, asked.config, model, seed=seed), asked.json) for seed in range(asked.clean)),
-            *(tell(on_rig(dtype, model, seed), asked.json) for seed in range(asked.rig)),
+            *(
+                report(run_once("none", dtype, asked.config, model, seed=seed), asked.json)
+                for seed in range(asked.clean)
+            ),
+            *(report(run_rig(dtype, model, seed), asked.json) for seed in range(asked.rig)),
         ]
         wrong += sum(played.stopped_at is not None for played in clean)
         names = sorted({name for played in clean for name in played.reached})
@@ -138,8 +140,8 @@ def table(asked: argparse.Namespace) -> int:
     return min(wrong, 1)
 
 
-def tell(played: Played, file: Path | None) -> Played:
-    """Print one run, and keep it."""
+def report(played: RunResult, file: Path | None) -> RunResult:
+    """Print one result, and append it to the file."""
     how = f"stopped at step {played.stopped_at}" if played.stopped_at else "not stopped"
     cost = f", proof {played.cost:.1%} of a step" if played.cost is not None else ""
     print(f"{played.dtype:9} {played.fault:20} seed {played.seed}: {how}{cost}  {played.said}", flush=True)
@@ -152,17 +154,17 @@ def tell(played: Played, file: Path | None) -> Played:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--config", type=Path, default=Path("configs/quickstart.toml"))
-    parser.add_argument("--model", type=Path, help="a policy's folder; none: the run file's warm-up makes it")
+    parser.add_argument("--model", type=Path, help="folder of a policy (default: created by the run file's warm-up)")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
     parser.add_argument("--faults", nargs="*", default=[*SABOTAGES, *TURNS, *REWARDS])
-    parser.add_argument("--clean", type=int, default=10, help="whole runs without a fault, of each dtype")
-    parser.add_argument("--rig", type=int, default=0, help="clean runs without trials, of each dtype")
-    parser.add_argument("--json", type=Path, help="where each run's line goes")
+    parser.add_argument("--clean", type=int, default=10, help="whole runs without a fault, per dtype")
+    parser.add_argument("--rig", type=int, default=0, help="runs without a fault and without trials, per dtype")
+    parser.add_argument("--json", type=Path, help="file for one JSON line per run")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.play:
         return play(asked.play, asked.dtypes[0], asked.config)
-    return table(asked)
+    return run_all(asked)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Faults, put into the real sampler and the real loop one at a time: what the proof is there for.
+"""Faults that are injected into the real sampler and training loop, one at a time, to test the checks.
 
-Each sits as deep as such a fault would sit: what the sampler reports, its ledger holds and its own second scoring is
-measured against are all wrong together, so that the proof cannot find it by comparing the three.
+Each fault is injected below the sampler's records. So the sampler's replies, its completion log and its rescoring agree
+with each other, and comparing them does not reveal the fault.
 """
 
 import copy
@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from harbortrainer.engines.local import playing
+from harbortrainer.engines.local import rollout_client
 from harbortrainer.engines.local.learner import learner
 from harbortrainer.engines.local.rollouts.batch import Batches
 from harbortrainer.engines.local.rollouts.group import Group
@@ -22,20 +22,20 @@ from harbortrainer.engines.local.sampler.continuous_batching import SeededRunner
 from harbortrainer.engines.local.sampler.sampled_model import SampledAdapters
 from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 
-DRAW, LOAD, SECOND = continuous_batching.draw, SampledAdapters.load, learner.second_model
+DRAW, LOAD, SECOND = continuous_batching.sample_tokens, SampledAdapters.load, learner.share_weights
 COMPUTE = SeededRunner.compute_batch
-HAND_OVER, SUBMIT, FINISHED = SamplingEngine.hand_over, SamplingEngine._submit, playing.finished
+HAND_OVER, SUBMIT, FINISHED = SamplingEngine.update_weights, SamplingEngine._submit, rollout_client.fill_rollout
 ADD = Batches.add
 
 
 def _reporting(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The sampler draws as it should and reports other log-probabilities."""
+    """The sampler draws correctly but reports changed log-probabilities."""
 
     def draw(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, logprobs = DRAW(*arguments)
         return tokens, change(logprobs)
 
-    return patch.object(continuous_batching, "draw", draw)
+    return patch.object(continuous_batching, "sample_tokens", draw)
 
 
 def strays(share: float = 0.01, by: float = 0.5, seed: int = 0) -> Any:
@@ -48,40 +48,42 @@ def shift(by: float = 0.05) -> Any:
 
 
 def temperature(factor: float = 0.9) -> Any:
-    """Everything is drawn, and reported, at another temperature than the one that was asked for."""
+    """Tokens are drawn and reported at another temperature than the requested one."""
     return patch.object(
-        continuous_batching, "draw", lambda logits, u, t, truncation=None: DRAW(logits, u, t * factor, truncation)
+        continuous_batching,
+        "sample_tokens",
+        lambda logits, u, t, truncation=None: DRAW(logits, u, t * factor, truncation),
     )
 
 
 def top_k(k: int = 5) -> Any:
-    """Everything is drawn from the k likeliest tokens, and reported under that distribution."""
+    """Tokens are drawn from the k likeliest ones, and reported under that distribution."""
 
     def draw(logits: torch.Tensor, u: torch.Tensor, t: torch.Tensor, truncation: Any = None) -> Any:
         return DRAW(logits, u, t, (torch.full_like(t, k), torch.ones_like(t), torch.zeros_like(t)))
 
-    return patch.object(continuous_batching, "draw", draw)
+    return patch.object(continuous_batching, "sample_tokens", draw)
 
 
 def version(by: int) -> Any:
-    """The sampler counts its versions wrong from the first hand-over on."""
+    """The sampler's version number is wrong from the first weight update on."""
 
-    async def hand_over(self: SamplingEngine, load: Callable[[Any], str | None], number: int) -> float:
+    async def update_weights(self: SamplingEngine, load: Callable[[Any], str | None], number: int) -> float:
         return await HAND_OVER(self, load, max(0, number + by))
 
-    return patch.object(SamplingEngine, "hand_over", hand_over)
+    return patch.object(SamplingEngine, "update_weights", update_weights)
 
 
 def newest_for_all() -> Any:
-    """A request that goes on over a hand-over is sampled by the newest adapter, and says its own version."""
+    """A request that runs during a weight update is sampled by the newest adapter, but reports its old version."""
 
     def compute_batch(self: SeededRunner, *arguments: Any) -> None:
-        turn = self.scheduler.turn
-        self.scheduler.turn = replace(turn, adapter=self.scheduler.newest.adapter)
+        policy = self.scheduler.active_policy
+        self.scheduler.active_policy = replace(policy, adapter=self.scheduler.newest.adapter)
         try:
             COMPUTE(self, *arguments)
         finally:
-            self.scheduler.turn = turn
+            self.scheduler.active_policy = policy
 
     return patch.object(SeededRunner, "compute_batch", compute_batch)
 
@@ -98,20 +100,20 @@ def scaled(by: float = 1.05) -> Any:
 
 
 def base_noise(by: float = 1e-3, seed: int = 0) -> Any:
-    """The sampler's base weights are off by normal noise of this standard deviation; the learner has right ones."""
+    """The sampler's base weights have normal noise of this standard deviation; the learner's are correct."""
 
-    def second_model(model: Any) -> Any:
+    def share_weights(model: Any) -> Any:
         right, generator = copy.deepcopy(SECOND(model)), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(weight.float() + by * torch.randn(weight.shape, generator=generator))
         return right
 
-    return patch.object(learner, "second_model", second_model)
+    return patch.object(learner, "share_weights", share_weights)
 
 
 def swapped_ids() -> Any:
-    """In every answer the first two different neighbours change places; their log-probabilities stay."""
+    """The first two different neighbouring tokens of every answer are swapped, but not their log-probabilities."""
 
     async def submit(self: SamplingEngine, job: Any, policy: Any) -> Any:
         output = await SUBMIT(self, job, policy)
@@ -126,31 +128,31 @@ def swapped_ids() -> Any:
 
 
 def missing_turn(which: str) -> Any:
-    """One trial in four comes back without a turn: its "last", or one in the "middle" with what came after it."""
+    """One trial in four lacks a turn: the "last", or a "middle" one with the observation after it."""
 
-    def finished(rollout: Any, episode: Any, *arguments: Any, **keywords: Any) -> Any:
+    def fill_rollout(rollout: Any, episode: Any, *arguments: Any, **keywords: Any) -> Any:
         for trace in episode.traces:
             turns = [i for i, node in enumerate(trace.nodes) if node.sampled]
             if len(turns) > 1 and int(trace.id, 16) % 4 == 0:
                 drop_turn(trace, turns[-1] if which == "last" else turns[-2])
         return FINISHED(rollout, episode, *arguments, **keywords)
 
-    return patch.object(playing, "finished", finished)
+    return patch.object(rollout_client, "fill_rollout", fill_rollout)
 
 
 def graded(change: Callable[[float], float]) -> Any:
-    """Every reward is changed where the loop takes the trial in, after it was put beside its record."""
+    """Every reward is changed when the loop receives the trial, after it was compared with its record."""
 
-    def finished(*arguments: Any, **keywords: Any) -> Any:
+    def fill_rollout(*arguments: Any, **keywords: Any) -> Any:
         rollout = FINISHED(*arguments, **keywords)
         rollout.reward = None if rollout.reward is None else change(rollout.reward)
         return rollout
 
-    return patch.object(playing, "finished", finished)
+    return patch.object(rollout_client, "fill_rollout", fill_rollout)
 
 
 def permuted() -> Any:
-    """Each trial of a group trains with the reward of the next."""
+    """Each trial of a group gets the reward of the next one."""
 
     def add(self: Batches, group: Group, **keywords: Any) -> None:
         rewards = [rollout.reward for rollout in group.rollouts]
@@ -162,7 +164,7 @@ def permuted() -> Any:
 
 
 def drop_turn(trace: Any, at: int) -> None:
-    """Take node `at`, and what the agent answered to it, out of a chain of turns."""
+    """Remove node `at`, and the observation after it, from a chain of turns."""
     end = next((i for i in range(at + 1, len(trace.nodes)) if trace.nodes[i].sampled), len(trace.nodes))
     gone = range(at, end)
     for node in trace.nodes[end:]:
@@ -186,33 +188,33 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
     "base noise 1e-3": base_noise,
     "swapped ids": swapped_ids,
 }
-"""What a sampler can do wrong."""
+"""Faults of the sampler."""
 TURNS: dict[str, Callable[[], Any]] = {
     "last turn missing": lambda: missing_turn("last"),
     "middle turn missing": lambda: missing_turn("middle"),
 }
-"""What is lost between the sampler and the loop; needs trials."""
+"""Turns that are lost between the sampler and the loop; needs trials."""
 REWARDS: dict[str, Callable[[], Any]] = {
     "rewards permuted": permuted,
     "rewards flipped": lambda: graded(lambda reward: 1.0 - reward),
     "rewards rescaled": lambda: graded(lambda reward: 2.0 * reward),
 }
-"""What can befall a reward between its record and the batch; needs trials."""
+"""Rewards that change between the record and the batch; needs trials."""
 
 
 @contextmanager
 def sabotaged(name: str) -> Generator[None]:
-    """The process with one fault in it; "none" for none. What was made before is not changed.
+    """Inject one fault while the block runs; "none" injects none. Objects created before are not changed.
 
-    A sampler does not try its model at its start, which sees some of the faults too: the proof is to see them.
+    The sampler's self-check at its start is off. It would find some of the faults before the check under test does.
     """
     if name == "none":
         yield
         return
-    with patch.object(SamplingEngine, "disagreement", _not_tried), (SABOTAGES | TURNS | REWARDS)[name]():
+    with patch.object(SamplingEngine, "self_check", _skip_self_check), (SABOTAGES | TURNS | REWARDS)[name]():
         yield
 
 
-async def _not_tried(engine: SamplingEngine) -> float:
+async def _skip_self_check(engine: SamplingEngine) -> float:
     del engine
     return 0.0

@@ -1,7 +1,7 @@
-"""A model server in its own process: answers every turn after about 20 ms, the last two with `task_complete`.
+"""A scripted model server in its own process. It ends every trial with two `task_complete` answers.
 
-Usage: scripted_model.py TURNS SECONDS [TOKENIZER RENDERER]. Prints its URL, then serves until its input closes.
-With a tokenizer it is an engine, as a trainer needs it: real token ids, with log-probabilities.
+Usage: scripted_model.py TURNS SECONDS [TOKENIZER RENDERER]. Prints its URL, then serves until its stdin closes. It
+answers after SECONDS. With a tokenizer it returns token ids and log-probabilities, as an inference engine does.
 """
 
 import asyncio
@@ -24,7 +24,13 @@ _QWEN_TOKENS = ("think", "tool_call", "tool_response")
 
 @contextmanager
 def model_server(turns: int, delay_s: float, *engine: str) -> Generator[tuple[str, int]]:
-    """Its URL and its process id, for as long as the block runs. `engine`: a tokenizer's folder, and a renderer."""
+    """Run the server while the block runs; yield its URL and process id.
+
+    Args:
+        turns: Number of answers per trial.
+        delay_s: Seconds per answer.
+        engine: Folder of a tokenizer, and name of a renderer; empty for a server without tokens.
+    """
     command = [sys.executable, __file__, str(turns), str(delay_s), *engine]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -44,7 +50,7 @@ def _answers(turns: int) -> list[str]:
 
 
 def _calls(turns: int) -> list[str]:
-    """The same for an agent that calls a tool named bash: as many answers, the last one without a call."""
+    """Return the answers for an agent with a tool named bash; the last one has no tool call."""
 
     def call(command: str) -> str:
         said = json.dumps({"name": "bash", "arguments": {"command": command}})
@@ -60,7 +66,7 @@ def _serve_engine(turns: int, delay_s: float, tokenizer: str, renderer: str) -> 
     typed, called = (
         by_turn([Answer(text, delay_s=delay_s) for text in answers]) for answers in (_answers(turns), _calls(turns))
     )
-    script = lambda prompt: (called if "<tools>" in prompt else typed)(prompt)  # noqa: E731 - one line says it
+    script = lambda prompt: (called if "<tools>" in prompt else typed)(prompt)  # noqa: E731
     engine = ScriptedEngine(Path(tokenizer), script, format=renderer_config(renderer))
     engine.samples = engine.requests = _Nothing()
     with engine:
@@ -69,7 +75,7 @@ def _serve_engine(turns: int, delay_s: float, tokenizer: str, renderer: str) -> 
 
 
 def save_tokenizer(folder: Path) -> None:
-    """The tests' small tokenizer, with the tokens that Qwen3's chat format asks for."""
+    """Save the tests' small tokenizer, with the special tokens of Qwen3's chat format."""
     sys.path.insert(0, str(_TESTS))
     from tiny_model import build_tiny_tokenizer  # ty: ignore[import-not-found] (the tests' own)
 
@@ -79,7 +85,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def renderer_config(name: str) -> "RendererConfig":
-    """The chat format of that name: `default` renders the whole history again, the others only what is new."""
+    """Return a renderer by name. `default` renders the whole history each turn; the others render new messages only."""
     from renderers import CustomRendererConfig, DefaultRendererConfig, Qwen3RendererConfig
 
     if name == "appending":
@@ -99,7 +105,7 @@ async def _serve(turns: int, delay_s: float) -> None:
 
 
 class _Nothing(list):
-    """Keeps no request: a benchmark makes thousands."""
+    """A list that stays empty; a benchmark makes thousands of requests."""
 
     def append(self, _: object) -> None:
         return

@@ -1,12 +1,17 @@
-"""Whether anything grows while trials are played: thousands of them, many at once, in sandboxes that stand on an image.
+"""Check for leaks over thousands of concurrent trials, in sandboxes with an image.
 
-    python benchmarks/soak.py                     2000 trials at 16 at once; some minutes
+    python benchmarks/soak.py                     2000 trials, 16 concurrently; some minutes
     python benchmarks/soak.py --trials 300 --image host
 
-After every tenth of them nothing runs for a moment, and it is counted: memory, open files, threads and processes of
-this process and of all below it, mounts of the machine, bytes in the store of images, processes and control groups that
-no owner has. Exit code 1 where the last count is above the one after the first tenth; memory may be 5 % above: an
-allocator keeps what it had. Less than some hundred trials say little: pools of threads fill first.
+After every tenth of the trials, while none runs, it counts:
+
+- memory, open files, threads and processes of this process and its descendants
+- mounts of the machine
+- bytes in the image store
+- processes and control groups without an owner
+
+The exit code is 1 if the last count exceeds the count after the first tenth. Memory may grow by 5 %, since allocators
+keep freed memory. Use several hundred trials or more, because thread pools fill up first.
 """
 
 import argparse
@@ -31,8 +36,8 @@ from scripted_model import model_server
 from trial_arms import ARMS, Setting
 from trials import write_task
 
-from harbortrainer.runs.memory import leave_imports_alone
-from harbortrainer.sandbox.images.kept_images import KeptImages
+from harbortrainer.runs.memory import freeze_gc
+from harbortrainer.sandbox.images.image_cache import ImageCache
 from harbortrainer.sandbox.layer_store import Store
 
 _TENTHS = 10
@@ -42,7 +47,7 @@ _QUIET_S = 2.0
 
 @dataclass(frozen=True)
 class Count:
-    """What there is while nothing runs."""
+    """Resources in use while no trial runs."""
 
     memory_mb: float
     files: int
@@ -53,14 +58,14 @@ class Count:
     orphans: int
 
     def above(self, first: "Count") -> list[str]:
-        """What is more than it was, in words."""
+        """Describe each resource that has grown since `first`."""
         before, now = asdict(first), asdict(self)
         bound = {name: value * (_KEPT if name == "memory_mb" else 1) for name, value in before.items()}
         return [f"{name}: {now[name]:g}, was {before[name]:g}" for name in now if now[name] > bound[name]]
 
 
-def count(store: KeptImages) -> Count:
-    """Look from outside."""
+def count(store: ImageCache) -> Count:
+    """Count the resources in use."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return Count(
         memory_mb=round(tree_memory(family), 1),
@@ -79,10 +84,10 @@ async def _lane(setting: Setting, left: Iterator[int]) -> None:
 
 
 async def soak(setting: Setting, trials: int, at_once: int, console: Console) -> list[Count]:
-    """The count after every tenth of the trials."""
-    store, counts = KeptImages(Store()), []
+    """Run the trials; return the count after every tenth of them."""
+    store, counts = ImageCache(Store()), []
     await ARMS["ours"](setting)  # imports, the image and connections
-    leave_imports_alone()
+    freeze_gc()
     for tenth in range(_TENTHS):
         left, began = iter(range(trials // _TENTHS)), time.perf_counter()
 
@@ -95,10 +100,10 @@ async def soak(setting: Setting, trials: int, at_once: int, console: Console) ->
 
 
 def main() -> int:
-    """Play, print, and say whether anything grew."""
+    """Run the trials, print the counts, and return whether anything grew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--at", type=int, default=16, help="trials at once")
+    parser.add_argument("--at", type=int, default=16, help="concurrent trials")
     parser.add_argument("--image", choices=["build", "host"], default="build", help="root of the sandboxes")
     args, console = parser.parse_args(), Console()
     logging.disable(logging.WARNING)

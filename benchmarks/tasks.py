@@ -1,7 +1,7 @@
-"""How long a folder of many tasks takes to load, and how much memory: `python benchmarks/tasks.py --tasks 3500`.
+"""Measure time and memory to load a folder of many tasks: `python benchmarks/tasks.py --tasks 3500`.
 
-The tasks are generated, like those of public sets: a Dockerfile, a test with data, a page of instructions. The rival is
-`tar`, which reads every byte of the same files: so has anything that hashes them.
+The generated tasks resemble public sets: a Dockerfile, a test with data, a page of instructions. The baseline is `tar`,
+which reads every byte of the same files, as hashing them must.
 """
 
 import argparse
@@ -18,7 +18,7 @@ LOAD = "import sys; from harbortrainer.tasks.task_folder import load_folder; pri
 
 
 def generate(folder: Path, count: int) -> None:
-    """`count` tasks in twenty categories, seven files each."""
+    """Write `count` tasks in twenty categories, with seven files each."""
     for number in range(count):
         task = folder / f"category-{number % 20:02}" / f"task-{number:05}"
         for part in ("environment", "solution", "tests"):
@@ -33,7 +33,7 @@ def generate(folder: Path, count: int) -> None:
 
 
 def timed(words: list[str]) -> tuple[float, float]:
-    """Wall seconds and CPU seconds of a command."""
+    """Run a command; return its wall seconds and CPU seconds."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -42,7 +42,7 @@ def timed(words: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Generate, load and read, in turns; print the medians and their ratio."""
+    """Generate tasks, load and read them alternately, and print the medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=3500)
     parser.add_argument("--repeats", type=int, default=5)

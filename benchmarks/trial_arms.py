@@ -1,4 +1,4 @@
-"""The two sides that `benchmarks/trials.py` compares, on the same task, the same model server and the same sandbox."""
+"""The arms that `benchmarks/trials.py` compares, with the same task, model server and sandbox."""
 
 import asyncio
 import shutil
@@ -19,23 +19,23 @@ _LIMIT = 1_000_000
 
 @dataclass(frozen=True)
 class Setting:
-    """What a trial runs on."""
+    """Task, model server and sandbox of a trial."""
 
     task: Path
     url: str
     environment: str
     image: str = "host"
-    """The root of a local sandbox."""
+    """Root filesystem of a local sandbox."""
 
     @property
     def kwargs(self) -> dict[str, object]:
-        """What the environment is made with."""
+        """Keyword arguments of the environment."""
         return {"image": self.image} if self.environment == "local" else {}
 
 
 @asynccontextmanager
 async def _folder() -> AsyncGenerator[Path]:
-    """A folder for one trial, removed in a thread: what a disk takes to forget is not the trial's."""
+    """Yield a folder for one trial. A thread removes it, so that the disk does not block the event loop."""
     folder = await asyncio.to_thread(lambda: tempfile.mkdtemp(prefix="bench-"))
     try:
         yield Path(folder)
@@ -44,11 +44,11 @@ async def _folder() -> AsyncGenerator[Path]:
 
 
 type Arm = Callable[[Setting], Awaitable[int]]
-"""Runs one trial to its end; how many rows a trainer gets of it."""
+"""Runs one trial to its end, and returns its number of rows for a trainer."""
 
 
 async def ours(setting: Setting) -> int:
-    """`TrainableTerminus2` through `run_trial`, as an episode runs it: the endpoint keeps the tokens."""
+    """Run `TrainableTerminus2` through `run_trial`, as an episode does; the model's endpoint keeps the tokens."""
     async with _folder() as folder:
         record = await run_trial(
             TrialSpec(
@@ -61,22 +61,22 @@ async def ours(setting: Setting) -> int:
             )
         )
     if record.reward != 1.0:
-        raise RuntimeError(f"a trial of ours went wrong: {record.outcome} {str(record.error)[:500]}")
+        raise RuntimeError(f"a trial of our arm failed: {record.outcome} {str(record.error)[:500]}")
     return 0
 
 
 async def stock(setting: Setting) -> int:
-    """Harbor's `terminus-2` through Harbor's own `Trial`, without token ids."""
+    """Run Harbor's `terminus-2` through Harbor's own `Trial`, without token ids."""
     return await _stock(setting, details=False)
 
 
 async def stock_with_tokens(setting: Setting) -> int:
-    """The same with `collect_rollout_details`, without which a trainer has nothing to train on: a row for each turn."""
+    """Run `stock` with `collect_rollout_details`, which a trainer needs; it gives one row per turn."""
     return await _stock(setting, details=True)
 
 
 def _stock_environment(setting: Setting) -> dict[str, Any]:
-    """Docker as Harbor has it; there is no stock counterpart of the local sandbox, so both sides share ours."""
+    """Return Harbor's Docker environment; Harbor has no local sandbox, so both sides use ours."""
     if setting.environment == "docker":
         return {"type": "docker"}
     return dict(environment_config(setting.environment, setting.kwargs))
@@ -89,7 +89,7 @@ async def _stock(setting: Setting, *, details: bool) -> int:
     kwargs = {
         "api_base": setting.url,
         "collect_rollout_details": details,
-        "record_terminal_session": False,  # 1.5 s of set-up that ours does without too
+        "record_terminal_session": False,  # saves 1.5 s of setup, as our side does
         "model_info": {
             "max_input_tokens": _LIMIT,
             "max_output_tokens": _LIMIT,
@@ -107,7 +107,7 @@ async def _stock(setting: Setting, *, details: bool) -> int:
         trial = await Trial.create(config)
         result = await trial.run()
     if result.verifier_result is None or result.verifier_result.rewards != {"reward": 1.0}:
-        raise RuntimeError(f"a stock trial went wrong: {str(result.exception_info)[:500]}")
+        raise RuntimeError(f"a stock trial failed: {str(result.exception_info)[:500]}")
     details_of = (result.agent_result.rollout_details if result.agent_result else None) or []
     return sum(len(detail.get("prompt_token_ids", [])) for detail in details_of)
 

@@ -1,12 +1,17 @@
-"""How fast trials run: ours against stock Terminus-2, same task, same sandbox, same scripted model, in one run.
+"""Compare the speed of trials with stock Terminus-2: same task, same sandbox, same scripted model.
 
-    python benchmarks/trials.py                       everything (about 15 minutes; it says how many before it begins)
+    python benchmarks/trials.py                       everything (about 15 minutes; prints its minimum duration first)
     python benchmarks/trials.py --turns 3 --at 8 --repeats 1 --seconds 5
     python benchmarks/trials.py --environment docker --turns 3 --at 4 --in-flight 0
 
-The local sandbox stands on the host's root, as in the quickstart; `--image build` takes the task's image, built first.
-Prints trials per minute, CPU seconds per trial (all processes, the model server's not counted) and the longest stall of
-the event loop, each the median over repeats, and the ratios; then the memory of one trial in flight.
+The local sandbox uses the host's root, as in the quickstart; `--image build` uses the task's image, which is built
+first. Prints, as medians over repeats and with the ratios:
+
+- trials per minute
+- CPU seconds per trial, over all processes except the model server
+- the longest stall of the event loop
+
+Then prints the memory of one trial in flight.
 """
 
 import argparse
@@ -31,7 +36,7 @@ from rich.table import Table
 from scripted_model import model_server
 from trial_arms import ARMS, Arm, Setting
 
-from harbortrainer.runs.memory import leave_imports_alone
+from harbortrainer.runs.memory import freeze_gc
 
 _MODEL_DELAY_S = 0.02
 _IN_FLIGHT_DELAY_S = 6.0
@@ -45,18 +50,18 @@ _TASK = {
 
 @dataclass(frozen=True)
 class Measure:
-    """One stretch of trials."""
+    """Figures of one measurement."""
 
     per_minute: float
     cpu_s: float
     stall_ms: float = 0.0
-    """Of the event loop, the longest, by `watched`."""
+    """Longest stall of the event loop, set by `watched`."""
 
 
 async def measure(
     arm: Arm, setting: Setting, at_once: int, seconds: float, clock: CpuClock, server: psutil.Process
 ) -> Measure:
-    """Run trials, `at_once` at a time, until the time is over; those that run then are let finish and count."""
+    """Run `at_once` trials concurrently for `seconds`; trials that run at the end finish and count."""
     end, done = time.perf_counter() + seconds, 0
 
     async def lane() -> None:
@@ -72,28 +77,28 @@ async def measure(
 
 
 async def watched(measuring: Awaitable[Measure]) -> Measure:
-    """The same with the event loop's longest stall, which costs as much CPU as waking up a thousand times a second."""
+    """Add the event loop's longest stall to a measurement. It costs CPU: a wake-up every millisecond."""
     async with watched_loop() as stall:
         measured = await measuring
     return replace(measured, stall_ms=1000 * stall.longest_s)
 
 
 def settle(name: str) -> None:
-    """Leave the garbage collector as each side has it: a worker of ours takes the imports out of its rounds."""
+    """Set the garbage collector as each side has it: our workers exclude the imported objects."""
     gc.unfreeze()
     gc.collect()
     if name == "ours":
-        leave_imports_alone()
+        freeze_gc()
 
 
 def median(measures: list[Measure]) -> Measure:
-    """The median of each figure on its own."""
+    """Return the median of each figure."""
     fields = ("per_minute", "cpu_s", "stall_ms")
     return Measure(*(statistics.median(getattr(m, field) for m in measures) for field in fields))
 
 
 async def compare(args: argparse.Namespace, turns: int, task: Path, clock: CpuClock, progress: Progress) -> Table:
-    """All arms at every number of trials at once. Arms take turns, so that a busy moment hits all of them."""
+    """Measure all arms at every concurrency. The arms alternate, so that machine load affects all of them."""
     table = Table("at once", "arm", "trials/min", "CPU s/trial", "longest stall", "x ours", title=f"{turns} turns")
     total = len(args.at) * args.repeats * len(args.arms)
     bar = progress.add_task(f"{turns} turns", total=total)
@@ -111,7 +116,7 @@ async def compare(args: argparse.Namespace, turns: int, task: Path, clock: CpuCl
                     progress.advance(bar)
             _rows(table, at_once, {name: median(measures) for name, measures in found.items()})
     if not clock.exact:
-        table.caption = "CPU is the whole machine's: right on a quiet machine only"
+        table.caption = "CPU is counted for the whole machine, which is exact on an idle machine only"
     return table
 
 
@@ -124,7 +129,7 @@ def _rows(table: Table, at_once: int, found: dict[str, Measure]) -> None:
 
 
 async def memory_in_flight(name: str, task: Path, environment: tuple[str, str], count: int) -> float:
-    """Megabytes per trial while `count` of them wait for the model, everything that they started included."""
+    """Return the megabytes per trial while `count` trials wait for the model, including their child processes."""
     with model_server(3, _IN_FLIGHT_DELAY_S) as (url, _):
         setting = Setting(task, url, *environment)
         await ARMS[name](setting)
@@ -139,7 +144,7 @@ async def memory_in_flight(name: str, task: Path, environment: tuple[str, str], 
 
 
 def write_task(folder: Path) -> Path:
-    """The task that both sides run."""
+    """Write the task that both sides run; return its folder."""
     for name, text in _TASK.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -150,9 +155,9 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=[3, 30])
-    parser.add_argument("--at", type=int, nargs="+", default=[1, 8, 16], help="trials at once")
+    parser.add_argument("--at", type=int, nargs="+", default=[1, 8, 16], help="concurrent trials")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each stretch")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of each measurement")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--environment", default="local")
     parser.add_argument("--image", choices=["host", "build", "auto"], default="host", help="root of a local sandbox")
@@ -161,7 +166,7 @@ def parse() -> argparse.Namespace:
 
 
 def minutes(args: argparse.Namespace) -> float:
-    """How long it takes at least."""
+    """Return the minimum duration in minutes."""
     stretches = len(args.turns) * len(args.at) * args.repeats * len(args.arms)
     waits = len(args.arms) * 4 * _IN_FLIGHT_DELAY_S if args.in_flight else 0.0
     return (stretches * args.seconds + waits) / 60

@@ -1,9 +1,9 @@
-"""verifiers' own taskset and bash loop, in containers: run by the Python of an environment with verifiers 0.4.
+"""verifiers' own taskset and bash loop, in containers. Runs in an environment with verifiers 0.4.
 
     .venv-today/bin/python benchmarks/verifiers_rival.py URL TOKENIZER RENDERER
 
-Plays one episode for each line that it reads, as many at once as there are lines, and answers each with the line and
-the rows that a trainer gets. What is to be played lies where verifiers keeps what it downloaded, below HOME.
+Starts an episode for each line on stdin, without a limit on their number. When an episode ends, prints its line and the
+number of rows for a trainer. The task must be in verifiers' download cache, below HOME.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 DATASET = "bench/tasks"
 CACHED = Path(".cache") / "harbor" / DATASET.replace("/", "_")
-"""Where the taskset looks for the tasks of that name before it downloads them, below HOME."""
+"""Cache folder of the dataset, below HOME; the taskset downloads it only if this is missing."""
 
 
 async def main(url: str, tokenizer: str, renderer: str) -> None:
-    """Play until the input ends."""
+    """Run episodes until stdin closes."""
     agent = {"harness": {"id": "bash", "edit": False}, "runtime": {"type": "docker"}}
     made = load_environment(resolve_env_config({"taskset": {"id": "harbor", "dataset": DATASET}, "agent": agent}))
     client = TrainClientConfig(base_url=url, renderer=renderer_config(renderer), renderer_model_name=tokenizer)

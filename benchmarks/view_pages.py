@@ -1,10 +1,10 @@
-"""How long the pages of a large run take, and how much memory: opened and asked for in a process of its own.
+"""Measure time and memory of the dashboard's pages for a large run.
 
     python benchmarks/view_pages.py [--trials 100000] [--run FOLDER]
 
-makes a run up as `run_index.py` does, or takes one that is there, opens it once so that its index is made, and then in
-a fresh process asks for each page twice: what the first one costs, imports and templates included, and what the next
-ones do. CPU seconds, so that a busy machine does not count. Nothing is left.
+Writes a synthetic run as `run_index.py` does, or takes an existing one, and indexes it. Then a new process requests
+each page twice: the first request includes imports and templates. Prints CPU seconds, which exclude the load of other
+programs. A synthetic run is deleted at the end.
 """
 
 import argparse
@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from run_index import made_up
+from run_index import write_synthetic_run
 
-from harbortrainer.view.folder_kind import open_store
+from harbortrainer.view.run_folders import open_store
 
 PAGES = (
     *("/", "/tasks", "/tasks?kind=eval&sort=gain", "/trials", "/trials?page=1500", "/trials?sort=-tokens"),
@@ -26,19 +26,19 @@ PAGES = (
 
 
 def ask(folder: Path) -> None:
-    """Open the run in this process and ask for its pages."""
+    """Open the run in this process and request its pages."""
     began = time.process_time()
     from starlette.testclient import TestClient
 
-    from harbortrainer.view.trial_filter import TrialFilter
-    from harbortrainer.view.web_app import Site
+    from harbortrainer.view.queries import TrialFilter
+    from harbortrainer.view.server import Site
 
     store = open_store(folder)
     site = Site(store)
-    site.get_ready()
+    site.preload()
     client = TestClient(site.app(), base_url="http://localhost")
     print(f"open, imports included: {time.process_time() - began:.2f} s")
-    (newest, *_), total = store.found(TrialFilter(kind="train"))
+    (newest, *_), total = store.find(TrialFilter(kind="train"))
     for page in PAGES:
         address, took = page.format(trial=newest.trial, group=newest.group), []
         for _ in range(2):
@@ -51,7 +51,7 @@ def ask(folder: Path) -> None:
 
 
 def main() -> None:
-    """Make the run, index it, and ask in a fresh process."""
+    """Write the run, index it, and request its pages in a new process."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--run", type=Path)
@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         folder = chosen.run or Path(scratch) / "run"
         if chosen.run is None:
-            made_up(folder, chosen.trials)
+            write_synthetic_run(folder, chosen.trials)
         began = time.process_time()
         open_store(folder)
         print(f"indexed: {time.process_time() - began:.2f} s", flush=True)

@@ -1,7 +1,7 @@
-"""The verifiers plugin `harbor_env`: Harbor tasks, run as Harbor's own trials, as a verifiers v1 environment.
+"""The verifiers plugin `harbor_env`: a verifiers v1 environment that runs Harbor tasks as Harbor trials.
 
-Importing this module must not import harbor or litellm: it is imported at config validation in the launcher,
-in the orchestrator and in every env server.
+The launcher, the orchestrator and every env server import this module to validate a config. So importing it must not
+import harbor or litellm.
 """
 
 from harbortrainer.environment.environment import HarborEnvironment

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-if __package__ == "src":  # started from the root of a checkout: the package lies beside this file
+if __package__ == "src":  # started from the root of a checkout, where the package is next to this file
     sys.path.insert(0, str(Path(__file__).parent))
 
 from harbortrainer.cli import main

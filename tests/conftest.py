@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
+import costs
 import pytest
 
 # Without a network LiteLLM would retry the download of its price list for most of a minute.
@@ -36,12 +38,26 @@ def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="what is marked `long` too: a minute or more each")
 
 
+def pytest_ignore_collect(collection_path, config):
+    return costs.is_left_out(collection_path, config.getoption("-m")) or None
+
+
 def pytest_collection_modifyitems(config, items):
+    costs.mark(items)
     if config.getoption("--long"):
         return
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-long` plays it, and pytest with --long"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    costs.enforce(item)
+    try:
+        return (yield)
+    finally:
+        costs.enforce(None)
 
 
 def _why_no_container() -> str:
@@ -77,6 +93,14 @@ def container() -> str:
 def environment_type(request: pytest.FixtureRequest) -> str:
     """Both environment types that are examined after a failure, one after the other."""
     return request.getfixturevalue("container") if request.param == "docker" else request.param
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model; a test file may replace it with another model."""
+    from tiny_model import build_tiny_model
+
+    return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""An agent with a defect, named by import path."""
+"""An agent with a bug, used by import path."""
 
 from typing import Any
 

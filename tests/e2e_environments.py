@@ -1,23 +1,23 @@
-"""Sandboxes that fail, named by import path."""
+"""Sandboxes with failures, for use by import path."""
 
 import asyncio
 from typing import ClassVar
 
 from patience import wait_until
 
+from harbortrainer.sandbox.errors_and_changes import SandboxStartError
 from harbortrainer.sandbox.local import LocalEnvironment
-from harbortrainer.sandbox.sandbox_errors import SandboxStartError
 
 
 class WillNotStart(LocalEnvironment):
-    """Fails before there is anything to run in."""
+    """Never starts."""
 
     async def start(self, force_build: bool) -> None:
         raise SandboxStartError("no room for another sandbox")
 
 
 class NumbersItsStarts(LocalEnvironment):
-    """Each sandbox finds in /start-number how many there were before it: what changes while nobody looks."""
+    """Writes into /start-number how many sandboxes started before it, to simulate a change between trials."""
 
     starts = 0
 
@@ -28,7 +28,7 @@ class NumbersItsStarts(LocalEnvironment):
 
 
 class StartsTheSecondTime(LocalEnvironment):
-    """The first sandbox of the process fails, all others start."""
+    """The first sandbox of the process fails to start; all others start."""
 
     failed = False
 
@@ -40,8 +40,11 @@ class StartsTheSecondTime(LocalEnvironment):
 
 
 class LosesItsFolder(LocalEnvironment):
-    """All trials' folder is moved away at the end of the sandbox of `b`, which lasts until `a` has passed, that of `d`
-    is there and that of `c` is ending, which lasts until somebody is cancelled."""
+    """Moves the folder of all trials away while several are in progress.
+
+    The sandbox of `b` does so when it stops, once that of `c` is stopping and that of `d` has started. The sandbox of
+    `c` then waits until a task is cancelled.
+    """
 
     started: ClassVar[list[str]] = []
     ended: ClassVar[list[str]] = []

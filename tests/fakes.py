@@ -1,4 +1,4 @@
-"""Fakes that several tests and the benchmarks share: a scripted model server and small Harbor tasks."""
+"""Shared fakes for tests and benchmarks: a scripted model server and small Harbor tasks."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ DONE = json.dumps({"analysis": "done", "plan": "none", "commands": [], "task_com
 
 
 def keys(*commands: str, duration: float = 0.1, complete: bool = False) -> str:
-    """An answer of Terminus-2's that types `commands`, each followed by Enter."""
+    """Return a Terminus-2 answer that types `commands`, each followed by Enter."""
     return json.dumps(
         {
             "analysis": "a",
@@ -32,10 +32,10 @@ class Reply:
     Args:
         content: The text; empty with an `error`.
         reasoning: The reasoning that comes with it.
-        cut: Answer with finish_reason "length".
-        status: HTTP status; anything but 200 sends `error`.
-        error: Body of the refusal.
-        delay_s: Wait before answering.
+        cut: Whether finish_reason is "length".
+        status: HTTP status; any other than 200 sends `error`.
+        error: Message of an error response.
+        delay_s: Seconds to wait before answering.
     """
 
     content: str = ""
@@ -51,7 +51,7 @@ type Scripted = str | Reply | Callable[[dict[str, Any]], Awaitable[str | Reply]]
 
 @dataclass
 class ScriptedModel:
-    """An OpenAI-compatible server that says what it is told, in order, and the last line for ever.
+    """An OpenAI-compatible server that answers with the lines of a script, repeating the last one.
 
     With `return_token_ids` it returns one token id per UTF-8 byte and -0.5 as every log-probability.
 
@@ -68,7 +68,7 @@ class ScriptedModel:
 
     @asynccontextmanager
     async def serve(self) -> AsyncGenerator["ScriptedModel"]:
-        """Listen on a free port of this machine for as long as the block runs."""
+        """Listen on a free port of this machine while the block runs."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -96,7 +96,7 @@ class ScriptedModel:
 
 
 def _turn_of(body: dict[str, Any]) -> int:
-    """The conversation's own turn, so that one server serves many trials at once."""
+    """Return the turn from the conversation itself, so that one server serves concurrent trials."""
     return sum(message["role"] == "assistant" for message in body["messages"])
 
 
@@ -145,17 +145,17 @@ def make_task(
     dockerfile: str = "FROM debian:12-slim\nWORKDIR /app\n",
     compose: str = "",
 ) -> Path:
-    """Write a Harbor task: the agent is to create /app/answer.
+    """Write a Harbor task in which the agent must create /app/answer.
 
     Args:
-        folder: Made; the task's folder.
+        folder: The task's folder, which is created.
         test: Body of tests/test.sh.
         steps: For a multi-step task, the body of test.sh by step name.
-        agent_timeout_s: Of each step.
-        verifier_timeout_s: Of each step.
+        agent_timeout_s: Agent timeout of each step.
+        verifier_timeout_s: Verifier timeout of each step.
         extra: Further lines of task.toml.
-        dockerfile: What environment/Dockerfile says.
-        compose: What environment/docker-compose.yaml says; "" for none.
+        dockerfile: Content of environment/Dockerfile.
+        compose: Content of environment/docker-compose.yaml; "" for none.
     """
     (folder / "environment").mkdir(parents=True)
     (folder / "environment" / "Dockerfile").write_text(dockerfile)

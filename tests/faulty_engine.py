@@ -1,6 +1,6 @@
-"""A model server with one path for each fault, `{url}/{fault}/v1`: what servers did to training runs, over real HTTP.
+"""A model server with one path per fault, `{url}/{fault}/v1`: faults seen in training runs, over real HTTP.
 
-A fault is a name of `FAULTS`. What is no fault of a path's answers as the script says.
+A fault is a name in `FAULTS`. All other requests are answered by the script.
 """
 
 import asyncio
@@ -15,29 +15,29 @@ from scripted_engine import ScriptedEngine
 from verifiers.v1.clients import TrainClientConfig
 
 ERRORS = {"answers-500": 500, "answers-429": 429}
-LIES = ("no-json", "no-choices", "a-logprob-too-few", "logprob-of-5", "negative-id")
-FAULTS = ("silent", "drips", "hangs-after-a-turn", "down-for-a-while", "slow", *ERRORS, *LIES)
+INVALID_REPLIES = ("no-json", "no-choices", "a-logprob-too-few", "logprob-of-5", "negative-id")
+FAULTS = ("silent", "drips", "hangs-after-a-turn", "down-for-a-while", "slow", *ERRORS, *INVALID_REPLIES)
 MUTATION, MUTATED_TURNS = "mutation-", 3
-"""`mutation-7` answers well but once: see `reply_mutations`."""
+"""`mutation-7` damages one answer: see `reply_mutations`."""
 
 _DRIPS = 600
 
 
 @dataclass
 class FaultyEngine(ScriptedEngine):
-    """Times are in seconds: a slow server takes `slow_s` for an answer, one that is down is back after `down_s`."""
+    """Engine with faults: `slow` takes `slow_s` s an answer, `down-for-a-while` recovers after `down_s` s."""
 
     slow_s: float = 1.0
     down_s: float = 4.0
     asked: dict[str, int] = field(default_factory=dict)
-    """Calls by fault."""
+    """Number of calls by fault."""
     first: dict[str, float] = field(default_factory=dict)
-    """When each fault's path was called first, by the monotonic clock."""
+    """Monotonic time of the first call on each fault's path."""
     sent: dict[str, list[bytes]] = field(default_factory=dict)
-    """What was answered on the path of each mutation."""
+    """Answers sent on the path of each mutation."""
 
-    def client_of(self, fault: str) -> TrainClientConfig:
-        """What a trainer hands to the env server, of the faulty path."""
+    def llm_client(self, fault: str) -> TrainClientConfig:
+        """Return the client config that a trainer sends, for the faulty path."""
         from plugin_runs import client
 
         return client(self).model_copy(update={"base_url": f"{self.url}/{fault}/v1"})
@@ -74,10 +74,10 @@ class FaultyEngine(ScriptedEngine):
         assert isinstance(good.body, bytes)
         if fault.startswith(MUTATION):
             return self._mutated(fault, turn, good.body)
-        return good if fault not in LIES else web.json_response(_lied(json.loads(good.body), fault))
+        return good if fault not in INVALID_REPLIES else web.json_response(_invalid_reply(json.loads(good.body), fault))
 
     def _mutated(self, fault: str, turn: int, good: bytes) -> web.Response:
-        """One of the first answers is mutated, whose is the seed's."""
+        """Mutate one of the first answers, chosen by the seed."""
         seed = int(fault.removeprefix(MUTATION))
         body = mutated(json.loads(good), seed) if turn == seed % MUTATED_TURNS else good
         self.sent.setdefault(fault, []).append(body)
@@ -100,7 +100,7 @@ async def _drip(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _lied(reply: dict, fault: str) -> dict:
+def _invalid_reply(reply: dict, fault: str) -> dict:
     if fault == "no-choices":
         return {"id": "x"}
     choice = reply["choices"][0]

@@ -1,4 +1,4 @@
-"""A server that takes models as the Hugging Face hub does: its client's calls, files inside of the commit."""
+"""A stand-in for the Hugging Face hub that accepts model uploads, with files inside the commit."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ OID = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class HubModels:
-    """What such a hub holds."""
+    """The content of the hub."""
 
     url: str = ""
     token: str = "hf_right"
@@ -21,7 +21,7 @@ class HubModels:
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def commit(self, name: str, lines: list[dict]) -> None:
-        """Take a commit over."""
+        """Apply a commit."""
         for line in lines:
             if line["key"] == "file":
                 self.files[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
@@ -30,7 +30,7 @@ class HubModels:
 
 
 @contextmanager
-def hub_for_models() -> Generator[HubModels]:
+def serve_model_hub() -> Generator[HubModels]:
     """Serve an empty hub."""
     hub = HubModels()
 
@@ -41,8 +41,8 @@ def hub_for_models() -> Generator[HubModels]:
             if files is None:
                 self.answer(404, {})
             elif rest:
-                told = [{"type": "file", "path": path, "size": len(own), "oid": OID} for path, own in files.items()]
-                self.answer(200, told)
+                listed = [{"type": "file", "path": path, "size": len(own), "oid": OID} for path, own in files.items()]
+                self.answer(200, listed)
             else:
                 siblings = [{"rfilename": path} for path in files]
                 self.answer(200, {"id": name, "sha": OID, "private": hub.private[name], "siblings": siblings})
@@ -59,22 +59,22 @@ def hub_for_models() -> Generator[HubModels]:
                 self.create(json.loads(body))
             elif "/preupload/" in path:
                 wanted = json.loads(body)["files"]
-                told = [{"path": own["path"], "uploadMode": "regular", "shouldIgnore": False} for own in wanted]
-                self.answer(200, {"files": told})
+                modes = [{"path": own["path"], "uploadMode": "regular", "shouldIgnore": False} for own in wanted]
+                self.answer(200, {"files": modes})
             else:
                 hub.commit(name, [json.loads(line) for line in body.splitlines()])
                 self.answer(200, {"commitUrl": f"{hub.url}/{name}/commit/{OID}", "commitOid": OID})
 
-        def create(self, asked: dict) -> None:
-            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
-            there = name in hub.files
-            if not there:
-                hub.private[name] = asked.get("private") or asked.get("visibility") == "private"
+        def create(self, request: dict) -> None:
+            name = f"{request['organization']}/{request['name']}" if request.get("organization") else request["name"]
+            exists = name in hub.files
+            if not exists:
+                hub.private[name] = request.get("private") or request.get("visibility") == "private"
                 hub.files[name] = {"old.safetensors": b"old", "LICENSE": b"MIT"}
-            self.answer(409 if there else 200, {"url": f"{hub.url}/{name}"})
+            self.answer(409 if exists else 200, {"url": f"{hub.url}/{name}"})
 
-        def answer(self, status: int, told: object) -> None:
-            body = json.dumps(told).encode()
+        def answer(self, status: int, content: object) -> None:
+            body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Content-Type", "application/json")

@@ -1,4 +1,4 @@
-"""A server that speaks what the Hugging Face hub's client asks for about one dataset."""
+"""A stand-in for the Hugging Face hub that serves one dataset."""
 
 import hashlib
 import json
@@ -11,8 +11,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def hub_of(name: str, files: dict[str, bytes]) -> Generator[str]:
-    """Serve a dataset at `COMMIT`, its only one, which `main` names too; yields the hub's address."""
+def serve_dataset(name: str, files: dict[str, bytes]) -> Generator[str]:
+    """Serve a dataset with one commit, `COMMIT`, which is also `main`; yields the hub's address."""
 
     class Hub(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -26,8 +26,8 @@ def hub_of(name: str, files: dict[str, bytes]) -> Generator[str]:
                 self.answer(200, files[path.removeprefix(blobs)])
             elif path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
                 siblings = [{"rfilename": file, "size": len(content)} for file, content in files.items()]
-                told = {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
-                self.answer(200, json.dumps(told).encode())
+                info = {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+                self.answer(200, json.dumps(info).encode())
             elif path == f"{api}/tree/{COMMIT}":
                 listed = [
                     {"type": "file", "path": file, "size": len(content), "oid": "0" * 40}
@@ -41,8 +41,8 @@ def hub_of(name: str, files: dict[str, bytes]) -> Generator[str]:
         def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(status)
             etag = hashlib.sha1(body, usedforsecurity=False).hexdigest()
-            told = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Content-Length": str(len(body)), **(headers or {})}
-            for key, value in told.items():
+            sent = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Content-Length": str(len(body)), **(headers or {})}
+            for key, value in sent.items():
                 self.send_header(key, value)
             self.end_headers()
             if self.command == "GET":

@@ -1,40 +1,44 @@
-"""What tests of images need, and why it is not there: a builder, and a base image that cannot be pulled."""
+"""Requirements of image tests: a builder, and a local base image, since tests cannot pull."""
 
 import shutil
 import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import pytest
 
+from harbortrainer.runs.locks import waiting_lock
 from harbortrainer.sandbox.images.buildah import Buildah
-from harbortrainer.sandbox.images.container_engine import PROGRAMS, Program, missing_for
+from harbortrainer.sandbox.images.container_engine import PROGRAMS, Program, engine_problem
 
 BASE = "debian:12-slim"
 
 
-def missing() -> str:
-    """Why there can be no images here; "" when there can."""
-    if why := Buildah.missing():
-        return why
+def problem() -> str:
+    """Return why buildah cannot build images here; "" if it can."""
+    if reason := Buildah.problem():
+        return reason
     known = subprocess.run(["buildah", "inspect", "--type", "image", BASE], capture_output=True, check=False)
-    return "" if known.returncode == 0 else f"the base image {BASE} is not here (.ci/run makes it)"
+    return "" if known.returncode == 0 else f"the base image {BASE} is missing (.ci/run builds it)"
 
 
-WHY = missing() if shutil.which("buildah") else "buildah is not here (.ci/run installs it)"
-needs_images = pytest.mark.skipif(bool(WHY), reason=WHY or "-")
+SKIP_REASON = problem() if shutil.which("buildah") else "buildah is not installed (.ci/run installs it)"
+needs_images = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON or "-")
 
 
-def missing_in(program: Program) -> str:
-    """Why a container engine makes no images here; "" when it does."""
-    if why := missing_for(program):
-        return why
+def engine_skip_reason(program: Program) -> str:
+    """Return why a container engine cannot build images here; "" if it can."""
+    if reason := engine_problem(program):
+        return reason
     known = subprocess.run([program, "image", "inspect", BASE], capture_output=True, check=False)
-    return "" if known.returncode == 0 else f"{program} has no base image {BASE} (.ci/run makes Docker's)"
+    return "" if known.returncode == 0 else f"{program} has no base image {BASE} (.ci/run builds Docker's)"
 
 
 ENGINES = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(why := missing_in(name)), reason=why or "-")) for name in PROGRAMS
+    pytest.param(name, marks=pytest.mark.skipif(bool(reason := engine_skip_reason(name)), reason=reason or "-"))
+    for name in PROGRAMS
 ]
-"""Parameters: Docker and podman, each where it is here."""
+"""Parameters: Docker and podman, skipped where not available."""
 
 SLIM = f"""\
 FROM {BASE} AS whole
@@ -46,4 +50,14 @@ FROM scratch
 COPY --from=whole /slim /
 ENV PATH=/usr/bin:/bin
 """
-"""The beginning of a Dockerfile whose image is small, so that saving it is quick."""
+"""First lines of a Dockerfile with a small image, which is quick to save."""
+
+
+@contextmanager
+def own_podman_store(program: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Keep the other test processes out of podman's store, whose containers do not name the build they belong to."""
+    if program == "podman":
+        with waiting_lock(tmp_path_factory.getbasetemp().parent / "podman-store.lock"):
+            yield
+    else:
+        yield

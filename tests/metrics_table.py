@@ -1,4 +1,4 @@
-"""The names in the tables of docs/metrics.md, for the tests that compare them with real runs."""
+"""Metric names in the tables of docs/metrics.md, for tests that compare them with real runs."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| (`.+?) \| (both|embedded|trainer) \|", re.MULTILINE)
 
 
-def documented(*engines: str) -> list[str]:
-    """Every metric that is written there for these engines; `<x>` and a final `...` are place-holders."""
+def documented_metrics(*engines: str) -> list[str]:
+    """Return the documented metrics of these engines; `<x>` and a final `...` are placeholders."""
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     return [name for names, engine in rows if engine in engines for name in re.findall(r"`([^`]+)`", names)]
 
 
 def matches(name: str, key: str) -> bool:
-    """Whether a documented name stands for this key.
+    """Return whether a documented name describes this key of a metrics line.
 
     Example:
         >>> matches("eval/<source>/reward/...", "eval/held-out/reward/p10")

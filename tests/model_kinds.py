@@ -1,4 +1,4 @@
-"""Kinds of models that transformers knows, by their `model_type`, each tiny and random."""
+"""Tiny random models of transformers' architectures, by `model_type`."""
 
 import inspect
 from pathlib import Path
@@ -24,13 +24,13 @@ SMALL: dict[str, Any] = {
     "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "mamba_expand": 2,
     "state_size": 16,
 }  # fmt: skip
-"""A kind is given those of them that its config has."""
+"""Settings for every architecture whose config has them."""
 OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
     "bloom": {"n_head": 4, "n_layer": 2},
     "mamba2": {"num_heads": 8},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},  # else it would have attention alone
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},  # by default all layers would be attention
     "gemma3n": {
         "laurel_rank": 8, "vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 16,
         "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -39,12 +39,12 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4": {"vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 16, "global_head_dim": 32},
 }  # fmt: skip
 WINDOWED = "mistral ministral ministral3 gemma2 gemma3 gemma3n gemma4 gpt_oss olmo3 cohere2 exaone4"
-"""Kinds that are given a window shorter than the tests' prompts."""
+"""Architectures that get a window shorter than the tests' prompts."""
 NO_GROUPS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "dots1")
 
 
 def small_config(kind: str, **changed: Any) -> PretrainedConfig:
-    """The config of a kind; of one that sees too, of the part that writes."""
+    """Return a small config of an architecture; of a multimodal one, its text part."""
     made = CONFIG_MAPPING[f"{kind}_text" if f"{kind}_text" in CONFIG_MAPPING else kind]
     known = set(inspect.signature(made).parameters).union(*(inspect.get_annotations(base) for base in made.__mro__))
     settings = {name: value for name, value in SMALL.items() if name in known}
@@ -58,7 +58,7 @@ def small_config(kind: str, **changed: Any) -> PretrainedConfig:
 
 
 def small_model(folder: Path, kind: str) -> Path:
-    """A model of a kind with a tokenizer, in `folder`."""
+    """Save a small model with a tokenizer to `folder`."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(small_config(kind)).save_pretrained(folder)
     build_tiny_tokenizer().save_pretrained(folder)
@@ -66,7 +66,7 @@ def small_model(folder: Path, kind: str) -> Path:
 
 
 def unreadable_model(folder: Path, kind: str) -> Path:
-    """The same without weights: whoever reads them says that they are broken."""
+    """Save a config and a tokenizer with an invalid weight file, so that reading the weights fails."""
     small_config(kind).save_pretrained(folder)
     build_tiny_tokenizer().save_pretrained(folder)
     (folder / "model.safetensors").touch()

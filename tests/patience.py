@@ -1,4 +1,4 @@
-"""Waiting for what somebody else's process does in its own time."""
+"""Waiting for other processes."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ HANG_S = 60.0
 
 
 def wait_until(holds: Callable[[], object], says: Callable[[], object] = lambda: "", within: float = HANG_S) -> None:
-    """Wait until something holds; fails after so many seconds with what `says` tells of it."""
+    """Wait until a condition holds; fail after a timeout with the text of `says`."""
     until = time.monotonic() + within
     while not holds():
         assert time.monotonic() < until, says()

@@ -1,6 +1,6 @@
-"""Samples from a model by the book: peft's own loading, one whole forward a token, full float32 logits.
+"""A reference sampler: peft's own loading, one whole forward pass per token, float32 logits.
 
-Independent of the learner's and the sampler's code, so that both can be checked against it. Slow, for tiny models.
+It is independent of the learner's and the sampler's code, so both can be compared with it. Slow; for tiny models.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from harbortrainer.engines.local.learner.training_sample import Sample
 
 
 class PlainSampler:
-    """The base model of a folder with a LoRA in peft's saved format, or with weights of its own."""
+    """A folder's base model, with a LoRA in peft's saved format or with all weights replaceable."""
 
     def __init__(self, model: Path, adapter_config: Mapping | None, seed: int = 0) -> None:
         import torch
@@ -22,19 +22,19 @@ class PlainSampler:
         self.generator = torch.Generator().manual_seed(seed)
         self.version = 0
 
-    def load(self, adapter: dict, version: int) -> None:
-        """Take over the weights of one policy version."""
+    def load(self, weights: dict, version: int) -> None:
+        """Load the weights of one policy version."""
         from peft import PeftModel, set_peft_model_state_dict
 
         if isinstance(self.model, PeftModel):
-            result = set_peft_model_state_dict(self.model, adapter)
+            result = set_peft_model_state_dict(self.model, weights)
         else:
-            result = self.model.load_state_dict(adapter, strict=False)
+            result = self.model.load_state_dict(weights, strict=False)
         assert not result.unexpected_keys
         self.version = version
 
-    def answers(self, prompt: list[int], count: int, length: int, temperature: float = 1.0):
-        """[count] samples: the prompt and `length` sampled tokens, advantage 0."""
+    def sample(self, prompt: list[int], count: int, length: int, temperature: float = 1.0):
+        """Return `count` samples of the prompt and `length` sampled tokens each, with advantage 0."""
         import torch
 
         ids = torch.tensor([prompt] * count)

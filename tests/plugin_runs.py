@@ -1,4 +1,4 @@
-"""Playing episodes through the real plugin: in process, or through verifiers' own env server."""
+"""Runs episodes through the real plugin: in this process, or in verifiers' environment server."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ SAMPLING = SamplingConfig(temperature=1.0, max_tokens=512)
 
 
 def salted_sampling(salt: str) -> SamplingConfig:
-    """As Prime-RL's orchestrator puts it together."""
+    """Return the sampling as Prime-RL's orchestrator builds it."""
     return SamplingConfig.model_validate(
         {"temperature": 1.0, "max_tokens": 512, "extra_body": {"top_k": 7, "cache_salt": salt}}
     )
 
 
 def client(engine: ScriptedEngine) -> TrainClientConfig:
-    """What a trainer hands to the env server: a renderer and a /inference/v1/generate engine."""
+    """Return the client config that a trainer sends: a renderer and a /inference/v1/generate engine."""
     return TrainClientConfig(
         base_url=f"{engine.url}/v1",
         renderer=engine.format,
@@ -36,7 +36,7 @@ def client(engine: ScriptedEngine) -> TrainClientConfig:
 
 
 def config(tasks: Path, trials: Path, *, harness: dict[str, Any] | None = None, **agent: Any) -> dict[str, Any]:
-    """The `env` table of a run file."""
+    """Return the `env` table of a run file."""
     own = {"environment_type": "local", "trials_dir": str(trials), "keep_trials": "all", **(harness or {})}
     return {"taskset": {"id": "harbor_env", "tasks_dir": str(tasks)}, "agent": {"harness": own, **agent}}
 
@@ -49,7 +49,7 @@ async def play(
     sampling: SamplingConfig = SAMPLING,
     evaluates: bool = False,
 ) -> list[Episode]:
-    """Every task of the config, `times` each, in this process; Prime-RL's evaluations ask for chat completions."""
+    """Run every task `times` times in this process; `evaluates` uses chat completions, as Prime-RL does."""
     environment = load_environment(resolve_env_config(env))
     asks = EvalClientConfig(base_url=f"{engine.url}/v1") if evaluates else client(engine)
     context = ModelContext(client=asks, model=engine.model, sampling=sampling)
@@ -59,7 +59,7 @@ async def play(
 
 
 async def play_one(env: dict[str, Any], engine: ScriptedEngine) -> Trace:
-    """The trace of the config's only task."""
+    """Run the config's only task and return its trace."""
     (episode,) = await play(env, engine)
     assert not episode.errors or not episode.ok, episode.errors
     (trace,) = episode.traces
@@ -67,7 +67,7 @@ async def play_one(env: dict[str, Any], engine: ScriptedEngine) -> Trace:
 
 
 def most_at_once(trials: Path) -> int:
-    """How many of the kept trials ran at the same time, at most."""
+    """Return the largest number of kept trials that ran concurrently."""
     results = [json.loads(path.read_text()) for path in trials.glob("*/result.json")]
     spans = [(result["started_at"], result["finished_at"]) for result in results]
     return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
@@ -75,7 +75,7 @@ def most_at_once(trials: Path) -> int:
 
 @asynccontextmanager
 async def served(env: dict[str, Any], *, workers: int) -> AsyncGenerator[EnvClient]:
-    """verifiers' env server with `workers` worker processes, as a trainer starts it."""
+    """Start verifiers' environment server with `workers` worker processes, as a trainer does."""
     spawn = multiprocessing.get_context("spawn")
     addresses, (alive, held) = spawn.Queue(), spawn.Pipe(duplex=False)
     kwargs = {

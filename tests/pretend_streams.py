@@ -1,8 +1,7 @@
-"""Streams of a GPU that is pretended, and who of them wrote what: what one stream writes another may read only once it
-has waited for it, and the same the other way round.
+"""Streams of a simulated GPU, with race detection.
 
-Each operation is taken to be computed at once on the stream of its thread. A real GPU would do it some time later, so
-that what is missing here shows there as a number that is wrong now and then.
+A stream must wait before it reads memory that another stream wrote, or writes memory that another stream read. Here
+each operation runs immediately. A real GPU runs it later, so a missing wait gives wrong numbers only sometimes.
 """
 
 import threading
@@ -14,16 +13,16 @@ import torch
 
 
 class RaceError(RuntimeError):
-    """Two streams use the same memory, one of them to write, and neither waits for the other."""
+    """Two streams use the same memory, at least one writes, and neither waits for the other."""
 
 
 class Stream:
-    """One queue of a GPU."""
+    """One stream of the GPU."""
 
     def __init__(self, device: object = None) -> None:
         self.device = torch.device("cuda", 0)
         self.waited: dict[Stream, int] = {}
-        """Up to which operation of another stream it has waited for that."""
+        """For each other stream: the last of its operations that this stream has waited for."""
 
     def synchronize(self) -> None:
         STREAMS.synchronize(self)
@@ -36,14 +35,14 @@ class Stream:
 
 
 class Streams:
-    """The streams of a process, and what they did last with each piece of memory."""
+    """The streams of a process, and their last uses of each storage."""
 
     def __init__(self) -> None:
         self.now = 0
         self._default, self._here, self._lock = Stream(), threading.local(), threading.Lock()
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._ended: dict[Stream, int] = {}
         self._written: dict[int, tuple[Stream, int]] = {}
         self._read: dict[int, dict[Stream, int]] = defaultdict(dict)
@@ -61,40 +60,40 @@ class Streams:
             self._here.stream = before
 
     def synchronize(self, stream: Stream | None = None) -> None:
-        """The CPU waits, for all of them if none is named."""
+        """Make the CPU wait for a stream; for all of them if None."""
         with self._lock:
             known = {self._default, *self._ended, *(writer for writer, _ in self._written.values())}
-            for each in known if stream is None else [stream]:
-                self._ended[each] = self.now
+            for ended in known if stream is None else [stream]:
+                self._ended[ended] = self.now
 
-    def note(self, name: str, *, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor], fresh: bool) -> None:
-        """An operation on this thread's stream.
+    def record(self, name: str, *, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor], fresh: bool) -> None:
+        """Record an operation on this thread's stream.
 
         Args:
-            name: Of the operation.
+            name: The operation's name.
             read, written: Tensors.
-            fresh: Whether what is written is new memory, which a GPU gives out stream by stream.
+            fresh: Whether the written memory is new; a GPU allocates memory per stream.
 
         Raises:
-            RaceError: Another stream may not be done with it.
+            RaceError: Another stream may still use the memory.
         """
         with self._lock:
             self.now += 1
             stream = self.current
             for key in map(_key, read):
-                self._refuse(name, stream, [self._written[key]] if key in self._written else [])
+                self._require_waited(name, stream, [self._written[key]] if key in self._written else [])
                 self._read[key][stream] = self.now
             for key in map(_key, written):
                 if not fresh:
                     before = [self._written[key]] if key in self._written else []
-                    self._refuse(name, stream, [*before, *self._read[key].items()])
+                    self._require_waited(name, stream, [*before, *self._read[key].items()])
                 self._written[key] = stream, self.now
                 self._read[key] = {}
 
-    def _refuse(self, name: str, stream: Stream, uses: Iterable[tuple[Stream, int]]) -> None:
-        for other, when in uses:
-            if other is not stream and when > max(stream.waited.get(other, 0), self._ended.get(other, 0)):
-                raise RaceError(f"{name}: another stream may not be done with what this one uses")
+    def _require_waited(self, name: str, stream: Stream, uses: Iterable[tuple[Stream, int]]) -> None:
+        for other, time in uses:
+            if other is not stream and time > max(stream.waited.get(other, 0), self._ended.get(other, 0)):
+                raise RaceError(f"{name}: another stream may still use the same memory")
 
 
 def _key(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Broken replies of a model server: seeded mutations of good ones, from a field that is gone to text that is cut."""
+"""Broken replies of a model server: seeded mutations of valid ones, such as missing fields or cut text."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ DEEPER = 0.8
 
 
 def mutated(reply: dict, seed: int) -> bytes:
-    """The reply as bytes, with one fault that follows from `seed`."""
+    """Return the reply as bytes, with one fault chosen by `seed`."""
     chance = random.Random(seed)
     if chance.random() < 0.2:
         text = json.dumps(reply).encode()
@@ -51,7 +51,7 @@ def _garbled(text: bytes, chance: random.Random) -> bytes:
 
 
 def _place(value: dict | list, chance: random.Random) -> tuple[dict | list, str | int]:
-    """A container and a key of it, somewhere inside."""
+    """Choose a container inside the reply, and one of its keys."""
     keys = list(value) if isinstance(value, dict) else range(len(value))
     key = chance.choice(keys)
     below = value[key]
@@ -69,7 +69,7 @@ def _replaced(where: dict | list, key: str | int, chance: random.Random) -> None
 
 
 def _repeated(where: dict | list, key: str | int, chance: random.Random) -> None:
-    """Twice in its list; in an object it stands under another name."""
+    """Duplicate a list item, or rename an object's key."""
     if isinstance(where, list):
         where.insert(int(key), copy.deepcopy(where[int(key)]))
     else:

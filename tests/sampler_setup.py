@@ -1,4 +1,4 @@
-"""What the sampler's tests share: a running sampler, a plain forward pass to compare with, an adapter."""
+"""Helpers of the sampler's tests: requests, a reference forward pass, and random adapters."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj
 
 
 def generate(url: str, prompt: Sequence[int], *, session: str = "", timeout: float = 60, **sampling: Any) -> dict:
-    """Posts one request and returns its first choice; raises on an error status."""
+    """Send one request and return its first choice; raises on an error status."""
     body = {"token_ids": list(prompt), "sampling_params": {"max_tokens": 16, "logprobs": 1, **sampling}}
     headers = {"X-Session-ID": session} if session else {}
     reply = httpx.post(f"{url}/inference/v1/generate", json=body, headers=headers, timeout=timeout)
@@ -36,7 +36,7 @@ def random_prompt(length: int, seed: int, vocab: int = 300) -> list[int]:
 
 
 class Reference:
-    """The model as plain transformers and peft compute it: eager loading, one sequence, no cache."""
+    """The model computed by plain transformers and peft: one sequence, no cache."""
 
     def __init__(self, folder: Path, adapter: dict[str, torch.Tensor] | None = None) -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -47,7 +47,7 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
-        """[len(tokens)] log-probabilities of `tokens` after `prompt`."""
+        """Return the log-probabilities of `tokens` after `prompt`, [len(tokens)]."""
         logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
         return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
@@ -56,13 +56,13 @@ PROMPT = random_prompt(40, seed=6)
 
 
 def agrees(choice: dict, reference: Reference, prompt: Sequence[int] = PROMPT) -> bool:
-    """Whether a choice's log-probabilities are the reference's."""
+    """Whether a choice's log-probabilities match the reference."""
     expected = reference.logprobs(prompt, choice["token_ids"])
     return torch.allclose(torch.tensor(logprobs_of(choice)), expected, atol=1e-5)
 
 
 def random_adapter(folder: Path, seed: int, scale: float = 0.2) -> dict[str, torch.Tensor]:
-    """An adapter that changes the model visibly, under peft's keys."""
+    """Return an adapter, with peft's keys, that changes the model's output clearly."""
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), LORA)
     generator = torch.Generator().manual_seed(seed)
     state = get_peft_model_state_dict(model)
@@ -76,38 +76,38 @@ def set_adapter(model: Any, state: dict[str, torch.Tensor]) -> None:
     assert not result.unexpected_keys
 
 
-def sampled_under_handovers(sampler: Sampler, load: Callable[[int], object]) -> list[tuple[int, dict]]:
-    """Six workers ask without a pause while versions 1 and 2 take turns. Each choice with the version it names.
+def sample_across_updates(sampler: Sampler, load: Callable[[int], object]) -> list[tuple[int, dict]]:
+    """Send requests from six threads during weight updates; return each choice with its logged version.
 
     Args:
-        load: Hands the sampler the weights of a version.
+        load: Loads the weights of version 1 or 2 into the sampler.
     """
     stop = threading.Event()
-    done: list[tuple[int, dict]] = []
+    choices: list[tuple[int, dict]] = []
 
-    def ask(worker: int) -> None:
+    def send_requests(worker: int) -> None:
         turn = 0
         while not stop.is_set():
             session = f"{worker}-{turn}"
             choice = generate(sampler.url, PROMPT, session=session, max_tokens=10, ignore_eos=True)
-            done.append((sampler.ledger.take(session)[0].version, choice))
+            choices.append((sampler.completion_log.pop(session)[0].version, choice))
             turn += 1
 
     with ThreadPoolExecutor(6) as pool:
-        workers = [pool.submit(ask, i) for i in range(6)]
+        workers = [pool.submit(send_requests, i) for i in range(6)]
         for version in (1, 2, 1, 2, 1):
             load(version)
         stop.set()
         for worker in workers:
             worker.result(timeout=60)
-    return done
+    return choices
 
 
-def sampled_sample(sampler: Sampler, version: int = 0) -> Sample:
-    """What the sampler says after `PROMPT`, as the learner is given it: advantage 1, temperature 1."""
+def sample_for_training(sampler: Sampler, version: int = 0) -> Sample:
+    """Sample a completion of `PROMPT` and return it as a training sample: advantage 1, temperature 1."""
     session = f"sample-{version}"
     generate(sampler.url, PROMPT, session=session, ignore_eos=True)
-    (done,) = sampler.ledger.take(session)
-    before, length = len(PROMPT), len(done.token_ids)
-    ids, mask = [*PROMPT, *done.token_ids], [False] * before + [True] * length
-    return Sample(ids, mask, [0.0] * before + list(done.logprobs), [version] * len(ids), 1.0, 1.0)
+    (completion,) = sampler.completion_log.pop(session)
+    before, length = len(PROMPT), len(completion.token_ids)
+    ids, mask = [*PROMPT, *completion.token_ids], [False] * before + [True] * length
+    return Sample(ids, mask, [0.0] * before + list(completion.logprobs), [version] * len(ids), 1.0, 1.0)

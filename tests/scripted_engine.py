@@ -1,8 +1,8 @@
-"""A model server whose answers are written down: real HTTP, real token ids, log-probabilities that can be foretold.
+"""A model server with scripted answers: real HTTP, real token ids, predictable log-probabilities.
 
-It speaks what the interception path needs (/inference/v1/generate) and what an agent needs that calls it directly
-(/v1/chat/completions with `prompt_token_ids` and `token_ids`), renders with the same renderer in both, and keeps what
-it "sampled". Torch-free; runs in a thread of its own, so other processes can call it too.
+It has the endpoint of the interception path (/inference/v1/generate) and the one for agents that call it directly
+(/v1/chat/completions with `prompt_token_ids` and `token_ids`). Both use the same renderer. It records its answers.
+It does not use torch, and runs in a thread of its own, so other processes can call it too.
 """
 
 import asyncio
@@ -34,20 +34,20 @@ class Answer:
 
     text: str = ""
     cut: bool = False
-    """Ends with finish_reason "length" and without the end token."""
+    """Whether it ends with finish_reason "length" and without the end token."""
     status: int = 200
-    """An HTTP error instead of an answer."""
+    """HTTP status; an error has no answer."""
     message: str = "the engine is down"
     """The error's text."""
     delay_s: float = 0.0
-    """Waited for before the answer."""
-    forget: str = ""
-    """Spoils a chat completion: no "ids", no "logprobs", one "logprob" too few, or a "number" that is none."""
+    """Seconds before the answer."""
+    defect: str = ""
+    """Defect of a chat completion: no "ids", no "logprobs", one "logprob" missing, or a "number" that is NaN."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the engine gave for one call."""
+    """The tokens of one call."""
 
     session: str | None
     prompt_ids: list[int]
@@ -59,7 +59,7 @@ Script = Callable[[str], Answer]
 
 
 def by_turn(answers: Sequence[Answer | str]) -> Script:
-    """The n-th answer to a prompt with n answers in it; the last one again when they run out."""
+    """Return a script that gives the n-th answer in the n-th turn, and then repeats the last one."""
 
     def script(prompt: str) -> Answer:
         turn = prompt.count("<|im_start|>assistant") - 1
@@ -70,7 +70,7 @@ def by_turn(answers: Sequence[Answer | str]) -> Script:
 
 
 def save_tokenizer(folder: Path, *, thinking: bool = False) -> Path:
-    """A tokenizer folder with a chat template; with `thinking` the template puts reasoning back into the history."""
+    """Save a tokenizer with a chat template; with `thinking` the template keeps reasoning in the history."""
     tokenizer = build_tiny_tokenizer()
     if thinking:
         tokenizer.chat_template = THINKING_TEMPLATE
@@ -78,26 +78,26 @@ def save_tokenizer(folder: Path, *, thinking: bool = False) -> Path:
     return folder
 
 
-def foretold_logprobs(prompt_ids: list[int], token_ids: list[int]) -> list[float]:
-    """The log-probability of each answer token: a function of where it stands and what it is."""
+def expected_logprobs(prompt_ids: list[int], token_ids: list[int]) -> list[float]:
+    """Return the log-probability of each answer token, a function of its position and id."""
     start = len(prompt_ids)
     return [-((start + i) * 31 + token % 97 + 1) / 1e5 for i, token in enumerate(token_ids)]
 
 
 @dataclass
 class ScriptedEngine:
-    """A context manager; `url` has no /v1. `samples` grows as it is called, in the order of the calls."""
+    """The server, as a context manager. `url` has no /v1; `samples` lists the calls in order."""
 
     tokenizer_dir: Path
     script: Script
     model: str = "scripted"
     max_model_len: int = 100_000
-    refuses: tuple[str, ...] = ()
-    """Keys of a chat completion's body that are answered with 400, as a provider that does not know them does."""
-    splits: bool = True
-    """Whether chat completions tell reasoning from content, as a server with a reasoning parser does."""
-    processed: bool = True
-    """Whether log-probabilities are those of what is sampled, as vLLM's `--logprobs-mode` says."""
+    refused_keys: tuple[str, ...] = ()
+    """Keys of a chat completion's body that are refused with 400, as by a provider that does not support them."""
+    splits_reasoning: bool = True
+    """Whether chat completions separate reasoning from content, like a server with a reasoning parser."""
+    processed_logprobs: bool = True
+    """Whether log-probabilities are those of the sampled distribution, as with vLLM's `--logprobs-mode`."""
     format: "RendererConfig | None" = None
     """The chat format; by default the tokenizer's own template."""
     samples: list[Sampled] = field(default_factory=list)
@@ -110,7 +110,7 @@ class ScriptedEngine:
         self.tokenizer = load_tokenizer(str(self.tokenizer_dir))
         self.format = self.format or DefaultRendererConfig()
         self.renderer = create_renderer(self.tokenizer, self.format)
-        self.calls = self.listed = self.probed = 0
+        self.calls = self.model_list_calls = self.logprob_probes = 0
         self.called = threading.Event()
         self.requests: list[dict] = []
 
@@ -139,7 +139,7 @@ class ScriptedEngine:
         self.url = f"http://{host}:{port}"
 
     def routes(self) -> list[web.RouteDef]:
-        """What it answers."""
+        """Return the server's routes."""
         return [
             web.post("/inference/v1/generate", self._generate),
             web.post("/v1/chat/completions", self._chat),
@@ -149,16 +149,16 @@ class ScriptedEngine:
 
     async def _stop(self) -> None:
         await self._runner.cleanup()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({})
 
     async def _models(self, request: web.Request) -> web.Response:
-        self.listed += 1
+        self.model_list_calls += 1
         return web.json_response({"data": [{"id": self.model, "max_model_len": self.max_model_len}]})
 
     async def _generate(self, request: web.Request) -> web.Response:
@@ -172,12 +172,12 @@ class ScriptedEngine:
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if unknown := [key for key in self.refuses if key in body]:
+        if unknown := [key for key in self.refused_keys if key in body]:
             return _refusal(Answer(status=400, message=f"Unrecognized request argument supplied: {unknown[0]}"))
         if body.get("top_k") == 1:
-            self.probed += 1
-            sure = {"token": "x", "logprob": 0.0 if self.processed else -0.5}
-            return web.json_response({"choices": [{"logprobs": {"content": [sure]}}]})
+            self.logprob_probes += 1
+            greedy = {"token": "x", "logprob": 0.0 if self.processed_logprobs else -0.5}
+            return web.json_response({"choices": [{"logprobs": {"content": [greedy]}}]})
         prompt_ids = self.renderer.render_ids(body["messages"], add_generation_prompt=True)
         answer = await self._answer(body, prompt_ids)
         if answer.status != 200:
@@ -185,7 +185,7 @@ class ScriptedEngine:
         sampled = self._sample(None, prompt_ids, answer)
         parsed = self.renderer.parse_response(sampled.token_ids)
         message = {"role": "assistant", "content": parsed.content}
-        if not self.splits:
+        if not self.splits_reasoning:
             message["content"] = answer.text
         elif parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
@@ -196,7 +196,7 @@ class ScriptedEngine:
         reply = head | {"choices": [choice], "usage": usage, "model": body["model"]}
         if body.get("return_token_ids"):
             reply["prompt_token_ids"], choice["token_ids"] = prompt_ids, sampled.token_ids
-        return web.json_response(_with_gap(reply, answer.forget))
+        return web.json_response(_with_defect(reply, answer.defect))
 
     async def _answer(self, body: dict, prompt_ids: list[int]) -> Answer:
         self.calls += 1
@@ -212,7 +212,7 @@ class ScriptedEngine:
         token_ids = self.tokenizer.encode(answer.text, add_special_tokens=False)
         if not answer.cut:
             token_ids.append(self.tokenizer.eos_token_id)
-        sampled = Sampled(session, list(prompt_ids), token_ids, foretold_logprobs(prompt_ids, token_ids))
+        sampled = Sampled(session, list(prompt_ids), token_ids, expected_logprobs(prompt_ids, token_ids))
         self.samples.append(sampled)
         return sampled
 
@@ -226,16 +226,16 @@ def _choice(sampled: Sampled, answer: Answer) -> dict:
     return {"index": 0, "finish_reason": finish, "logprobs": {"content": content}}
 
 
-def _with_gap(reply: dict, forget: str) -> dict:
+def _with_defect(reply: dict, defect: str) -> dict:
     choice = reply["choices"][0]
-    if forget == "ids":
+    if defect == "ids":
         choice.pop("token_ids")
         reply.pop("prompt_token_ids")
-    elif forget == "logprobs":
+    elif defect == "logprobs":
         choice.pop("logprobs")
-    elif forget == "logprob":
+    elif defect == "logprob":
         choice["logprobs"]["content"].pop()
-    elif forget == "number":
+    elif defect == "number":
         choice["logprobs"]["content"][0]["logprob"] = math.nan
     return reply
 

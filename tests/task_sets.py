@@ -1,4 +1,4 @@
-"""Sets of tasks as others keep them: git repositories, Harbor registries, parquet files, the hub."""
+"""Task sets for tests: git repositories, Harbor registries, parquet files, hub datasets."""
 
 import io
 import json
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 
 def make_task(folder: Path, instruction: str = "Do it.") -> Path:
-    """A small task, which is not for running."""
+    """Write a small task that is never run."""
     (folder / "tests").mkdir(parents=True)
     (folder / "task.toml").write_text('version = "1.0"\n')
     (folder / "instruction.md").write_text(instruction)
@@ -22,14 +22,14 @@ def make_task(folder: Path, instruction: str = "Do it.") -> Path:
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git there; what it prints."""
+    """Run git in a folder and return its output."""
     who = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
     done = subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
 def commit(folder: Path) -> str:
-    """Commit everything below a folder, which becomes a repository; the commit."""
+    """Make a folder a repository with one commit, and return the commit."""
     if not (folder / ".git").exists():
         git(folder, "init", "-q")
     git(folder, "add", "-A")
@@ -38,13 +38,13 @@ def commit(folder: Path) -> str:
 
 
 def bare(folder: Path, at: Path) -> str:
-    """A bare copy of a repository; its URL."""
+    """Make a bare copy of a repository and return its URL."""
     git(folder, "clone", "-q", "--bare", str(folder), str(at))
     return f"file://{at}"
 
 
 def packed(folder: Path, mode: Literal["w:gz", "w"] = "w:gz") -> bytes:
-    """A folder as public sets of tasks pack it: names relative to it, folders too."""
+    """Pack a folder as public task sets do: relative names, including folders."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as tar:
         for path in sorted(folder.rglob("*")):
@@ -55,7 +55,7 @@ def packed(folder: Path, mode: Literal["w:gz", "w"] = "w:gz") -> bytes:
 def write_parquet(
     file: Path, rows: Mapping[str, bytes | None], names: tuple[str, str] = ("path", "task_binary")
 ) -> Path:
-    """Rows of a name and an archive."""
+    """Write rows of name and archive to a parquet file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     columns = [pa.array(list(rows), pa.string()), pa.array(list(rows.values()), pa.binary())]
     pq.write_table(pa.table(columns, names=list(names)), file)
@@ -63,7 +63,7 @@ def write_parquet(
 
 
 def write_registry(file: Path, tasks: list[dict[str, str]], name: str = "own-set", version: str = "1.0") -> Path:
-    """A registry file of Harbor's with one dataset."""
+    """Write a Harbor registry file with one dataset."""
     dataset = {"name": name, "version": version, "description": "ours", "tasks": tasks}
     file.write_text(json.dumps([dataset]))
     return file

@@ -1,9 +1,9 @@
-"""A training run as a job of Harbor's: which of its trials can be opened there."""
+"""Trials of a training run that are linked for Harbor's viewer."""
 
 import shutil
 from pathlib import Path
 
-from harbortrainer.commands.harbor_job import link_trials
+from harbortrainer.commands.local_run import link_trials
 from harbortrainer.runs.folder import RunFolder
 
 
@@ -17,7 +17,7 @@ def links(run: RunFolder) -> list[str]:
     return sorted(path.name for path in run.path.iterdir() if path.is_symlink())
 
 
-def test_the_kept_trials_that_the_run_lists_are_linked_and_no_others(tmp_path: Path) -> None:
+def test_links_only_existing_trials_of_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     keep(run, "a", "b", "lost")
     (run.trials / "torn").mkdir()
@@ -28,11 +28,11 @@ def test_the_kept_trials_that_the_run_lists_are_linked_and_no_others(tmp_path: P
 
 
 class Removing(list[str]):
-    """Names of trials; one that is looked up goes from the disk."""
+    """Names of trials; the folder of one disappears when its name is looked up."""
 
-    def __init__(self, run: RunFolder, goes: str, *names: str) -> None:
+    def __init__(self, run: RunFolder, removed: str, *names: str) -> None:
         super().__init__(names)
-        self.folder = run.trials / goes
+        self.folder = run.trials / removed
 
     def __contains__(self, name: object) -> bool:
         if name == self.folder.name:
@@ -40,13 +40,13 @@ class Removing(list[str]):
         return super().__contains__(name)
 
 
-def test_a_trial_that_is_removed_meanwhile_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_trial_removed_while_linking_is_skipped(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     keep(run, "a", "b", "c")
     assert sorted(link_trials(run, Removing(run, "b", "a", "b", "c"))) == links(run) == ["a", "c"]
 
 
-def test_a_trial_that_is_called_like_a_file_of_the_run_replaces_nothing(tmp_path: Path) -> None:
+def test_trial_named_like_run_folder_replaces_nothing(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     keep(run, "model")
     run.model.mkdir()

@@ -1,6 +1,6 @@
-"""The site that `make docs` builds: its reference has every key and every command, its navigation every page.
+"""The documentation site: the reference has every key and command, the navigation every page.
 
-MkDocs is not here; `make docs` itself fails on a broken link, and on a page that loads anything from another machine.
+These tests do not run MkDocs. `make docs` fails on a broken link and on a page that loads anything from another host.
 """
 
 import re
@@ -15,15 +15,15 @@ import typer
 import yaml
 
 from harbortrainer.cli import app
-from harbortrainer.config.fates import fate
-from harbortrainer.config.known_keys import is_known, key_kinds, known_keys
+from harbortrainer.config.prime_rl_schema import is_known, key_support, key_types, known_keys
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[str]]:
-    """The cells after the key of each row of the page of keys, by the whole key."""
+    """Return the cells of each row of the page of keys, by dotted key."""
     found = {}
     for table, body in re.findall(r"^## (.+)\n((?:(?!## ).*\n)+)", made_pages.keys_page(), re.MULTILINE):
         for row in re.findall(r"^\| `([^`]+)` \| (.*) \|$", body, re.MULTILINE):
@@ -32,19 +32,19 @@ def rows() -> dict[str, list[str]]:
     return found
 
 
-def test_every_key_is_in_the_reference_once(rows) -> None:
-    assert set(rows) == set(key_kinds())
+def test_reference_lists_every_key_once(rows) -> None:
+    assert set(rows) == set(key_types())
     assert set(known_keys()) <= set(rows)
     assert len(rows) == made_pages.keys_page().count("\n| `")
 
 
-def test_every_key_says_what_it_takes_and_does(rows) -> None:
-    for key, (takes, _, meaning) in rows.items():
-        assert takes, key
+def test_every_key_has_values_and_description(rows) -> None:
+    for key, (values, _, meaning) in rows.items():
+        assert values, key
         assert meaning.endswith((".", "...")) or meaning[-1].isalnum(), (key, meaning)
 
 
-def test_a_key_is_told_with_its_choices_its_default_and_its_sentence(rows) -> None:
+def test_key_has_choices_default_and_description(rows) -> None:
     harness = rows["orchestrator.train.source.env.agent.harness.agent_timeout"]
     assert harness[:2] == ['`"verify"` or `"zero"` or `"mask"`', '`"verify"`']
     assert "ran out of time" in harness[2]
@@ -52,34 +52,34 @@ def test_a_key_is_told_with_its_choices_its_default_and_its_sentence(rows) -> No
     assert rows["orchestrator.train"][1] == "required"
 
 
-def test_a_key_that_the_embedded_engine_does_not_honour_says_so(rows) -> None:
-    assert rows["slurm"][2].startswith("Left alone")
-    assert rows["trainer.max_steps"][2] == "Read as `max_steps`."
+def test_unsupported_key_is_marked(rows) -> None:
+    assert rows["slurm"][2].startswith("Ignored")
+    assert rows["trainer.max_steps"][2] == "Alias of `max_steps`."
     for key, (*_, meaning) in rows.items():
-        if fate(key) == "refused" and "default" not in meaning:
-            assert "refuses" in meaning or key in ("trainer.loss.type", "trainer.optim.type"), key
+        if key_support(key) == "refused" and "default" not in meaning:
+            assert "Refused" in meaning or key in ("trainer.loss.type", "trainer.optim.type"), key
 
 
 def commands(command, name: str) -> Iterator[tuple]:
-    """A command and those below it, by the words that call them."""
+    """Yield a command and its subcommands with their full names."""
     yield name, command
     for word, below in getattr(command, "commands", {}).items():
         yield from commands(below, f"{name} {word}")
 
 
-def test_every_command_with_every_option_is_in_the_reference() -> None:
+def test_reference_lists_every_command_and_option() -> None:
     page = made_pages.commands_page()
-    told = dict(re.findall(r"^#+ `(.+)`\n((?:(?!#).*\n)+)", page, re.MULTILINE))
+    sections = dict(re.findall(r"^#+ `(.+)`\n((?:(?!#).*\n)+)", page, re.MULTILINE))
     below = dict(commands(typer.main.get_command(app), "harbortrainer"))
     del below["harbortrainer"]
-    assert set(told) == set(below)
+    assert set(sections) == set(below)
     for words, command in below.items():
         for option in [name for each in command.params for name in (*each.opts, *each.secondary_opts)]:
-            assert option in told[words] or option.upper() in told[words], f"{words} {option}"
+            assert option in sections[words] or option.upper() in sections[words], f"{words} {option}"
 
 
-def typed() -> list[str]:
-    """Every line of a block of code on a page that calls our command, without what a shell adds to it."""
+def documented_commands() -> list[str]:
+    """Return every line in a code block of a page that calls our command, without the shell prompt."""
     lines = [
         line.strip().removeprefix("$ ")
         for page in (*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
@@ -89,8 +89,8 @@ def typed() -> list[str]:
     return sorted({line.removeprefix(".venv/bin/") for line in lines if "(one process)" not in line})
 
 
-@pytest.mark.parametrize("line", typed())
-def test_what_a_page_says_to_type_is_a_command_with_such_options(line: str) -> None:
+@pytest.mark.parametrize("line", documented_commands())
+def test_documented_command_line_is_valid(line: str) -> None:
     words = shlex.split(line, comments=True)
     below = dict(commands(typer.main.get_command(app), "harbortrainer"))
     called = max((name for name in below if f"{line} ".startswith(f"{name} ")), key=len)
@@ -101,25 +101,25 @@ def test_what_a_page_says_to_type_is_a_command_with_such_options(line: str) -> N
 
 
 def pages(entry: object) -> Iterator[str]:
-    """The pages of a part of the navigation."""
+    """Yield the pages of a part of the navigation."""
     if isinstance(entry, str):
         yield entry
     for part in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
         yield from pages(part)
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_navigation_lists_every_page_once() -> None:
     docs = ROOT / "docs"
     written = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
-    made = {*made_pages.TURNED, "reference/keys.md", "reference/commands.md"}
+    generated = {*made_pages.ROOT_PAGES, "reference/keys.md", "reference/commands.md"}
     named = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
-    assert sorted(named) == sorted(written | made)
+    assert sorted(named) == sorted(written | generated)
 
 
-def test_readme_leads_to_pages_of_the_site() -> None:
-    home = made_pages.turned((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_readme_links_to_existing_pages() -> None:
+    home = made_pages.relink((ROOT / "README.md").read_text(encoding="utf-8"))
     links = [link for link in re.findall(r"\]\(([^)#]+)", home) if not link.startswith("http")]
-    missing = [link for link in links if not (ROOT / "docs" / link).is_file() and link not in made_pages.TURNED]
+    missing = [link for link in links if not (ROOT / "docs" / link).is_file() and link not in made_pages.ROOT_PAGES]
     assert (missing, len(links) > 10) == ([], True)
 
 
@@ -132,12 +132,12 @@ def test_readme_leads_to_pages_of_the_site() -> None:
         ('<a href="https://harborframework.com">Harbor</a><script src="assets/a.js"></script>', []),
     ],
 )
-def test_what_a_page_would_load_from_another_machine_is_found(page: str, loaded: list[str]) -> None:
+def test_external_resources_are_found(page: str, loaded: list[str]) -> None:
     assert made_pages.loaded_from_elsewhere(page) == loaded
 
 
-def test_the_site_is_no_part_of_any_other_installation() -> None:
+def test_docs_dependencies_are_optional() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "docs" not in project["tool"]["uv"]["default-groups"]
-    asked = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    assert [name for name in asked if "mkdocs" in name] == []
+    required = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    assert [name for name in required if "mkdocs" in name] == []

@@ -1,16 +1,16 @@
-"""The page on troubleshooting quotes messages that the code has."""
+"""docs/troubleshooting.md quotes only messages that exist in the code."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HARBORS_OWN = "No reward file found at"
-"""Said by Harbor's verifier; the page has it because a user sees it."""
+HARBOR_MESSAGE = "No reward file found at"
+"""A message of Harbor's verifier that users see."""
 
 
-def spoken() -> str:
-    """Every text in the code, f-strings in their parts, without backquotes."""
+def source_strings() -> str:
+    """All string constants of the source, and the constant parts of f-strings, without backquotes."""
     texts = []
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -19,17 +19,15 @@ def spoken() -> str:
     return "\n".join(texts)
 
 
-def quoted() -> list[str]:
-    """The parts of each message of the page's tables of messages."""
+def quoted_messages() -> list[str]:
+    """The messages of the page's tables, split at `...`."""
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| message .*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     messages = [found for table in tables for found in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)]
-    assert len(messages) == sum(table.count("\n") for table in tables) > 40, (
-        "a message is quoted in one pair of backquotes"
-    )
+    assert len(messages) == sum(table.count("\n") for table in tables) > 40, "each message is in one pair of backquotes"
     return [part.strip() for message in messages for part in message.split("...") if len(part.strip()) > 3]
 
 
-def test_every_message_that_is_explained_is_one_that_the_code_has() -> None:
-    said = spoken()
-    assert [part for part in quoted() if part not in said and part != HARBORS_OWN] == []
+def test_quoted_messages_exist_in_source() -> None:
+    source = source_strings()
+    assert [part for part in quoted_messages() if part not in source and part != HARBOR_MESSAGE] == []

@@ -1,7 +1,7 @@
-"""A random model of Qwen3's architecture with a byte-level tokenizer, made in well under a second.
+"""A random model of Qwen3's architecture with a byte-level tokenizer, built in well under a second.
 
-Everything a real model folder has: config, safetensors, tokenizer with a ChatML template that takes tools,
-generation config. It knows nothing; it is there to be sampled from and trained.
+It has everything that a real model folder has: config, safetensors, generation config, and a tokenizer with a ChatML
+template that supports tools.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ CHAT_TEMPLATE = (
 )
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 QWEN3_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-"""What Qwen3's chat format asks for besides."""
+"""Additional tokens of Qwen3's chat format."""
 TEXT = [
     "the quick brown fox jumps over the lazy dog",
     "system user assistant",
@@ -24,7 +24,7 @@ TEXT = [
 
 
 def build_tiny_tokenizer(vocab: int = 320):
-    """A byte-level BPE tokenizer of at most `vocab` entries (259 at least: the bytes and three special tokens)."""
+    """Build a byte-level BPE tokenizer of at most `vocab` entries (minimum 259: all bytes and 3 special tokens)."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -56,16 +56,16 @@ def build_tiny_model(
     head_dim: int = 16,
     max_position_embeddings: int = 2048,
 ) -> Path:
-    """Writes a random model and its tokenizer to `path`, and returns it.
+    """Save a random model and its tokenizer to `path`, and return it.
 
     Args:
-        path: A folder; made when missing.
-        vocab: Size of the embedding, and the most the tokenizer may have.
-        seed: Of the weights: the same seed gives the same model.
-        hidden: Width; two query heads to a key head.
-        layers: Transformer blocks.
-        head_dim: Width of an attention head.
-        max_position_embeddings: The longest context the config allows.
+        path: A folder; created if missing.
+        vocab: Size of the embedding, and upper limit for the tokenizer.
+        seed: Seed of the weights.
+        hidden: Hidden size; there are two query heads per key/value head.
+        layers: Number of transformer blocks.
+        head_dim: Dimension of an attention head.
+        max_position_embeddings: The longest context.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -86,7 +86,7 @@ def build_tiny_model(
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        # Wide enough that a random model prefers some tokens: a flat distribution would hide sampling mistakes.
+        # Large enough for a peaked distribution: a flat one would hide sampling errors.
         initializer_range=0.2,
     )
     with torch.random.fork_rng(devices=[]):
@@ -98,7 +98,7 @@ def build_tiny_model(
 
 
 def build_untied_model(path: Path | str, **shape: int) -> Path:
-    """The same, with an output matrix that is not the embeddings."""
+    """Save a random model whose output matrix is not tied to the embeddings."""
     import torch
     from transformers import AutoModelForCausalLM
 

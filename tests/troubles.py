@@ -1,7 +1,7 @@
-"""One task for each way in which a trial can end, and what the model answers in it.
+"""One faulty task per trial outcome, with the model's scripted answers.
 
-What a task is about stands in its instruction (`This is about: out-of-time.`), so that one model server can play all of
-them at once. docs/outcomes.md has the outcome of each.
+A task names its fault in its instruction (`This is about: out-of-time.`), so one scripted server can answer all of them
+at once. docs/outcomes.md has the outcome of each.
 """
 
 import re
@@ -17,7 +17,7 @@ from scripted_engine import Answer, Script, by_turn
 SUBJECT = "This is about: {}."
 _SUBJECT = re.compile(SUBJECT.replace(".", r"\.").format(r"([\w-]+)"))
 SHORT_S, LONG_S = 10.0, 120.0
-"""Seconds that an agent has: where its time is to run out, and where not even on a busy machine."""
+"""Agent timeouts in seconds: one that runs out, and one that does not run out even on a busy machine."""
 
 SOLVE = keys("mkdir -p /app && touch /app/answer")
 SOLVES = (SOLVE, DONE, DONE)
@@ -25,14 +25,14 @@ SOLVES = (SOLVE, DONE, DONE)
 
 @dataclass(frozen=True)
 class Trouble:
-    """What goes wrong, and what has to be set for it."""
+    """A fault: the task, the model's answers and the settings that cause it."""
 
     answers: Sequence[Answer | str] = SOLVES
     task: Callable[..., Path] = make_task
     agent: dict[str, Any] = field(default_factory=dict)
-    """Of `env.agent`."""
+    """Keys of `env.agent`."""
     harness: dict[str, Any] = field(default_factory=dict)
-    """Of `env.agent.harness`."""
+    """Keys of `env.agent.harness`."""
 
 
 TOO_LONG = "This model's maximum context length is 32 tokens."
@@ -54,20 +54,20 @@ TROUBLES = {
 
 
 def about(task: Callable[..., Path], folder: Path, subject: str, **more: Any) -> Path:
-    """Write a task that says what it is about."""
+    """Write a task whose instruction names its fault."""
     made = task(folder / subject, **{"agent_timeout_s": LONG_S} | getattr(task, "keywords", {}) | more)
     (made / "instruction.md").write_text(f"Create the file /app/answer. {SUBJECT.format(subject)}\n")
     return made
 
 
 def subject_of(prompt: str) -> str:
-    """What a task is about, by its prompt; "" where it does not say."""
+    """Return the fault that a prompt names; "" if it names none."""
     found = _SUBJECT.search(prompt)
     return found[1] if found else ""
 
 
 def answers(prompt: str) -> Answer:
-    """What the model says, by what the task is about."""
+    """Return the model's answer to a prompt, by the fault that the prompt names."""
     trouble = TROUBLES.get(subject_of(prompt), TROUBLES["nothing"])
     script: Script = by_turn(trouble.answers)
     return script(prompt)

@@ -1,4 +1,4 @@
-"""Run folders and evaluations made up for the pages: what each trial came to is said by the test."""
+"""Synthetic run and evaluation folders for tests of the pages."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 CONFIG = 'max_steps = 3\n[model]\nname = "org/policy"\n[run]\nname = "made-up"\n'
 
 
-def trial_row(trial: str, *, step: int = 1, **said: object) -> dict[str, object]:
-    """A line of `rollouts/`, as the embedded engine writes it."""
+def trial_row(trial: str, *, step: int = 1, **fields: object) -> dict[str, object]:
+    """Return a line of `rollouts/` in the embedded engine's format."""
     timings = {"environment_setup": 1.0, "agent_setup": 0.5, "agent_execution": 6.0, "model": 4.0, "verifier": 2.0}
     row = {
         "step": step,
@@ -18,7 +18,7 @@ def trial_row(trial: str, *, step: int = 1, **said: object) -> dict[str, object]
         "not_trained": None,
         "source": "made",
         "task": "sort",
-        "task_key": f"key-{said.get('task', 'sort')}",
+        "task_key": f"key-{fields.get('task', 'sort')}",
         "trial": trial,
         "outcome": "completed",
         "reward": 1.0,
@@ -33,23 +33,23 @@ def trial_row(trial: str, *, step: int = 1, **said: object) -> dict[str, object]
         "steps": [],
         "error": None,
     }
-    return row | said
+    return row | fields
 
 
-def eval_row(trial: str, *, step: int, **said: object) -> dict[str, object]:
-    """A line of an evaluation's file in `rollouts/`."""
-    row = trial_row(trial, step=step, **said) | {"kind": "eval", "version": step}
+def eval_row(trial: str, *, step: int, **fields: object) -> dict[str, object]:
+    """Return a line of an evaluation file in `rollouts/`."""
+    row = trial_row(trial, step=step, **fields) | {"kind": "eval", "version": step}
     return {key: value for key, value in row.items() if key not in ("group", "advantage", "not_trained")}
 
 
 def write_rows(file: Path, rows: Iterable[object]) -> None:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def run_folder(folder: Path, rows: Sequence[dict], *, metrics: Sequence[dict] = (), summary: bool = True) -> Path:
-    """A run of these trials."""
+    """Write a run folder with these trials."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG)
     (folder / "rollouts").mkdir()
@@ -65,7 +65,7 @@ def run_folder(folder: Path, rows: Sequence[dict], *, metrics: Sequence[dict] = 
 
 
 def eval_folder(folder: Path, rows: Sequence[dict]) -> Path:
-    """An evaluation with these lines."""
+    """Write an evaluation folder with these lines."""
     folder.mkdir(parents=True)
     tasks = {str(row["task"]): str(row["task_key"]) for row in rows}
     about = {"policy": "org/policy", "identity": {}, "tasks_dir": "tasks", "tasks": tasks, "attempts": 2, "rules": {}}
@@ -75,10 +75,10 @@ def eval_folder(folder: Path, rows: Sequence[dict]) -> Path:
 
 
 def two_steps(folder: Path) -> Path:
-    """A run of two steps and two evaluations, of which every figure can be counted by hand.
+    """Write a run of two steps and two evaluations that is small enough to check by hand.
 
-    Training: step 1 rewards 1 and 0 (trained), one trial lost; step 2 rewards 1 and 1 (no signal). Held-out: four tasks
-    at 0, 0, 0, 1 before and 1, 1, 1, 1 after.
+    Training: step 1 has rewards 1 and 0 (trained) and one failed trial; step 2 has rewards 1 and 1 (no signal).
+    Held-out: four tasks with rewards 0, 0, 0, 1 before and 1, 1, 1, 1 after.
     """
     train = [
         trial_row("sort__a1", advantage=0.5),

@@ -1,8 +1,7 @@
-"""The pages of the site that nobody writes: README, CONTRIBUTING and CHANGELOG with their links turned, and the
-reference of every command and every key, made from the code. MkDocs calls `on_files` (mkdocs.yml); the pages are files
-nowhere.
+"""MkDocs hooks for generated pages: README, CONTRIBUTING and CHANGELOG, and the reference of commands and keys.
 
-Invariant: a command or a key is in the reference because it is in the code; `tests/test_site.py` compares them.
+MkDocs calls `on_files` (mkdocs.yml). The pages are generated from the code and never written to disk.
+Invariant: the reference has every command and key of the code; `tests/test_site.py` compares them.
 """
 
 import json
@@ -20,10 +19,17 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from harbortrainer.config.fates import OURS, REFUSED, SHARED, fate, longest
-from harbortrainer.config.kinds import tables
-from harbortrainer.config.known_keys import SOURCES, key_kinds
 from harbortrainer.config.plugin import HarnessKeys, TasksetKeys
+from harbortrainer.config.prime_rl_schema import (
+    OWN_KEYS,
+    REFUSED,
+    SHARED,
+    SOURCES,
+    key_support,
+    key_types,
+    longest,
+    tables,
+)
 from harbortrainer.config.runfile import RunConfig
 
 if typing.TYPE_CHECKING:
@@ -34,22 +40,24 @@ if typing.TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 LOG = logging.getLogger("mkdocs.hooks.made_pages")
 FORMULA = r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>'
-TURNED = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+ROOT_PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
-KEYS = """# Every key
+KEYS = """# Run file keys
 
-The keys of Prime-RL's schema (its commit 559b44772), of this project and of its plugin, table by table, and what the
-embedded engine does with each. [The run file](../config.md) has the few that matter at first. Where nothing stands
-under *default*, the key is a table, or Prime-RL's own and not read here. In `env` and `serve` verifiers has more keys,
-`env.agent.max_turns` among them; its own classes check them.
+All keys of Prime-RL's schema (commit 559b44772), of this project and of its plugin, by table, with their support by the
+embedded engine. [The run file](../config.md) explains the most important ones.
+
+- Empty default: a table, or a Prime-RL key that this project does not use.
+- `null` is written `"None"`, because TOML has no null.
+- `env` and `serve` have further keys of verifiers, such as `env.agent.max_turns`. Verifiers' own classes check them.
 """
 
 
 def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
-    """Add the made pages to the site."""
-    from mkdocs.structure.files import File  # the tests have no MkDocs
+    """Add the generated pages to the site."""
+    from mkdocs.structure.files import File  # MkDocs is not installed for the tests
 
-    pages = {name: turned((ROOT / source).read_text(encoding="utf-8")) for name, source in TURNED.items()}
+    pages = {name: relink((ROOT / source).read_text(encoding="utf-8")) for name, source in ROOT_PAGES.items()}
     pages |= {"reference/commands.md": commands_page(), "reference/keys.md": keys_page()}
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
@@ -57,71 +65,74 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def on_page_content(html: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
-    """Formulas as MathML, which browsers draw by themselves."""
+    """Convert formulas to MathML, which browsers render without a script."""
     from latex2mathml.converter import convert
 
-    def drawn(found: re.Match[str]) -> str:
+    def render(found: re.Match[str]) -> str:
         if found[1] == "(":
             return convert(unescape(found[2]))
         return f'<div class="formula">{convert(unescape(found[2]), display="block")}</div>'
 
-    return re.sub(FORMULA, drawn, html, flags=re.DOTALL)
+    return re.sub(FORMULA, render, html, flags=re.DOTALL)
 
 
 def on_post_page(output: str, page: "Page", config: "MkDocsConfig") -> None:
-    """Warn, which `--strict` makes an error, of a page that would load something from another machine, or of a formula
-    that is left as it was written."""
+    """Warn if a page loads something from another host or has an unconverted formula; `--strict` makes it an error."""
     if "arithmatex" in output:
-        LOG.warning("%s has a formula that was not drawn", page.file.src_uri)
+        LOG.warning("%s has a formula that was not converted", page.file.src_uri)
     for address in loaded_from_elsewhere(output):
-        LOG.warning("%s loads %s from another machine", page.file.src_uri, address)
+        LOG.warning("%s loads %s from another host", page.file.src_uri, address)
 
 
 def loaded_from_elsewhere(page: str) -> list[str]:
-    """The addresses of other machines that a browser asks when it opens a page; links that are clicked are none."""
+    """Return the external URLs that a browser loads with a page; links do not count."""
     return re.findall(
         r"<(?:script|link|img|iframe|source|object)\b[^>]*?\s(?:src|href|data)=\"?((?:https?:)?//[^\"\s>]+)", page
     )
 
 
-def turned(text: str) -> str:
-    """A page of the repository's root as one of docs/."""
+def relink(text: str) -> str:
+    """Rewrite the links of a page of the repository's root for docs/."""
     text = text.replace("](docs/", "](")
     return re.sub(r"\]\((README|CONTRIBUTING|CHANGELOG)\.md", lambda found: f"]({_page(found[0][2:])}", text)
 
 
 def _page(source: str) -> str:
-    return next(name for name, root in TURNED.items() if root == source)
+    return next(name for name, root in ROOT_PAGES.items() if root == source)
 
 
 def commands_page() -> str:
-    """Every command with its options, as typer writes it; its lists of commands, cut short, are left out."""
+    """Return all commands with their options, as typer prints them, without typer's lists of subcommands."""
     words = [sys.executable, "-m", "typer", "harbortrainer.cli", "utils", "docs", "--name", "harbortrainer"]
-    said = subprocess.run([*words, "--title", "Every command"], capture_output=True, text=True, check=True).stdout
-    return re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?", "", said)
+    output = subprocess.run([*words, "--title", "Command reference"], capture_output=True, text=True, check=True).stdout
+    return re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?", "", output)
 
 
 def keys_page() -> str:
-    """Every key, in a section for each table."""
-    fields = dict(described())
+    """Return the page of all keys, with one section per table."""
+    fields = dict(documented_keys())
     sections = groupby(
-        sorted(key_kinds(), key=lambda key: key.rpartition(".")[::2]), lambda key: key.rpartition(".")[0]
+        sorted(key_types(), key=lambda key: key.rpartition(".")[::2]), lambda key: key.rpartition(".")[0]
     )
     return KEYS + "".join(section(table, keys, fields) for table, keys in sections)
 
 
 def section(table: str, keys: Iterable[str], fields: dict[str, list[FieldInfo]]) -> str:
-    """A table of the run file: its keys, what each takes, its default, and what it does."""
-    lines = [f"\n## {f'`{table}`' if table else 'At the top'}\n", "| key | takes | default | |", "|---|---|---|---|"]
+    """Return the section of a table: its keys with values, default and description."""
+    lines = [
+        f"\n## {f'`{table}`' if table else 'Top level'}\n",
+        "| key | values | default | description |",
+        "|---|---|---|---|",
+    ]
     for key in keys:
         known = fields.get(key, [])
-        cells = [f"`{key.rpartition('.')[2]}`", takes(key, known), default(known), meaning(key, known)]
+        cells = [f"`{key.rpartition('.')[2]}`", values(key, known), default(known), description(key, known)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def described() -> Iterator[tuple[str, list[FieldInfo]]]:
-    """Every key that a class of ours describes, with its fields: several where a table has kinds."""
+def documented_keys() -> Iterator[tuple[str, list[FieldInfo]]]:
+    """Yield every key with a field of our classes; a union of tables gives several fields."""
     found: dict[str, list[FieldInfo]] = {}
     walk(RunConfig, "", found)
     for source in SOURCES:
@@ -131,21 +142,25 @@ def described() -> Iterator[tuple[str, list[FieldInfo]]]:
 
 
 def walk(table: type[BaseModel], prefix: str, found: dict[str, list[FieldInfo]]) -> None:
-    """Collect the fields of a table and of the tables in it."""
+    """Collect the fields of a table and its nested tables."""
     for name, field in table.model_fields.items():
         found.setdefault(f"{prefix}{name}", []).append(field)
         for inner in tables(field.annotation):
             walk(inner, f"{prefix}{name}.", found)
 
 
-def takes(key: str, fields: list[FieldInfo]) -> str:
-    """What may be written: the words to choose from, or the kinds of value."""
-    words = [value for field in fields for value in choices(field.annotation)]
-    return " or ".join(dict.fromkeys(map(code, words)) if words else sorted(key_kinds()[key]))
+def values(key: str, fields: list[FieldInfo]) -> str:
+    """Return the allowed values: the choices, or the value types."""
+    options = [value for field in fields for value in choices(field.annotation)]
+    return " or ".join(
+        dict.fromkeys(map(code, options))
+        if options
+        else ["null" if name == "none" else name for name in sorted(key_types()[key])]
+    )
 
 
 def choices(annotation: object) -> tuple[object, ...]:
-    """The values of a Literal, also in a union."""
+    """Return the values of a Literal, also within a union."""
     if isinstance(annotation, typing.TypeAliasType):
         return choices(annotation.__value__)
     inner = typing.get_args(annotation)
@@ -155,12 +170,12 @@ def choices(annotation: object) -> tuple[object, ...]:
 
 
 def code(value: object) -> str:
-    """A value as the run file spells it."""
+    """Format a value as in the run file."""
     return f"`{json.dumps(value, default=str)}`"
 
 
 def default(fields: list[FieldInfo]) -> str:
-    """What a key is when it is left out; nothing for a table."""
+    """Return the default of a key; empty for a table."""
     if not fields:
         return ""
     if fields[0].is_required():
@@ -168,19 +183,20 @@ def default(fields: list[FieldInfo]) -> str:
     value = fields[0].get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         return ""
-    return "none" if value is None else code(value)
+    return "null" if value is None else code(value)
 
 
-def meaning(key: str, fields: list[FieldInfo]) -> str:
-    """The sentence under the field, or what the embedded engine does with the key instead."""
+def description(key: str, fields: list[FieldInfo]) -> str:
+    """Return the description of the field, or the embedded engine's support of the key."""
     if fields:
         sentences = dict.fromkeys(" ".join((field.description or "").split()) for field in fields)
         return " ".join(sentences).replace("|", "\\|")
-    match "honoured" if longest(key, OURS) else fate(key.removesuffix(".*")):
+    match "supported" if longest(key, OWN_KEYS) else key_support(key.removesuffix(".*")):
         case "shared":
-            return f"Read as `{SHARED[key]}`."
+            return f"Alias of `{SHARED[key]}`."
         case "unused":
-            return "Left alone: only Prime-RL's own processes use it."
+            return "Ignored: only Prime-RL's own processes use it."
         case "refused":
-            return f"The embedded engine refuses it: {REFUSED[longest(key, REFUSED)].do}."
-    return "Any name." if key.endswith(".*") else "verifiers' own table; the plugin's keys in it are below."
+            advice = REFUSED[longest(key, REFUSED)].do
+            return f"Refused by the embedded engine. {advice[0].upper()}{advice[1:]}."
+    return "Any name." if key.endswith(".*") else "Table of verifiers; the plugin's keys in it are listed below."

@@ -12,8 +12,7 @@ import typing
 from prime_rl.configs.rl import RLConfig  # ty: ignore[import-not-found]
 from pydantic import BaseModel
 
-from harbortrainer.config.fates import FOREIGN
-from harbortrainer.config.kinds import kinds, tables
+from harbortrainer.config.prime_rl_schema import EXTERNAL_TABLES, tables, value_types
 
 
 def walk(table: type[BaseModel], prefix: str, found: dict[str, set[str]]) -> None:
@@ -22,9 +21,9 @@ def walk(table: type[BaseModel], prefix: str, found: dict[str, set[str]]) -> Non
         found.setdefault(f"{prefix}*", set()).add("any")
     for name, field in table.model_fields.items():
         key, inner = f"{prefix}{name}", tables(field.annotation)
-        found.setdefault(key, set()).update(kinds(field.annotation))
+        found.setdefault(key, set()).update(value_types(field.annotation))
         is_dict = typing.get_origin(field.annotation) is dict or (not inner and "dict" in str(field.annotation))
-        if is_dict or (name in FOREIGN and inner):
+        if is_dict or (name in EXTERNAL_TABLES and inner):
             found.setdefault(f"{key}.*", set()).add("any")
         else:
             for each in inner:

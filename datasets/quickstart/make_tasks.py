@@ -1,10 +1,10 @@
-"""The quickstart's family of tasks: read a file, do one thing to its lines, write another file.
+"""The quickstart's family of tasks: read a file, apply one operation to its lines, write another file.
 
     python datasets/quickstart/make_tasks.py [FOLDER]
 
-writes `train/` (8 tasks, one for each thing to do) and `heldout/` (32 tasks: each thing to do, on files that it
-is not trained on) next to this script. The result depends on nothing but this file. `variants()` gives every
-member of the family, `make_policy()` a policy that was warmed up on those that are not held out.
+writes `train/` (8 tasks, one for each operation) and `heldout/` (32 tasks, four for each operation, with other files)
+next to this script. The result depends only on this file. `variants()` returns every member of the family, and
+`make_policy()` trains a policy on the members that are not held out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harbortrainer.config.warmup_table import WarmupConfig
+    from harbortrainer.config.run_sections import WarmupConfig
     from harbortrainer.runs.display import Display
 
 SOURCES = ["apple", "cherry", "grape", "lemon", "mango", "olive", "peach", "plum"]
@@ -28,14 +28,14 @@ WORDS = [
     *("ant", "bear", "crow", "deer", "elk", "frog", "goat", "hare", "ibis", "jay"),
     *("kite", "lynx", "mole", "newt", "owl", "pony", "quail", "rook", "seal", "toad"),
 ]
-LAZY = "cp {source} {target}"
-LAZINESS = 0.7
-"""Share of the mistakes that are `LAZY`: just copy the file."""
+COPY = "cp {source} {target}"
+COPY_SHARE = 0.7
+"""Share of the mistakes that only copy the file."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing to do: what the instruction calls it, the command that does it, and what comes out."""
+    """An operation: its words in the instruction, its command, and its result."""
 
     name: str
     phrase: str
@@ -78,16 +78,16 @@ class Variant:
         return [self._command(self.operation.command)]
 
     def mistake(self, rng: random.Random) -> list[str]:
-        """Commands that run but do not solve it: mostly the laziest there is, else those of another operation."""
-        if rng.random() < LAZINESS:
-            return [self._command(LAZY)]
+        """Return commands that run but do not solve the task: mostly a copy, else another operation's commands."""
+        if rng.random() < COPY_SHARE:
+            return [self._command(COPY)]
         return [self._command(rng.choice([op.command for op in OPERATIONS if op is not self.operation]))]
 
     def _command(self, template: str) -> str:
         return template.format(source=f"{self.source}.txt", target=f"{self.target}.txt")
 
     def files(self) -> dict[str, str]:
-        """The task in Harbor's format: path inside the task's folder -> content."""
+        """Return the task's files in Harbor's format: content by path inside the task's folder."""
         return {
             "task.toml": TASK_TOML,
             "instruction.md": self.instruction,
@@ -112,7 +112,7 @@ class Variant:
 
 
 def content() -> dict[str, list[str]]:
-    """The lines of every source file: an operation on a file gives what no other operation or file gives."""
+    """Return the lines of every source file. No two pairs of operation and file have the same result."""
     rng = random.Random(0)
     while True:
         ends = rng.sample(WORDS, 2 * len(SOURCES))
@@ -129,7 +129,7 @@ def _lines(rng: random.Random, n: int, first: str, last: str) -> list[str]:
 
 
 def dockerfile() -> str:
-    """The same for every task, so that a sandbox builds one layer for all of them."""
+    """Return the Dockerfile, which all tasks share, so that a sandbox builds one layer for all of them."""
     lines = ["# A plain prompt, and the files of the family.", "FROM debian:bookworm-slim", "WORKDIR /app"]
     lines.append("RUN echo \"PS1='$ '\" > ~/.bash_profile \\")
     writes = []
@@ -168,12 +168,12 @@ echo "$reward" > /logs/verifier/reward.txt
 
 
 def variants() -> list[Variant]:
-    """Every member of the family, held out or not, in a fixed order."""
+    """Return every member of the family, held out or not, in a fixed order."""
     return [Variant(*parts) for parts in itertools.product(OPERATIONS, SOURCES, TARGETS)]
 
 
 def splits() -> dict[str, list[Variant]]:
-    """`train`: one variant of each operation. `heldout`: four others of each."""
+    """Return `train`, one variant of each operation, and `heldout`, four others of each."""
     rng = random.Random(1)
     train, heldout = [], []
     for operation in OPERATIONS:
@@ -184,10 +184,10 @@ def splits() -> dict[str, list[Variant]]:
 
 
 def make_policy(config: WarmupConfig, folder: Path, *, seed: int, display: Display) -> None:
-    """Write a policy that solves `config.success` of the family to `folder`: what a run file's `[warmup]` asks for."""
-    from tiny_policy.teaching import teach_family
+    """Write a policy that solves the share `config.success` of the family to `folder`. `[warmup]` calls this."""
+    from tiny_policy import warm_up
 
-    teach_family(variants(), config, folder, seed=seed, display=display)
+    warm_up.make_policy(variants(), config, folder, seed=seed, display=display)
 
 
 def main(folder: Path) -> None:

@@ -1,3 +1,3 @@
 """Reinforcement learning for language-model agents on Harbor tasks."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

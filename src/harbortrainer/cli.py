@@ -1,7 +1,7 @@
-"""The command line: parse, call, print. Every command's work is a function elsewhere.
+"""The command line: parse the arguments, call the command, return its exit code. The commands are in `commands/`.
 
-Contract: a mistake of the user's is one line on stderr and exit code 2; a run that cannot go on is one line and exit
-code 1; Ctrl-C is 130; what Prime-RL returns is returned. Importing this module imports neither torch nor harbor.
+Exit codes: 2 for a user error and 1 for a run that cannot continue, each with one line on stderr; 130 for Ctrl-C; for
+Prime-RL, its own code. Importing this module imports neither torch nor harbor.
 """
 
 import sys
@@ -21,36 +21,41 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-tasks_app = typer.Typer(help="Look at Harbor tasks.", no_args_is_help=True, rich_markup_mode=None)
-images_app = typer.Typer(help="Look at what local sandboxes keep.", no_args_is_help=True, rich_markup_mode=None)
-config_app = typer.Typer(help="Look at run files.", no_args_is_help=True, rich_markup_mode=None)
+tasks_app = typer.Typer(help="Check, list, fetch and split Harbor tasks.", no_args_is_help=True, rich_markup_mode=None)
+images_app = typer.Typer(help="Manage the local image cache.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Convert old run files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(config_app, name="config")
 app.add_typer(images_app, name="images")
 
-# Every mistake in the words of a command; typer exports no name for it.
+# click's UsageError, the base class of every parse error; typer does not export it.
 ParseError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run file (TOML, Prime-RL's own schema).")]
-TasksArgument = Annotated[str, typer.Argument(help="Folder of Harbor tasks, or what `tasks fetch` takes.")]
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run file (TOML, Prime-RL's schema).")]
+TASKS_HELP = "Folder of Harbor tasks, or any source that `tasks fetch` accepts."
+TasksArgument = Annotated[str, typer.Argument(help=TASKS_HELP)]
 NearCopyOption = Annotated[
-    float, typer.Option(min=0.01, max=1, help="Likeness of words from which two tasks count as one.")
+    float, typer.Option(min=0.01, max=1, help="Text similarity from which two tasks count as near copies.")
 ]
-EngineOption = Annotated[str, typer.Option(help="auto, prime-rl or local.")]
+EngineOption = Annotated[str, typer.Option(help="Training engine: auto, prime-rl or local.")]
+EnvironmentKwargOption = Annotated[
+    list[str] | None,
+    typer.Option("--environment-kwarg", "--ek", help="Sandbox option as NAME=VALUE, e.g. image=host. Repeatable."),
+]
 
 
-def tell_version(asked: bool) -> None:
-    """Print the release and end."""
-    if asked:
+def print_version(requested: bool) -> None:
+    """Print the version and exit."""
+    if requested:
         print(f"harbortrainer {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def everything(
+def global_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Show the release and exit.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train language-model agents by reinforcement learning on Harbor tasks."""
@@ -61,13 +66,15 @@ def train(
     context: typer.Context,
     config: ConfigOption,
     engine: EngineOption = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last finished step.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, start nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the run file and this machine without starting the run.")
+    ] = False,
     restarts: Annotated[
-        int, typer.Option(min=0, help="On Prime-RL: how often a failed run goes on from its last checkpoint.")
+        int, typer.Option(min=0, help="Prime-RL only: times to restart a failed run from its last checkpoint.")
     ] = 0,
 ) -> None:
-    """Train the policy of a run file; further options override its keys: --trainer.optim.lr 1e-5."""
+    """Train a model as the run file says. Extra options override its keys, e.g. --trainer.optim.lr 1e-5."""
     from harbortrainer.commands.launch import launch
 
     raise typer.Exit(launch(config, context.args, engine=engine, resume=resume, dry_run=dry_run, restarts=restarts))
@@ -76,10 +83,10 @@ def train(
 @app.command(context_settings=PASS_ON)
 def doctor(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="Check for this run file.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Run file to check this machine for.")] = None,
     engine: EngineOption = "auto",
 ) -> None:
-    """Check this machine: what a run needs, green, yellow or red, and what to do about it."""
+    """Check that this machine can run a config."""
     from harbortrainer.commands.diagnose import diagnose
 
     raise typer.Exit(diagnose(config, context.args, engine=engine))
@@ -89,14 +96,16 @@ def doctor(
 def warmup(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Run file with a [warmup] table.")] = None,
-    model: Annotated[str | None, typer.Option(help="Without a run file: the model to start from.")] = None,
-    tasks: Annotated[Path | None, typer.Option(help="Without a run file: tasks whose solutions are learned.")] = None,
-    trials: Annotated[
-        Path | None, typer.Option("--from", help="Instead of tasks: a run, whose good trials are learned.")
+    model: Annotated[str | None, typer.Option(help="Base model, when there is no run file.")] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Tasks whose solutions to train on, when there is no run file.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder the policy is written to.")] = Path("outputs/warmup"),
+    trials: Annotated[
+        Path | None, typer.Option("--from", help="Run whose successful trials to train on, instead of tasks.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("outputs/warmup"),
 ) -> None:
-    """Make a policy by supervised training on solutions or good trials; other options set keys: --warmup.steps 50."""
+    """Fine-tune a model on solutions or successful trials (SFT). Extra options set keys, e.g. --warmup.steps 50."""
     from harbortrainer.commands.warm_up import warm_up
 
     print(warm_up(config, context.args, out, model=model, tasks=tasks, run=trials))
@@ -105,31 +114,39 @@ def warmup(
 @app.command("eval")
 def evaluation(
     context: typer.Context,
-    tasks: Annotated[str | None, typer.Argument(help="Folder of Harbor tasks, or what `tasks fetch` takes.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model (folder, hub id), adapter, checkpoint or run.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server (its /v1) that has the model.")] = None,
-    api_key_var: Annotated[str, typer.Option(help="Variable with that server's key.")] = "OPENAI_API_KEY",
-    agent: Annotated[str | None, typer.Option(help="Harbor agent: oracle, nop (no model), terminus-2, ...")] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="Play as this run file's evaluation.")] = None,
-    environment: Annotated[str | None, typer.Option(help="Where the sandboxes run: local, docker, ...")] = None,
-    environment_kwarg: Annotated[
-        list[str] | None, typer.Option("--environment-kwarg", "--ek", help="NAME=VALUE of its class: image=host.")
+    tasks: Annotated[str | None, typer.Argument(help=TASKS_HELP)] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder, hub id, adapter, checkpoint or run folder.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of an OpenAI-compatible server, ending in /v1.")] = None,
+    api_key_var: Annotated[
+        str, typer.Option(help="Environment variable with the server's API key.")
+    ] = "OPENAI_API_KEY",
+    agent: Annotated[
+        str | None, typer.Option(help="Harbor agent: terminus-2, ..., or without a model: oracle, nop.")
     ] = None,
-    attempts: Annotated[int, typer.Option("-k", "--attempts", min=1, help="Attempts at each task.")] = 1,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Trials at once.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the evaluation.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Play what is missing in that folder.")] = False,
-    ci: Annotated[str, typer.Option(help="How intervals are computed: t or bootstrap.")] = "t",
-    compare: Annotated[tuple[Path, Path] | None, typer.Option(help="Compare two evaluations instead.")] = None,
-    difficulty: Annotated[Path | None, typer.Option(help="Write measured pass rates here.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="Of the sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one answer.")] = None,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of one trial, its steps together.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of a model served here.")] = None,
-    price_in: Annotated[float | None, typer.Option(min=0.0, help="Dollars a million prompt tokens.")] = None,
-    price_out: Annotated[float | None, typer.Option(min=0.0, help="Dollars a million sampled tokens.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Run file whose evaluation settings to use.")
+    ] = None,
+    environment: Annotated[str | None, typer.Option(help="Sandbox type: local, docker, ...")] = None,
+    environment_kwarg: EnvironmentKwargOption = None,
+    attempts: Annotated[int, typer.Option("-k", "--attempts", min=1, help="Attempts per task.")] = 1,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Trials to run in parallel.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write the evaluation to.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Run only the trials that --out does not have yet.")] = False,
+    ci: Annotated[str, typer.Option(help="Confidence interval: t or bootstrap.")] = "t",
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Compare two evaluation folders; runs no trials.")
+    ] = None,
+    difficulty: Annotated[Path | None, typer.Option(help="File to write the pass rate of each task to.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="Sampling temperature.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Max tokens per completion.")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Max turns per trial, over all its steps.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Context length of a model served on this machine.")
+    ] = None,
+    price_in: Annotated[float | None, typer.Option(min=0.0, help="Dollars per million prompt tokens.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0.0, help="Dollars per million completion tokens.")] = None,
 ) -> None:
-    """Play tasks with a policy, with intervals, pass@k and pass^k; or compare two such evaluations task by task."""
+    """Evaluate a model or agent on tasks (mean reward, pass@k, pass^k), or compare two evaluations."""
     from harbortrainer.commands.evaluate import EvalOrder, evaluate
 
     raise typer.Exit(evaluate(EvalOrder.model_validate(context.params)))
@@ -137,26 +154,28 @@ def evaluation(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, of either engine.")],
-    step: Annotated[int | None, typer.Option(min=1, help="Which step's policy; the newest by default.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder, of either engine.")],
+    step: Annotated[int | None, typer.Option(min=1, help="Training step to export. Default: the newest.")] = None,
     merged: Annotated[
         bool | None,
         typer.Option(
-            "--merged/--adapter", help="A whole model, or a LoRA; by default a LoRA if its base is on the hub."
+            "--merged/--adapter", help="Merged weights, or a LoRA adapter (default if its base model is on the hub)."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; beside the run's by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write. Default: next to the run folder.")] = None,
     evaluated: Annotated[
-        list[Path] | None, typer.Option("--eval", help="An evaluation of this policy, for the model card.")
+        list[Path] | None, typer.Option("--eval", help="Evaluation folder to cite in the model card. Repeatable.")
     ] = None,
-    push: Annotated[str | None, typer.Option(help="ORG/NAME on the Hugging Face hub to put it, private.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Let everybody see what is pushed.")] = False,
+    push: Annotated[
+        str | None, typer.Option(help="Upload to this Hugging Face repository, ORG/NAME (private).")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With --push: make the repository public.")] = False,
     sft: Annotated[
-        Path | None, typer.Option(help="Write good trials for TRL and Prime-RL's sft to this file instead (JSONL).")
+        Path | None, typer.Option(help="Write successful trials to this JSONL file instead, for TRL or Prime-RL's SFT.")
     ] = None,
-    min_reward: Annotated[float, typer.Option(help="With --sft: the least reward of a good trial.")] = 1.0,
+    min_reward: Annotated[float, typer.Option(help="With --sft: minimum reward of a trial.")] = 1.0,
 ) -> None:
-    """Write what a run trained as others load it: adapter or whole model, tokenizer, model card; or its good trials."""
+    """Export the trained model as a LoRA adapter or merged weights."""
     from harbortrainer.commands.export_run import ExportOrder, export_run, export_trials
 
     if sft is not None:
@@ -170,12 +189,12 @@ def export(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="Hub id or folder of a model.")],
+    model: Annotated[str, typer.Argument(help="Model folder or hub id.")],
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    max_model_len: Annotated[int, typer.Option(help="Most tokens of prompt and answer.")] = 4096,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    max_model_len: Annotated[int, typer.Option(help="Context length: prompt and completion together.")] = 4096,
+    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
 ) -> None:
-    """Serve a model with the embedded sampler until Ctrl-C."""
+    """Serve a model with the embedded sampler (OpenAI-compatible) until Ctrl-C."""
     from harbortrainer.commands.serve_model import serve_model
 
     raise typer.Exit(serve_model(model, port=port, max_model_len=max_model_len, seed=seed))
@@ -185,23 +204,23 @@ def serve(
 def rollout(
     task: Annotated[str, typer.Argument(help="Folder of one Harbor task.")],
     model: Annotated[
-        str | None, typer.Option(help="Model, adapter, run or checkpoint; a server's name for it with --base-url.")
+        str | None, typer.Option(help="Model, adapter, checkpoint or run; with --base-url, the served model name.")
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server, with its /v1.")] = None,
-    api_key_var: Annotated[str, typer.Option(help="Variable that holds that server's key.")] = "OPENAI_API_KEY",
-    agent: Annotated[str | None, typer.Option(help="oracle, nop, or who plays instead of Terminus-2.")] = None,
-    environment: Annotated[str | None, typer.Option(help="Where the sandbox runs.")] = None,
-    environment_kwarg: Annotated[
-        list[str] | None, typer.Option("--environment-kwarg", "--ek", help="NAME=VALUE of its class: image=host.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one answer.")] = None,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of each step.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Folder in which the trial stays, to look at.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of an OpenAI-compatible server, ending in /v1.")] = None,
+    api_key_var: Annotated[
+        str, typer.Option(help="Environment variable with the server's API key.")
+    ] = "OPENAI_API_KEY",
+    agent: Annotated[str | None, typer.Option(help="Agent to run (default: terminus-2).")] = None,
+    environment: Annotated[str | None, typer.Option(help="Sandbox type: local, docker, ...")] = None,
+    environment_kwarg: EnvironmentKwargOption = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Max tokens per completion.")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Max turns per step.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Folder to keep the trial in.")] = None,
 ) -> None:
-    """Play one task once, live: what the terminal shows, what the model says, what came of it."""
-    from harbortrainer.commands.play_once import RolloutOrder
-    from harbortrainer.commands.play_once import rollout as play
+    """Run one trial of a task and print it live."""
+    from harbortrainer.commands.rollout import RolloutOrder
+    from harbortrainer.commands.rollout import rollout as play
 
     order = RolloutOrder(
         task=task,
@@ -221,14 +240,14 @@ def rollout(
 
 @app.command()
 def view(
-    run: Annotated[Path, typer.Argument(help="Folder of a run (outputs/NAME) or of an evaluation.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 8321,
-    export: Annotated[Path | None, typer.Option(help="Write the pages into this one HTML file instead.")] = None,
-    trials: Annotated[int, typer.Option(min=0, help="With --export: how many trials in full.")] = 40,
-    only: Annotated[str, typer.Option(help="With --export: which, as an address says it: 'reward=0&step=3..'.")] = "",
-    browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    run: Annotated[Path, typer.Argument(help="Run folder (outputs/NAME) or evaluation folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; 0 picks a free one.")] = 8321,
+    export: Annotated[Path | None, typer.Option(help="Write one HTML file instead of serving pages.")] = None,
+    trials: Annotated[int, typer.Option(min=0, help="With --export: number of trials to include in full.")] = 40,
+    only: Annotated[str, typer.Option(help="With --export: filter, as in a page's URL: 'reward=0&step=3..'.")] = "",
+    browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
 ) -> None:
-    """Look at a run, also while it goes on: its gain, its tasks, each trial turn by turn; on this machine only."""
+    """Open a local web dashboard for a run or evaluation."""
     from harbortrainer.commands.view_run import view_run
 
     raise typer.Exit(view_run(run, port=port, export=export, trials=trials, only=only, browser=browser))
@@ -237,37 +256,33 @@ def view(
 @tasks_app.command("check")
 def tasks_check(
     tasks: TasksArgument,
-    environment: Annotated[str, typer.Option(help="Where the sandbox runs.")] = "local",
-    environment_kwarg: Annotated[
-        list[str] | None, typer.Option("--environment-kwarg", "--ek", help="NAME=VALUE of its class: image=host.")
-    ] = None,
-    parallel: Annotated[int, typer.Option(help="Trials at once.")] = 2,
-    repeats: Annotated[int, typer.Option(min=1, help="Trials of the oracle; a reward that changes is a fault.")] = 3,
-    cheats: Annotated[
-        str, typer.Option(help="Ways to a reward without a solution to try: all, none, or NAME,NAME.")
-    ] = "all",
-    keep: Annotated[Path | None, typer.Option(help="Folder in which the trials stay, to look at.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Leave out what passed before.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write every trial of every task to this file.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write a table for people to this file.")] = None,
+    environment: Annotated[str, typer.Option(help="Sandbox type: local, docker, ...")] = "local",
+    environment_kwarg: EnvironmentKwargOption = None,
+    parallel: Annotated[int, typer.Option(help="Tasks to check in parallel.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Oracle trials per task; rewards that differ are a failure.")] = 3,
+    cheats: Annotated[str, typer.Option(help="Cheating agents to run: all, none, or NAME,NAME.")] = "all",
+    keep: Annotated[Path | None, typer.Option(help="Folder to keep the trials in.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip tasks that passed before.")] = False,
+    json: Annotated[Path | None, typer.Option(help="JSON file to write all trials to.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Markdown file to write a table to.")] = None,
 ) -> None:
-    """Run each task with its oracle, with an agent that does nothing, and with agents that cheat."""
-    from harbortrainer.commands.check_tasks import CheckPlan, Sandboxes, check_tasks
+    """Run each task with its oracle, with an agent that does nothing, and with cheating agents."""
+    from harbortrainer.commands.check_tasks import CheckPlan, SandboxOptions, check_tasks
 
     plan = CheckPlan(
         repeats=repeats, cheats=cheats, parallel=parallel, keep=keep, resume=resume, json=json, markdown=markdown
     )
-    raise typer.Exit(check_tasks(tasks, Sandboxes(environment, environment_kwarg or []), plan))
+    raise typer.Exit(check_tasks(tasks, SandboxOptions(environment, environment_kwarg or []), plan))
 
 
 @tasks_app.command("list")
 def tasks_list(
     tasks: TasksArgument,
-    difficulty: Annotated[Path | None, typer.Option(help="Measured pass rates, from `eval --difficulty`.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For a program: one JSON object.")] = False,
+    difficulty: Annotated[Path | None, typer.Option(help="Pass rates, as `eval --difficulty` writes them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what each task asks for (steps, verifier, image, network, resources, time) and what is known of it."""
-    from harbortrainer.commands.list_tasks import list_tasks
+    """List tasks with their requirements, checks and pass rates."""
+    from harbortrainer.commands.tasks import list_tasks
 
     raise typer.Exit(list_tasks(tasks, difficulty=difficulty, as_json=as_json))
 
@@ -281,10 +296,10 @@ def tasks_fetch(
             "hf:ORG/NAME@REVISION, or registry.json#NAME@VERSION."
         ),
     ],
-    to: Annotated[Path | None, typer.Option(help="Put a copy of the tasks, with their lock, into this folder.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder to copy the tasks and their lock file to.")] = None,
 ) -> None:
-    """Bring a set of tasks onto this machine, and print the line that names it for good in a run file."""
-    from harbortrainer.commands.fetch_tasks import fetch_tasks
+    """Download a task set and print the line that pins it in a run file."""
+    from harbortrainer.commands.tasks import fetch_tasks
 
     raise typer.Exit(fetch_tasks(source, to))
 
@@ -292,34 +307,36 @@ def tasks_fetch(
 @tasks_app.command("split")
 def tasks_split(
     folder: Annotated[Path, typer.Argument(help="Folder of Harbor tasks.")],
-    eval_share: Annotated[float, typer.Option(min=0.001, max=0.999, help="Share that is held out.")] = 0.2,
+    eval_share: Annotated[float, typer.Option(min=0.001, max=0.999, help="Share of tasks to hold out.")] = 0.2,
     near_copy: NearCopyOption = NEAR_COPY,
-    write: Annotated[bool, typer.Option("--write", help="Keep it in FOLDER/split.json, for tasks to come.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Save the split to FOLDER/split.json so future tasks keep it.")
+    ] = False,
 ) -> None:
-    """Show which tasks `split = "train"` and "eval" play, and which count as one and so are on one side."""
-    from harbortrainer.commands.split_tasks import split_tasks
+    """Show the train/eval split of a folder. Near copies are kept on one side."""
+    from harbortrainer.commands.tasks import split_tasks
 
     raise typer.Exit(split_tasks(folder, eval_share=eval_share, near_copy=near_copy, write=write))
 
 
 @tasks_app.command("overlap")
 def tasks_overlap(
-    trained: Annotated[str, typer.Argument(help="Folder or source of tasks that are trained on.")],
-    held_out: Annotated[str, typer.Argument(help="Folder or source of tasks that are measured with.")],
+    trained: Annotated[str, typer.Argument(help="Folder or source of the training tasks.")],
+    held_out: Annotated[str, typer.Argument(help="Folder or source of the evaluation tasks.")],
     near_copy: NearCopyOption = NEAR_COPY,
 ) -> None:
-    """Print the tasks of one set that are in another too, or near copies of one there; exit code 1 when any is."""
-    from harbortrainer.commands.split_tasks import show_overlap
+    """List evaluation tasks that are copies or near copies of training tasks. Exit code 1 if there are any."""
+    from harbortrainer.commands.tasks import show_overlap
 
     raise typer.Exit(show_overlap(trained, held_out, near_copy=near_copy))
 
 
-CacheOption = Annotated[Path | None, typer.Option(help="Their folder, where it is not the usual one.")]
+CacheOption = Annotated[Path | None, typer.Option(help="Cache folder, if not the default.")]
 
 
 @images_app.command("list")
 def images_list(cache_dir: CacheOption = None) -> None:
-    """Show the images and layers that local sandboxes keep on this machine, and their size."""
+    """List the cached images and layers of local sandboxes, with their sizes."""
     from harbortrainer.commands.images import list_images
 
     list_images(cache_dir)
@@ -327,10 +344,10 @@ def images_list(cache_dir: CacheOption = None) -> None:
 
 @images_app.command("prune")
 def images_prune(
-    to: Annotated[float, typer.Option(min=0, help="GB that may stay; 0 removes all that is not in use.")] = 20.0,
+    to: Annotated[float, typer.Option(min=0, help="GB to keep; 0 removes everything not in use.")] = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Remove the least recently used images and layers; what a running sandbox stands on stays."""
+    """Remove the least recently used images and layers, except for those in use by running sandboxes."""
     from harbortrainer.commands.images import prune_images
 
     prune_images(cache_dir, to)
@@ -338,10 +355,10 @@ def images_prune(
 
 @config_app.command("upgrade")
 def config_upgrade(
-    file: Annotated[Path, typer.Argument(help="Run file in an old spelling.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead.")] = None,
+    file: Annotated[Path, typer.Argument(help="Run file in an old format.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead.")] = None,
 ) -> None:
-    """Write a run file in today's spelling, with its comments kept; the old one stays beside it as FILE.old."""
+    """Convert a run file to the current format. Comments are lost; the old file is kept as FILE.old."""
     from harbortrainer.config.reader import upgrade_file
 
     for line in upgrade_file(file, output):
@@ -349,28 +366,28 @@ def config_upgrade(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command and return its exit code."""
     try:
         code = typer.main.get_command(app).main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name="harbortrainer", standalone_mode=False
         )
     except UserError as error:
-        return _say(f"error: {error}", EXIT_USER_ERROR)
+        return _print_error(f"error: {error}", EXIT_USER_ERROR)
     except RunStoppedError as error:
-        return _say(f"stopped: {error}", EXIT_STOPPED)
+        return _print_error(f"stopped: {error}", EXIT_STOPPED)
     except ParseError as error:
-        return _say(_parse_message(str(error)), EXIT_USER_ERROR)
+        return _print_error(_parse_message(str(error)), EXIT_USER_ERROR)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
 def _parse_message(message: str) -> str:
-    """A command without a sub-command shows its help, anything else one line."""
-    return message if message.startswith("Usage:") else f"error: {message} (--help tells more)"
+    """The help of a command without a sub-command, else one line."""
+    return message if message.startswith("Usage:") else f"error: {message} (see --help)"
 
 
-def _say(line: str, code: int) -> int:
+def _print_error(line: str, code: int) -> int:
     if line:
         print(line, file=sys.stderr)
     return code

@@ -1,9 +1,10 @@
-"""What can go wrong, and who is to blame.
+"""The errors that a command reports as one line, and its exit codes.
 
-Two kinds of failure leave this package as one line. `UserError`: somebody asked for something that cannot be; exit code
-2, and nothing was written half. `RunStoppedError`: a run that cannot go on for a reason that the user can act on (every
-trial fails, every reward is equal); exit code 1. Everything else is a defect and keeps its stack trace.
-What happens inside a trial is neither: it is an `Outcome` (see `harbortrainer.trials.outcome`).
+- `UserError`: a user's mistake. Exit code 2; no file is left half-written.
+- `RunStoppedError`: the run cannot continue, for a reason that the user can act on. Exit code 1.
+
+Any other exception is a bug and keeps its stack trace. A failure inside a trial is not an exception but an `Outcome`
+(see `harbortrainer.trials.outcome`).
 """
 
 EXIT_STOPPED = 1
@@ -12,12 +13,12 @@ EXIT_INTERRUPTED = 130
 
 
 class UserError(Exception):
-    """A mistake of the user's, told in one line: where, what, and what to do.
+    """A user's mistake. Its message is one line: where, what is wrong, what to do.
 
     Args:
         what: What is wrong, without a full stop.
-        where: The file, and the key in it when there is one (`configs/a.toml: orchestrator.batch_size`).
-        do: What the user should do, an imperative.
+        where: The file, and its key if there is one (`configs/a.toml: orchestrator.batch_size`).
+        do: What the user should do, in the imperative.
 
     Example:
         >>> print(UserError("no tasks here", where="datasets/empty", do="point tasks_dir at a folder of Harbor tasks"))
@@ -30,11 +31,11 @@ class UserError(Exception):
 
 
 class RunStoppedError(Exception):
-    """The run cannot go on.
+    """The run cannot continue.
 
     Args:
         what: What happened, without a full stop.
-        do: What the user can do about it, an imperative.
+        do: What the user can do, in the imperative.
     """
 
     def __init__(self, what: str, *, do: str = "") -> None:
@@ -43,4 +44,4 @@ class RunStoppedError(Exception):
 
 
 class ProofError(RuntimeError):
-    """Tokens and log-probabilities, or rewards, do not belong together: training on them would be training on noise."""
+    """Tokens do not match their log-probabilities, or trials their rewards: training on them would train on noise."""

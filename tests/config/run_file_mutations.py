@@ -1,6 +1,6 @@
-"""Run files and overrides that nobody would write: the shipped ones with something broken in them.
+"""Mutations of the shipped run files, and random overrides.
 
-Contract: case `n` is the same at every call, so that a failure is reproduced by its number.
+Contract: case `n` is deterministic, so that its number reproduces a failure.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbortrainer.config.known_keys import key_kinds
+from harbortrainer.config.prime_rl_schema import key_types
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OLD = """
@@ -38,14 +38,14 @@ TOML_VALUES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A run file and the words beside it."""
+    """A run file and command-line words."""
 
     text: str
     words: list[str]
 
 
 def case(number: int) -> Case:
-    """The case of that number."""
+    """Return the case with this number."""
     dice = random.Random(number)
     sources = [path.read_text() for path in sorted(CONFIGS.glob("*.toml"))] + [OLD]
     text = dice.choice(sources)
@@ -56,8 +56,8 @@ def case(number: int) -> Case:
 
 
 def override(dice: random.Random) -> list[str]:
-    """Words of one override: a key that exists or nearly so, and a value that it may take or not."""
-    key = dice.choice(sorted(key_kinds())).replace("*", "x")
+    """Return the words of one override with a possibly mutated key and a possibly invalid value."""
+    key = dice.choice(sorted(key_types())).replace("*", "x")
     if dice.random() < 0.3:
         key = key.replace("source.", f"source.{dice.choice('0019')}.")
     if dice.random() < 0.2:
@@ -68,7 +68,7 @@ def override(dice: random.Random) -> list[str]:
 
 
 def garbled(text: str, dice: random.Random) -> str:
-    """One character more, less or other."""
+    """Insert, delete or replace one character."""
     if not text:
         return "x"
     at = dice.randrange(len(text))
@@ -102,7 +102,7 @@ def _another_key(text: str, dice: random.Random) -> str:
 def _another_table(text: str, dice: random.Random) -> str:
     lines = text.splitlines()
     at = dice.choice([index for index, line in enumerate(lines) if line.startswith("[")] or [0])
-    key = dice.choice(sorted(key_kinds())).removesuffix(".*")
+    key = dice.choice(sorted(key_types())).removesuffix(".*")
     lines[at] = dice.choice((f"[{key}]", f"[[{key}]]", garbled(lines[at], dice), f"[[{lines[at].strip('[]')}]]"))
     return "\n".join(lines)
 
@@ -121,7 +121,7 @@ def _a_line_moved(text: str, dice: random.Random) -> str:
 
 
 def _a_line_more(text: str, dice: random.Random) -> str:
-    key = dice.choice(sorted(key_kinds())).replace("*", "x")
+    key = dice.choice(sorted(key_types())).replace("*", "x")
     return f"{key} = {dice.choice(TOML_VALUES)}\n{text}"
 
 

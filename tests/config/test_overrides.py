@@ -1,4 +1,4 @@
-"""What stands on the command line is read as Prime-RL reads it, refused where that would be misread, and blamed."""
+"""Command-line overrides: parsed as by Prime-RL, refused if ambiguous, and named in errors."""
 
 import os
 import subprocess
@@ -7,11 +7,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from prime_rl_schema import SCHEMA
 
 from harbortrainer.config.prime_rl_run import prime_run
 from harbortrainer.config.reader import load, read
 from harbortrainer.engines.prime_rl import checkout
-from harbortrainer.engines.prime_rl.start import prepared
+from harbortrainer.engines.prime_rl.start import prepare_file
 from harbortrainer.errors import UserError
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "harbor_8b.toml"
@@ -28,14 +29,14 @@ print(source.env.taskset.tasks_dir, source.group_size, config.trainer.optim.lr, 
 
 def for_prime_rl(path, words):
     raw = read(path, words)
-    with raw.blaming():
+    with raw.locating_errors():
         return prime_run(raw)
 
 
 ENGINES = pytest.mark.parametrize("engine", [load, for_prime_rl])
 
 
-def told(engine, *words: str) -> str:
+def error_message(engine, *words: str) -> str:
     with pytest.raises(UserError) as caught:
         engine(SHIPPED, words)
     assert "\n" not in str(caught.value)
@@ -44,17 +45,17 @@ def told(engine, *words: str) -> str:
 
 @ENGINES
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--trainer.optim.lr"], "command line: --trainer.optim.lr: needs a value"),
         (["--seed"], "command line: --seed: needs a value"),
         (["--max-steps", "--clean"], "command line: --max-steps: needs a value"),
         ([f"{SOURCE}.env.agent.max-turns"], "max-turns: needs a value"),
-        (["--no-trainer.optim.lr"], "command line: --no-trainer.optim.lr: is no switch"),
-        (["--no-trainer"], "is no switch and no table that can be left out"),
+        (["--no-trainer.optim.lr"], "command line: --no-trainer.optim.lr: is neither a switch"),
+        (["--no-trainer"], "is neither a switch nor an optional table"),
         (["--clean", "maybe"], "command line: --clean: must be true or false"),
         (["--trainer.optim.lr", "fast"], "command line: --trainer.optim.lr: must be a number, not 'fast'"),
-        (["--max-steps", "1e3"], "command line: --max-steps: must be a whole number"),
+        (["--max-steps", "1e3"], "command line: --max-steps: must be an integer"),
         (["--max-steps", "3", "4"], "command line: --max-steps: takes one value"),
         (["--trainer.optim.lr", "inf"], "command line: --trainer.optim.lr: must be finite"),
         (["--trainer.optim.lr", "1e999"], "command line: --trainer.optim.lr: must be finite"),
@@ -67,15 +68,15 @@ def told(engine, *words: str) -> str:
         ([f"{SOURCE}.name="], f"command line: {SOURCE}.name: must not be empty"),
         ([f"{SOURCE}.env.taskset.id="], "must not be empty"),
         (["--run.name="], "command line: --run.name: must not be empty"),
-        (["--run.name", "../../evil"], "command line: --run.name: '../../evil' is no name of a folder"),
-        (["--run.name", "/tmp/evil"], "is no name of a folder"),
-        (["--run.dir", "a/b"], "command line: --run.dir: 'a/b' is no name of a folder"),
-        (["--run.name", ".."], "is no name of a folder"),
+        (["--run.name", "../../evil"], "command line: --run.name: '../../evil' is not a valid folder name"),
+        (["--run.name", "/tmp/evil"], "is not a valid folder name"),
+        (["--run.dir", "a/b"], "command line: --run.dir: 'a/b' is not a valid folder name"),
+        (["--run.name", ".."], "is not a valid folder name"),
         (["--trainer.optim.lrr", "1"], "--trainer.optim.lrr: no such key; did you mean --trainer.optim.lr?"),
         (["--max-stepz", "1"], "command line: --max-stepz: no such key; did you mean --max-steps?"),
         (["--engin", "local"], "did you mean --engine?"),
         ([f"{SOURCE}.group-sizes", "4"], f"did you mean {SOURCE}.group-size?"),
-        (["--orchestrator.train.source.1.name", "x"], "a list has no entry '1': it has 1 (0 to 0)"),
+        (["--orchestrator.train.source.1.name", "x"], "the list has no entry '1': it has 1 (0 to 0)"),
         (["--orchestrator.train.source.name", "x"], "'source' is a list"),
         (["--trainer", "@", "other.toml"], "would be read as a file"),
         (["--trainer.optim", "[1"], "not valid JSON"),
@@ -84,19 +85,19 @@ def told(engine, *words: str) -> str:
         (["--orchestrator.batch-size", "0"], "command line: --orchestrator.batch-size: input should be greater"),
     ],
 )
-def test_an_override_that_would_be_misread_is_refused_and_the_command_line_is_blamed(engine, words, said):
-    assert said in told(engine, *words)
-    assert "command line" in told(engine, *words)
+def test_ambiguous_override_is_refused_and_names_the_command_line(engine, words, message):
+    assert message in error_message(engine, *words)
+    assert "command line" in error_message(engine, *words)
 
 
 @ENGINES
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[trainer.optim]\nlr = inf\n", "run.toml: trainer.optim.lr: must be finite"),
         ("[trainer.optim]\nlr = true\n", "run.toml: trainer.optim.lr: must be a number, not true"),
-        ("seq_len = true\n", "run.toml: seq_len: must be a whole number, not true"),
-        ("[run]\nname = '../../evil'\n", "run.toml: run.name: '../../evil' is no name"),
+        ("seq_len = true\n", "run.toml: seq_len: must be an integer, not true"),
+        ("[run]\nname = '../../evil'\n", "run.toml: run.name: '../../evil' is not a valid folder name"),
         ("[model]\nname = ''\n", "run.toml: model.name: "),
         ("orchestrator = 'x'\n", "run.toml: orchestrator: must be a table, not 'x'"),
         ("orchestrator = [1]\n", "run.toml: orchestrator: must be a table, not a list"),
@@ -109,29 +110,29 @@ def test_an_override_that_would_be_misread_is_refused_and_the_command_line_is_bl
         ),
     ],
 )
-def test_a_value_in_the_file_that_would_be_misread_is_refused_with_its_key(tmp_path, monkeypatch, engine, text, said):
+def test_ambiguous_value_in_file_is_refused_with_its_key(tmp_path, monkeypatch, engine, text, message):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(text)
     with pytest.raises(UserError) as caught:
         engine("run.toml", [])
         raise AssertionError("read")
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @ENGINES
-def test_keys_of_a_source_can_be_set(engine):
+def test_keys_of_a_source_can_be_overridden(engine):
     words = [f"{SOURCE}.env.taskset.tasks_dir", "X", f"{SOURCE}.env.agent.harness.agent-kwargs.max_cut_answers", "5"]
     source = engine(SHIPPED, words).orchestrator.train.source[0]
     assert source.env["taskset"]["tasks_dir"] == "X"
     assert source.env["agent"]["harness"]["agent_kwargs"] == {"interleaved_thinking": True, "max_cut_answers": 5}
 
 
-def test_a_table_that_an_override_broke_is_told_with_the_override():
-    error = told(load, "--orchestrator.batch-size", "12")
+def test_error_in_table_names_the_override():
+    error = error_message(load, "--orchestrator.batch-size", "12")
     assert f"{SHIPPED}: orchestrator with --orchestrator.batch-size: batch_size (12) must be a multiple" in error
 
 
-def test_switches_and_tables_are_read_as_before():
+def test_switches_and_tables_are_parsed():
     config = load(SHIPPED, ["--clean", "true", "--no-ckpt", "--orchestrator.eval.skip-first-step", "--max-steps=7"])
     assert (config.clean, config.ckpt, config.max_steps) == (True, None, 7)
     assert config.orchestrator.eval is not None and config.orchestrator.eval.skip_first_step
@@ -142,15 +143,15 @@ def test_switches_and_tables_are_read_as_before():
     )
 
 
-@pytest.mark.skipif(not checkout.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
-def test_what_prime_rls_own_command_makes_of_it_is_what_we_checked(tmp_path):
+@pytest.mark.skipif(not SCHEMA.is_dir(), reason="the submodule prime-rl/ is not populated")
+def test_prime_rl_reads_the_same_values_as_we_do(tmp_path):
     """Entries of lists go through a copy of the file, since its parser refuses them at the pin."""
     lists = [f"{SOURCE}.env.taskset.tasks_dir", "datasets/quickstart/train", f"{SOURCE}.group-size", "16"]
     words = ["--trainer.optim.lr", "3e-5", "--max-steps", "7"]
     raw = read(SHIPPED, [*lists, *words])
-    copy = prepared(raw, tmp_path, [override for override in raw.overrides if override.in_a_list])
+    copy = prepare_file(raw, tmp_path, [override for override in raw.overrides if override.in_a_list])
     assert copy.parent.parent == tmp_path and tomllib.loads(copy.read_text())
-    path = os.pathsep.join([str(checkout.find().schema), str(checkout.SOURCE)])
+    path = os.pathsep.join([str(SCHEMA), str(checkout.SOURCE)])
     done = subprocess.run(
         [sys.executable, "-c", AS_PRIME_RL, "@", str(copy), *words],
         env=os.environ | {"PYTHONPATH": path},

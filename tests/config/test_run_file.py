@@ -1,4 +1,4 @@
-"""Reading a run file for the embedded engine: defaults, inheritance, and one line for everything that cannot be."""
+"""Reading a run file for the embedded engine: defaults, inheritance and one-line errors."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from harbortrainer.config import overrides
 from harbortrainer.config.reader import load
 from harbortrainer.errors import UserError
 
-LEAST = """
+MINIMAL = """
 [run]
 name = "r"
 [trainer.model.lora]
@@ -22,7 +22,7 @@ env = { taskset = { id = "harbor_env" } }
 
 @pytest.fixture
 def write(tmp_path):
-    def write(text: str = "", base: str = LEAST) -> Path:
+    def write(text: str = "", base: str = MINIMAL) -> Path:
         path = tmp_path / "run.toml"
         path.write_text(text + base)
         return path
@@ -37,7 +37,7 @@ def error_of(path: Path, *overrides: str) -> UserError:
     return caught.value
 
 
-def test_what_the_file_does_not_say_has_prime_rls_default(write):
+def test_unset_keys_have_prime_rl_defaults(write):
     config = load(write())
     assert (config.model.name, config.seq_len, config.max_steps) == ("Qwen/Qwen3-0.6B", 2048, None)
     assert (config.trainer.optim.lr, config.trainer.optim.weight_decay, config.trainer.optim.max_norm) == (
@@ -53,7 +53,7 @@ def test_what_the_file_does_not_say_has_prime_rls_default(write):
     assert config.ckpt is None and config.orchestrator.eval is None
 
 
-def test_a_source_inherits_what_it_does_not_say(write):
+def test_source_inherits_unset_keys(write):
     text = """
     [orchestrator.train.sampling]
     max_completion_tokens = 64
@@ -66,7 +66,7 @@ def test_a_source_inherits_what_it_does_not_say(write):
     env = { taskset = { id = "harbor_env" } }
     group_size = 3
     """
-    config = load(write(base=LEAST + text))
+    config = load(write(base=MINIMAL + text))
     source = config.orchestrator.train.source[0]
     assert (source.group_size, source.sampling.max_completion_tokens, source.resolved_name) == (4, 64, "harbor_env")
     assert config.orchestrator.eval is not None
@@ -74,8 +74,8 @@ def test_a_source_inherits_what_it_does_not_say(write):
     assert (held_out.interval, held_out.group_size, held_out.sampling.temperature) == (5, 3, 0.6)
 
 
-def test_the_environments_table_is_kept_as_written(write):
-    base = LEAST.replace('id = "harbor_env" }', 'id = "harbor_env", tasks_dir = "t" }, agent = { max_turns = 3 }')
+def test_env_table_is_kept_as_written(write):
+    base = MINIMAL.replace('id = "harbor_env" }', 'id = "harbor_env", tasks_dir = "t" }, agent = { max_turns = 3 }')
     config = load(write(base=base))
     assert config.orchestrator.train.source[0].env == {
         "taskset": {"id": "harbor_env", "tasks_dir": "t"},
@@ -93,7 +93,7 @@ def test_training_samples_from_the_whole_distribution(write):
     }
 
 
-def test_a_setting_of_a_part_counts_as_the_shared_one(write):
+def test_shared_setting_is_read_from_any_table(write):
     config = load(
         write("[trainer.ckpt]\ninterval = 5\n[orchestrator.model]\nname = 'm/m'\n[inference.vllm]\nmodel='m/m'\n")
     )
@@ -101,34 +101,37 @@ def test_a_setting_of_a_part_counts_as_the_shared_one(write):
     assert config.ckpt is not None and config.ckpt.interval == 5
 
 
-def test_two_values_for_one_setting_are_refused(write):
+def test_contradicting_shared_settings_are_refused(write):
     error = error_of(write("[model]\nname = 'a/a'\n[trainer.model]\nname = 'b/b'\n"))
     assert "trainer.model.name" in error.where and "keep one" in error.do
 
 
-def test_the_word_none_is_null(write):
+def test_text_none_is_null(write):
     assert load(write("[trainer.optim]\nmax_norm = 'None'\n")).trainer.optim.max_norm is None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [("[model]\nquantization = 'nf4'\n", "a quantized base"), ("[inference]\nengine = 'vllm'\n", "vLLM is handed")],
+    ("text", "message"),
+    [
+        ("[model]\nquantization = 'nf4'\n", "a quantized base model cannot be fully fine-tuned"),
+        ("[inference]\nengine = 'vllm'\n", "vLLM only loads adapters"),
+    ],
 )
-def test_every_weight_is_trained_without_an_adapters_table_where_that_can_be(write, text, told):
-    every_weight = LEAST.replace("[trainer.model.lora]\n", "")
+def test_full_fine_tuning_without_lora_table_where_supported(write, text, message):
+    every_weight = MINIMAL.replace("[trainer.model.lora]\n", "")
     error = error_of(write(text, base=every_weight))
-    assert told in error.what
+    assert message in error.what
     assert error.do.startswith("add [trainer.model.lora]")
     assert load(write(base=every_weight)).lora is None
 
 
-def test_what_only_prime_rls_processes_use_is_said_once(write):
+def test_ignored_keys_are_listed_once(write):
     config = load(write("[deployment]\nnum_train_gpus = 2\n[monitors.prime]\nname = 'p'\n[trainer.log]\nlevel = 'x'\n"))
     assert len(config.notes) == 1
     assert all(key in config.notes[0] for key in ("deployment", "monitors", "trainer.log"))
 
 
-def test_overrides_win_over_the_file(write):
+def test_overrides_take_precedence_over_the_file(write):
     words = ["--orchestrator.batch-size", "12", "--trainer.optim.lr=3e-4", "--clean", "--ckpt", "--max_steps", "3"]
     config = load(write(), words)
     assert (config.orchestrator.batch_size, config.trainer.optim.lr, config.clean, config.max_steps) == (
@@ -145,7 +148,7 @@ def test_overrides_win_over_the_file(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "told"),
+    ("text", "key", "message"),
     [
         ("max_stepps = 3\n", "max_stepps", "max_steps"),
         ("[trainer.optim]\nlearning_rate = 1\n", "trainer.optim.learning_rate", "no such key"),
@@ -155,12 +158,12 @@ def test_overrides_win_over_the_file(write):
         ("[trainer.optim]\nlr = -1\n", "trainer.optim.lr", "greater than or equal to 0"),
         ("[trainer.loss]\ntype = 'ipo'\n", "trainer.loss.type", "prime-rl"),
         ("[orchestrator.algo]\ntype = 'opd'\n", "orchestrator.algo.type", "grpo, echo, max_rl, or run with --engine"),
-        ("[orchestrator.algo]\ntype = 'rae'\n", "orchestrator.algo.type", "rae is for several agents"),
-        ("[orchestrator.algo]\ntype = 'hierarchical_grpo'\n", "orchestrator.algo.type", "is for a proposer"),
+        ("[orchestrator.algo]\ntype = 'rae'\n", "orchestrator.algo.type", "rae needs several agents"),
+        ("[orchestrator.algo]\ntype = 'hierarchical_grpo'\n", "orchestrator.algo.type", "needs a proposer"),
         (
             "[orchestrator.algo]\ntype = 'ppo'\n",
             "orchestrator.algo.type",
-            "there is no algorithm 'ppo'; set grpo, echo",
+            "unknown algorithm 'ppo'; set grpo, echo",
         ),
         ("[orchestrator.algo]\nroles = { user = {} }\n", "orchestrator.algo", "grpo has no roles"),
         ("[orchestrator.algo]\ntype = 'echo'\nroles = {}\n", "orchestrator.algo.roles", "set one of user"),
@@ -175,53 +178,53 @@ def test_overrides_win_over_the_file(write):
         ("[orchestrator.train.sampling]\nextra_body = { top_k = 5 }\n", "extra_body", "no further sampling"),
         ("[orchestrator.concurrency]\nmax_inflight = 2\n", "orchestrator", "at least group_size"),
         ("[orchestrator.model.client]\nbase_url = 'http://gpu1:8000/v1'\n", "model.client", "another machine"),
-        ("[orchestrator.model.client]\nbase_url = 'http://localhost/v1'\n", "model.client", "names no port"),
+        ("[orchestrator.model.client]\nbase_url = 'http://localhost/v1'\n", "model.client", "has no port"),
         ("[orchestrator.model.client]\nbase_url = 'http://localhost:port/v1'\n", "model.client", "could not be cast"),
     ],
 )
-def test_a_mistake_is_told_with_its_key_and_what_to_do(write, text, key, told):
+def test_error_names_key_and_advice(write, text, key, message):
     error = error_of(write(text))
     assert "run.toml" in error.where and key in error.where
-    assert told in f"{error.what}; {error.do}"
+    assert message in f"{error.what}; {error.do}"
 
 
-def test_a_batch_that_is_no_multiple_of_the_group_is_refused(write):
+def test_batch_size_must_be_a_multiple_of_group_size(write):
     assert "multiple of group_size" in error_of(write(), "--orchestrator.batch-size", "10").what
 
 
-def test_a_file_that_is_not_toml_is_told_with_the_line(write):
+def test_invalid_toml_is_reported_with_its_line(write):
     assert "line 2" in error_of(write("a = 1\nb = = 2\n")).what
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_missing_file_is_reported(tmp_path):
     assert "no such file" in error_of(tmp_path / "none.toml").what
 
 
-def test_a_word_that_belongs_to_no_option_is_told(write):
+def test_stray_word_is_reported(write):
     assert "'fast'" in error_of(write(), "fast").what
 
 
-def test_an_override_through_a_value_is_told(write):
+def test_override_through_a_value_is_reported(write):
     assert (
         "'orchestrator' is not a table"
         in error_of(write(base="orchestrator = 5\n"), "--orchestrator.seq-len", "1").what
     )
 
 
-def test_two_sources_of_one_name_are_refused(write):
+def test_sources_with_the_same_name_are_refused(write):
     again = '[[orchestrator.train.source]]\nenv = { taskset = { id = "harbor_env" } }\n'
-    assert "two training sources" in error_of(write(base=LEAST + again)).what
+    assert "two training sources" in error_of(write(base=MINIMAL + again)).what
 
 
-def test_a_run_without_a_name_gets_one(write):
-    base = LEAST.replace('name = "r"\n', "")
+def test_run_name_is_generated(write):
+    base = MINIMAL.replace('name = "r"\n', "")
     first, second = load(write(base=base)), load(write(base=base))
     assert first.run.name != second.run.name
     assert str(first.run.name).startswith("harbor_env--qwen3-0.6b--")
     assert first.run_dir == Path("outputs") / str(first.run.name)
 
 
-def test_the_resolved_run_reads_as_the_same_run(write, tmp_path):
+def test_resolved_run_reads_as_the_same_run(write, tmp_path):
     held_out = "[orchestrator.eval]\n[[orchestrator.eval.source]]\nenv = { taskset = { id = 'harbor_env' } }\n"
     config = load(write("[trainer.optim]\nmax_norm = 'None'\n" + held_out))
     path = tmp_path / "resolved.toml"
@@ -230,11 +233,11 @@ def test_the_resolved_run_reads_as_the_same_run(write, tmp_path):
     assert load(path).resolved() == config.resolved()
 
 
-def test_a_clean_start_and_its_resume_are_one_run(write):
+def test_clean_is_not_part_of_the_resolved_run(write):
     assert load(write(), ["--clean"]).resolved() == load(write()).resolved()
 
 
-def test_an_override_leaves_the_tables_it_is_given_as_they_were():
+def test_override_does_not_modify_its_input():
     data = {"model": {"name": "a"}, "list": [{"x": 1}]}
     assert overrides.apply(data, overrides.parse(["--model.name", "b", "--run.name", "r"]))["model"]["name"] == "b"
     assert data == {"model": {"name": "a"}, "list": [{"x": 1}]}

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from prime_rl_schema import SCHEMA
 
-from harbortrainer.config.known_keys import check_known
+from harbortrainer.config.prime_rl_schema import check_known
 from harbortrainer.config.reader import load, read
-from harbortrainer.doctor import foreign_tables as sources
+from harbortrainer.doctor import verifiers_config as sources
 from harbortrainer.engines.prime_rl import checkout
 from harbortrainer.errors import UserError
 
@@ -25,7 +26,7 @@ print(type(harness).__name__, harness.environment_type, config.weight_broadcast.
 
 
 @pytest.mark.parametrize("name", [path.name for path in CONFIGS.glob("*.toml")])
-def test_the_embedded_engine_reads_it(name):
+def test_embedded_engine_reads_shipped_config(name):
     config = load(CONFIGS / name)
     assert config.run.name
     assert config.orchestrator.eval is not None, "each has held-out tasks"
@@ -33,7 +34,7 @@ def test_the_embedded_engine_reads_it(name):
     sources.check(config, name)
 
 
-def test_the_quickstart_needs_no_registry_whatever_the_machine_has():
+def test_quickstart_needs_no_registry():
     raw = read(CONFIGS / "quickstart.toml")
     sources_of = raw.data["orchestrator"]["train"]["source"] + raw.data["orchestrator"]["eval"]["source"]
     harnesses = [source["env"]["agent"]["harness"] for source in sources_of]
@@ -41,7 +42,7 @@ def test_the_quickstart_needs_no_registry_whatever_the_machine_has():
 
 
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
-def test_every_key_of_it_is_prime_rls(name):
+def test_config_has_only_prime_rl_keys(name):
     raw = read(CONFIGS / name)
     check_known(raw.data, name)
     assert raw.get("seed") is None and raw.get("warmup") is None, "Prime-RL has no such keys"
@@ -49,7 +50,7 @@ def test_every_key_of_it_is_prime_rls(name):
 
 
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
-def test_its_numbers_fit_each_other(name):
+def test_config_values_are_consistent(name):
     config = load(CONFIGS / name)
     assert config.max_model_len == config.seq_len
     trial = config.orchestrator.train.source[0].env
@@ -60,9 +61,9 @@ def test_its_numbers_fit_each_other(name):
 
 
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
-@pytest.mark.skipif(not checkout.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
-def test_the_pinned_prime_rl_accepts_it(name):
-    path = os.pathsep.join([str(checkout.find().schema), str(checkout.SOURCE)])
+@pytest.mark.skipif(not SCHEMA.is_dir(), reason="the submodule prime-rl/ is not populated")
+def test_pinned_prime_rl_accepts_config(name):
+    path = os.pathsep.join([str(SCHEMA), str(checkout.SOURCE)])
     done = subprocess.run(
         [sys.executable, "-c", VALIDATE, str(CONFIGS / name)],
         env=os.environ | {"PYTHONPATH": path},
@@ -76,14 +77,14 @@ def test_the_pinned_prime_rl_accepts_it(name):
 
 
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
-def test_a_step_is_sixteen_groups_of_eight_at_least(name):
+def test_step_has_at_least_sixteen_groups_of_eight(name):
     orchestrator = load(CONFIGS / name).orchestrator
     assert orchestrator.group_size == 8 and orchestrator.batch_size // orchestrator.group_size >= 16
     assert read(CONFIGS / name).get("inference.vllm.reasoning_parser") == "qwen3"
 
 
-@pytest.mark.skipif(not checkout.find().schema.is_dir(), reason="the submodule prime-rl/ is not populated")
-def test_the_choices_in_its_comments_are_prime_rls(tmp_path):
+@pytest.mark.skipif(not SCHEMA.is_dir(), reason="the submodule prime-rl/ is not populated")
+def test_choices_in_comments_are_valid(tmp_path):
     text = (CONFIGS / "harbor_8b.toml").read_text()
     text = text.replace('type = "grpo" ', '# type = "grpo" ')
     for choice in ('type = "echo"', "roles = {"):
@@ -97,7 +98,7 @@ def test_the_choices_in_its_comments_are_prime_rls(tmp_path):
         "config.orchestrator.train.source[0].curriculum.gates\nprint(algo.type, algo.roles.user.alpha, "
         "gates['signal'].type, type(harness)",
     )
-    path = os.pathsep.join([str(checkout.find().schema), str(checkout.SOURCE)])
+    path = os.pathsep.join([str(SCHEMA), str(checkout.SOURCE)])
     done = subprocess.run(
         [sys.executable, "-c", code, str(chosen)],
         env=os.environ | {"PYTHONPATH": path},
@@ -114,7 +115,7 @@ def test_the_choices_in_its_comments_are_prime_rls(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("environment_type", "enviroment_type", "environment_type"),
         ("max_turns = 20", 'max_turns = "many"', "orchestrator.train.source[0].env.agent.max_turns"),
@@ -127,23 +128,27 @@ def test_the_choices_in_its_comments_are_prime_rls(tmp_path):
         (
             "max_turns = 20",
             "max_turns = 20\nsampling = { top_p = 0.9 }",
-            "source[0].env.agent.sampling: would sample training",
+            "source[0].env.agent.sampling: differs from what the learner assumes of training",
         ),
-        ("max_turns = 20", 'max_turns = 20\nmodel = "other"', "source[0].env.agent.model: would sample training"),
+        (
+            "max_turns = 20",
+            'max_turns = 20\nmodel = "other"',
+            "source[0].env.agent.model: differs from what the learner assumes of training",
+        ),
         ('thinking_retention = "all"', 'thinking_retention = "some"', "orchestrator.renderer"),
     ],
 )
-def test_a_mistake_in_the_tables_of_others_is_told_with_its_key(tmp_path, old, new, told):
+def test_error_in_external_table_names_its_key(tmp_path, old, new, message):
     path = tmp_path / "run.toml"
     text = (CONFIGS / "harbor_8b.toml").read_text()
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(UserError) as caught:
         sources.check(load(path), str(path))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_model_whose_chat_format_is_not_known_needs_a_renderer(tmp_path):
+def test_model_with_unknown_chat_format_needs_a_renderer(tmp_path):
     path = tmp_path / "run.toml"
     text = (CONFIGS / "harbor_8b.toml").read_text()
     path.write_text(

@@ -1,4 +1,4 @@
-"""How a source of tasks is spelled."""
+"""Parsing of task sources."""
 
 import pytest
 
@@ -28,12 +28,12 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("text", SPELLINGS)
-def test_a_source_is_read_and_written_the_same_way(text: str) -> None:
+def test_parsing_and_formatting_are_inverse(text: str) -> None:
     assert task_source(text) == SPELLINGS[text]
     assert str(task_source(text)) == text
 
 
-def test_what_a_browser_shows_of_a_repository_is_one_too() -> None:
+def test_browser_url_of_a_repository_is_a_source() -> None:
     assert str(task_source("https://github.com/o/r/tree/main/tasks/easy")) == "https://github.com/o/r@main#tasks/easy"
     assert str(task_source("git+https://h.org/o/r@main")) == "https://h.org/o/r@main"
     assert str(task_source("hf://datasets/o/n")) == "hf:o/n"
@@ -42,19 +42,19 @@ def test_what_a_browser_shows_of_a_repository_is_one_too() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "no source of tasks"),
-        ("hf:set", "no dataset of the hub"),
-        ("hf:org/set@--x", "no dataset of the hub"),
-        ("own/registry.json#set", "no dataset of a registry file"),
-        ("git+nowhere", "no git URL"),
-        ("git+--upload-pack=x", "no git URL"),
-        ("https://h.org/o/r@--upload-pack=x", "is no commit"),
-        ("https://h.org/o/r#../../etc", "is no folder in the repository"),
-        ("https://me:secret@h.org/o/r", "a password does not belong here"),
-        ("https://token@h.org/o/r", "a password does not belong here"),
+        ("", "empty task source"),
+        ("hf:set", "not a hub dataset"),
+        ("hf:org/set@--x", "not a hub dataset"),
+        ("own/registry.json#set", "not a dataset of a registry file"),
+        ("git+nowhere", "not a git URL"),
+        ("git+--upload-pack=x", "not a git URL"),
+        ("https://h.org/o/r@--upload-pack=x", "is not a commit"),
+        ("https://h.org/o/r#../../etc", "is not a folder in the repository"),
+        ("https://me:secret@h.org/o/r", "the URL contains a password"),
+        ("https://token@h.org/o/r", "the URL contains a password"),
     ],
 )
-def test_what_is_no_source_is_told_in_a_line_without_its_secrets(text: str, what: str) -> None:
+def test_invalid_source_gives_one_line_without_secrets(text: str, what: str) -> None:
     with pytest.raises(UserError) as caught:
         task_source(text)
     assert what in str(caught.value)
@@ -63,13 +63,13 @@ def test_what_is_no_source_is_told_in_a_line_without_its_secrets(text: str, what
 
 
 @pytest.mark.parametrize("text", ["https://h.org/o/r@main", "https://h.org/o/r", "hf:o/n", "set@head", "o/set@latest"])
-def test_a_run_takes_no_source_that_means_other_tasks_tomorrow(text: str) -> None:
+def test_run_refuses_an_unpinned_source(text: str) -> None:
     with pytest.raises(ValueError, match="may mean other tasks tomorrow; `harbortrainer tasks fetch"):
         TasksetKeys(dataset=text)
 
 
-def test_a_run_takes_its_tasks_from_one_place() -> None:
-    with pytest.raises(ValueError, match="tasks_dir and dataset both say where the tasks are"):
+def test_run_refuses_two_task_sources() -> None:
+    with pytest.raises(ValueError, match="tasks_dir and dataset are both set"):
         TasksetKeys(dataset="set@1.0", tasks_dir="here")
     dumped = TasksetKeys(dataset="set@1.0").model_dump()
     assert TasksetKeys.model_validate(dumped).source == TaskSource("registry", "set", "1.0")

@@ -17,13 +17,13 @@ def source_table(environment_type: str = "local", **harness) -> dict:
 
 @pytest.fixture
 def source():
-    """A source of ours, as a table."""
+    """A function that returns a source with our plugin, as a table."""
     return source_table
 
 
 @pytest.fixture
 def plan(tmp_path):
-    """The plan of a run file given as tables."""
+    """A function that returns the plan of a run file given as tables."""
 
     def make(engine: Engine = "local", gpus=(), sources=None, checkout=None, resume=False, **data) -> LaunchPlan:
         orchestrator = data.pop("orchestrator", {})

@@ -1,21 +1,21 @@
-"""A name that Harbor does not have is told before anything starts, with the one that was meant."""
+"""Agent names that the installed Harbor does not have are reported before a run, with a suggestion."""
 
 import pytest
 
-from harbortrainer.doctor import agent_names
+from harbortrainer.doctor import task_checks
 
 
-def test_a_mistyped_name_is_told_with_the_nearest(plan, source):
-    (found,) = agent_names.check(plan(sources=[source(agent="mini-swe-agnt")]))
-    assert found.what == "the Harbor of here has no agent 'mini-swe-agnt'"
-    assert found.do == "write 'mini-swe-agent'"
+def test_misspelled_agent_gets_a_suggestion(plan, source):
+    (found,) = task_checks.check_agent_names(plan(sources=[source(agent="mini-swe-agnt")]))
+    assert found.what == "the installed Harbor has no agent 'mini-swe-agnt'"
+    assert found.do == "did you mean 'mini-swe-agent'?"
     assert found.where.endswith("orchestrator.train.source[0].env.agent.harness.agent")
 
 
 @pytest.mark.parametrize("agent", ["oracle", "terminus-2", "acp:anything", "my_package.agents:Mine", "codex"])
-def test_what_harbor_has_and_what_is_a_class_is_let_be(plan, source, agent):
-    assert list(agent_names.check(plan(sources=[source(agent=agent)]))) == []
+def test_harbor_agents_and_classes_pass(plan, source, agent):
+    assert list(task_checks.check_agent_names(plan(sources=[source(agent=agent)]))) == []
 
 
-def test_prime_rls_environment_has_a_harbor_of_its_own(plan, source):
-    assert list(agent_names.check(plan("prime-rl", sources=[source(agent="of-tomorrow")]))) == []
+def test_agent_names_are_not_checked_on_prime_rl(plan, source):
+    assert list(task_checks.check_agent_names(plan("prime-rl", sources=[source(agent="of-tomorrow")]))) == []

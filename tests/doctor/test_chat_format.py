@@ -1,11 +1,11 @@
-"""Whether the doctor knows a chat format that is not the model's, and one that cannot append a turn."""
+"""Findings on chat formats that do not match the model or cannot append a turn."""
 
 from pathlib import Path
 
 import pytest
 from tiny_model import QWEN3_TOKENS, build_tiny_tokenizer
 
-from harbortrainer.doctor import chat_format
+from harbortrainer.doctor import policy_checks
 from harbortrainer.doctor.finding import Level
 
 APPENDING = "harbortrainer.environment.appending_template.AppendingTemplate"
@@ -13,7 +13,7 @@ APPENDING = "harbortrainer.environment.appending_template.AppendingTemplate"
 
 @pytest.fixture
 def policy(tmp_path):
-    """Saves a tokenizer, with more tokens and another template if wanted; the folder."""
+    """Save a tokenizer, optionally with more tokens and another template; returns its folder."""
 
     def save(tokens: list[str] | None = None, template: str | None = None) -> str:
         tokenizer = build_tiny_tokenizer()
@@ -27,69 +27,71 @@ def policy(tmp_path):
 
 
 @pytest.fixture
-def found(plan, policy):
-    """What is found of a renderer's table for a tokenizer."""
+def check(plan, policy):
+    """Return a function that checks a renderer table with a tokenizer."""
 
-    def find(table: dict[str, str], *of_policy, **more) -> list:
+    def check_table(table: dict[str, str], *policy_arguments, **more) -> list:
         orchestrator = {"renderer": table} | more
-        return list(chat_format.check(plan(model={"name": policy(*of_policy)}, orchestrator=orchestrator)))
+        return list(
+            policy_checks.check_chat_format(plan(model={"name": policy(*policy_arguments)}, orchestrator=orchestrator))
+        )
 
-    return find
+    return check_table
 
 
-def test_a_format_that_asks_for_tokens_which_the_tokenizer_lacks_is_red(found):
-    (finding,) = found({"name": "qwen3"})
+def test_chat_format_with_missing_tokens_is_red(check):
+    (finding,) = check({"name": "qwen3"})
     assert finding.level is Level.RED and "<tool_call>" in finding.what and "default" in finding.do
     assert finding.where == "run.toml: orchestrator.renderer.name"
 
 
-def test_a_tokenizer_that_is_broken_is_red(plan, policy):
+def test_broken_tokenizer_is_red(plan, policy):
     folder = policy()
     (Path(folder) / "tokenizer.json").write_text("{}")
-    (finding,) = chat_format.check(plan(model={"name": folder}))
+    (finding,) = policy_checks.check_chat_format(plan(model={"name": folder}))
     assert finding.level is Level.RED and f"the tokenizer of {folder} cannot be read" in finding.what
     assert finding.where == "run.toml: model.name"
 
 
-def test_on_prime_rl_a_tokenizer_may_be_another_or_be_read_by_its_own_code(plan, policy):
+def test_prime_rl_may_use_another_tokenizer_or_remote_code(plan, policy):
     named = {"model": {"name": policy()}, "orchestrator": {"renderer": {"name": "qwen3"}}}
-    assert [f.level for f in chat_format.check(plan("prime-rl", **named))] == [Level.RED]
-    assert list(chat_format.check(plan("prime-rl", tokenizer={"name": "a/b"}, **named))) == []
+    assert [f.level for f in policy_checks.check_chat_format(plan("prime-rl", **named))] == [Level.RED]
+    assert list(policy_checks.check_chat_format(plan("prime-rl", tokenizer={"name": "a/b"}, **named))) == []
     (Path(policy()) / "tokenizer.json").write_text("{}")
-    assert list(chat_format.check(plan("prime-rl", **named))) == []
+    assert list(policy_checks.check_chat_format(plan("prime-rl", **named))) == []
 
 
-def test_a_template_that_breaks_is_red(found):
-    (finding,) = found({"name": "default"}, None, "{{ raise_exception('no system here') }}")
+def test_failing_template_is_red(check):
+    (finding,) = check({"name": "default"}, None, "{{ raise_exception('no system here') }}")
     assert finding.level is Level.RED and "no system here" in finding.what
 
 
-def test_a_format_that_appends_is_green(found):
-    (finding,) = found({"name": "qwen3", "thinking_retention": "all"}, QWEN3_TOKENS)
+def test_appending_format_is_green(check):
+    (finding,) = check({"name": "qwen3", "thinking_retention": "all"}, QWEN3_TOKENS)
     assert finding.level is Level.GREEN
 
 
-def test_thinking_that_is_taken_out_of_the_history_is_told_with_the_setting_that_keeps_it(found):
-    (finding,) = found({"name": "qwen3"}, QWEN3_TOKENS)
+def test_dropped_thinking_proposes_thinking_retention(check):
+    (finding,) = check({"name": "qwen3"}, QWEN3_TOKENS)
     assert finding.level is Level.YELLOW and finding.do == 'set thinking_retention = "all" in [orchestrator.renderer]'
 
 
-def test_a_template_that_renders_all_of_it_is_told_with_the_class_that_appends_to_it(found):
-    (finding,) = found({"name": "default"})
+def test_rerendering_template_proposes_appending_template(check):
+    (finding,) = check({"name": "default"})
     assert finding.level is Level.YELLOW and "turn 50 of 50" in finding.what
     assert finding.do.startswith(f'set name = "custom" and import_path = "{APPENDING}"')
-    (finding,) = found({"name": "custom", "import_path": APPENDING})
+    (finding,) = check({"name": "custom", "import_path": APPENDING})
     assert finding.level is Level.GREEN
 
 
-def test_a_template_that_nobody_can_append_to_has_no_remedy_but_a_format_of_its_own(found):
+def test_rewriting_template_proposes_another_format(check):
     rewrites = "{{ messages | length }}{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
-    (finding,) = found({"name": "default"}, None, rewrites)
+    (finding,) = check({"name": "default"}, None, rewrites)
     assert finding.level is Level.YELLOW and "model's family" in finding.do
 
 
-def test_a_tokenizer_that_is_not_here_is_not_asked_for(plan, monkeypatch, tmp_path):
+def test_missing_tokenizer_is_not_downloaded(plan, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert list(chat_format.check(plan(model={"name": "a/b"}))) == []
-    assert list(chat_format.check(plan(model={"name": str(tmp_path)}))) == []
+    assert list(policy_checks.check_chat_format(plan(model={"name": "a/b"}))) == []
+    assert list(policy_checks.check_chat_format(plan(model={"name": str(tmp_path)}))) == []

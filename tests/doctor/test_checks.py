@@ -1,4 +1,4 @@
-"""What the doctor finds: green, yellow or red, and each red says what to do."""
+"""Levels of the doctor's findings; each that is not green has a remedy."""
 
 import json
 import socket
@@ -10,23 +10,23 @@ import pytest
 from harbortrainer.doctor import (
     credentials,
     docker_daemon,
-    folders,
+    engine_checks,
     gpus,
-    machine,
+    machine_checks,
     model_files,
-    numbers,
-    predicted_roles,
-    prime_rl_setup,
+    run_file_checks,
 )
+from harbortrainer.doctor.checks import examine_file, examine_machine
 from harbortrainer.doctor.docker_daemon import AddressPool, DaemonInfo
-from harbortrainer.doctor.examination import examine_file, examine_machine
 from harbortrainer.doctor.finding import Level, red, stop_on_red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_check import remember
+from harbortrainer.tasks.task_check import record_passed
 from harbortrainer.tasks.task_folder import load_folder
+
+pytestmark = pytest.mark.process
 
 SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"
 GREEN, YELLOW, RED = Level.GREEN, Level.YELLOW, Level.RED
@@ -34,11 +34,13 @@ GREEN, YELLOW, RED = Level.GREEN, Level.YELLOW, Level.RED
 
 def levels(findings) -> list[Level]:
     found = list(findings)
-    assert all(finding.do for finding in found if finding.level is not GREEN), "what is not green says what to do"
+    assert all(finding.do for finding in found if finding.level is not GREEN), (
+        "each finding that is not green has a remedy"
+    )
     return [finding.level for finding in found]
 
 
-def test_the_first_red_stops_a_launch_in_one_line():
+def test_first_red_finding_stops_a_launch():
     with pytest.raises(UserError) as caught:
         stop_on_red([yellow("a", "b", "c"), red("Docker", "no daemon", "start it"), red("x", "y", "z")])
     assert str(caught.value) == "Docker: no daemon (and 1 more; `harbortrainer doctor` shows all); start it"
@@ -53,17 +55,17 @@ def test_the_first_red_stops_a_launch_in_one_line():
         ([{"Base": "172.17.0.0/16", "Size": 16}, {"Base": "192.168.0.0/16", "Size": 20}], 17),
     ],
 )
-def test_the_networks_that_fit_into_dockers_pools_are_counted(pools, free):
+def test_docker_network_capacity(pools, free):
     assert docker_daemon.capacity([AddressPool.model_validate(pool) for pool in pools]) == free
 
 
-def test_more_parallel_trials_than_networks_are_yellow_since_most_tasks_need_none():
+def test_more_trials_than_networks_is_yellow():
     assert docker_daemon.networks(DaemonInfo(), 30, used=1, where="run.toml: a").level is GREEN
     finding = docker_daemon.networks(DaemonInfo(), 31, used=1, where="run.toml: a")
     assert finding.level is YELLOW and "default-address-pools" in finding.do and "max_inflight" in finding.do
 
 
-def test_a_dead_docker_daemon_is_red_and_nothing_more_is_asked(source, plan, tmp_path, monkeypatch):
+def test_dead_docker_daemon_is_the_only_finding(source, plan, tmp_path, monkeypatch):
     (tmp_path / "docker").write_text("#!/bin/sh\necho '{}'; exit 1\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -71,17 +73,17 @@ def test_a_dead_docker_daemon_is_red_and_nothing_more_is_asked(source, plan, tmp
     assert finding.level is RED and "does not answer" in finding.what
 
 
-def test_docker_is_not_asked_for_local_sandboxes(plan):
+def test_docker_is_not_checked_for_local_sandboxes(plan):
     assert list(docker_daemon.check(plan())) == []
 
 
-def test_no_login_is_a_warning(tmp_path):
+def test_missing_docker_login_is_yellow(tmp_path):
     assert docker_daemon.login(tmp_path / "config.json").level is YELLOW
     (tmp_path / "config.json").write_text('{"auths": {"https://index.docker.io/v1/": {}}}')
     assert docker_daemon.login(tmp_path / "config.json").level is GREEN
 
 
-def test_parallel_trials_are_bounded_by_the_smallest_cap(source, plan):
+def test_parallel_trials_use_the_smallest_limit(source, plan):
     assert plan().parallel == 1024
     assert plan(orchestrator={"concurrency": {"max_inflight": 24}}).parallel == 24
     assert (
@@ -90,56 +92,57 @@ def test_parallel_trials_are_bounded_by_the_smallest_cap(source, plan):
     )
 
 
-def test_a_port_in_use_is_red(plan):
+def test_port_in_use_is_red(plan):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
         run = plan(orchestrator={"model": {"client": {"base_url": f"http://localhost:{port}/v1"}}})
-        (finding,) = machine.check_ports(run)
+        (finding,) = machine_checks.check_ports(run)
         assert finding.level is RED and str(port) in finding.what
-    assert levels(machine.check_ports(run)) == [GREEN]
+    assert levels(machine_checks.check_ports(run)) == [GREEN]
 
 
-def test_prime_rls_ports_are_its_servers(plan):
+def test_ports_of_prime_rl(plan):
     run = plan("prime-rl", inference={}, orchestrator={"env_server_base_port": 6000})
     assert [(name, port) for name, port, _ in run.ports] == [("env server 1", 6000), ("inference", 8000)]
 
 
-def test_a_missing_system_tool_is_red_with_the_package(source, plan, monkeypatch):
-    assert levels(machine.check_tools(plan())) == [GREEN]
-    monkeypatch.setattr(machine, "missing_tools", lambda: ["tmux"])
-    (finding,) = machine.check_tools(plan())
+def test_missing_program_is_red_with_its_package(source, plan, monkeypatch):
+    assert levels(machine_checks.check_tools(plan())) == [GREEN]
+    monkeypatch.setattr(machine_checks, "missing_tools", lambda: ["tmux"])
+    (finding,) = machine_checks.check_tools(plan())
     assert finding.level is RED and "apt-get install tmux" in finding.do
-    assert list(machine.check_tools(plan(sources=[source("docker")]))) == []
+    assert list(machine_checks.check_tools(plan(sources=[source("docker")]))) == []
 
 
-def test_little_disk_is_told_before_it_is_none(tmp_path, monkeypatch):
-    usage = SimpleNamespace(free=30 * folders.GIB)
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda folder: usage)
-    assert folders.disk("d", tmp_path, 20).level is GREEN
-    usage.free = 5 * folders.GIB
-    assert folders.disk("d", tmp_path, 20).level is YELLOW
-    usage.free = folders.GIB
-    assert folders.disk("d", tmp_path, 20).level is RED
+def test_low_disk_is_yellow_then_red(tmp_path, monkeypatch):
+    usage = SimpleNamespace(free=30 * machine_checks.GIB)
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: usage)
+    assert machine_checks.disk("d", tmp_path, 20).level is GREEN
+    usage.free = 5 * machine_checks.GIB
+    assert machine_checks.disk("d", tmp_path, 20).level is YELLOW
+    usage.free = machine_checks.GIB
+    assert machine_checks.disk("d", tmp_path, 20).level is RED
 
 
-def test_dockers_own_folder_need_not_be_the_users(plan, source, tmp_path, monkeypatch):
+def test_docker_folder_need_not_be_writable(plan, source, tmp_path, monkeypatch):
     for name in ("docker", "mine"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(folders, "DOCKER_ROOT", tmp_path / "docker")
-    monkeypatch.setattr(folders.os, "access", lambda path, mode: path.is_relative_to(tmp_path / "mine"))
-    usage = SimpleNamespace(free=30 * folders.GIB)
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(machine_checks, "DOCKER_ROOT", tmp_path / "docker")
+    monkeypatch.setattr(machine_checks.os, "access", lambda path, mode: path.is_relative_to(tmp_path / "mine"))
+    usage = SimpleNamespace(free=30 * machine_checks.GIB)
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: usage)
     assert (
-        levels(folders.check_disk(plan(sources=[source("docker")], output_dir=str(tmp_path / "mine")))) == [GREEN] * 2
+        levels(machine_checks.check_disk(plan(sources=[source("docker")], output_dir=str(tmp_path / "mine"))))
+        == [GREEN] * 2
     )
-    run, images = folders.check_disk(plan(sources=[source("docker")], output_dir=str(tmp_path)))
+    run, images = machine_checks.check_disk(plan(sources=[source("docker")], output_dir=str(tmp_path)))
     assert (run.level, images.level) == (RED, GREEN)
     assert run.what == f"{tmp_path} cannot be written to" and run.where.endswith("output_dir")
 
 
-def test_a_wandb_key_is_needed_by_both_engines_and_never_shown(plan, tmp_path, monkeypatch):
+def test_wandb_key_is_required_and_never_printed(plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
@@ -159,7 +162,7 @@ def test_a_wandb_key_is_needed_by_both_engines_and_never_shown(plan, tmp_path, m
     assert list(credentials.check_wandb(plan("prime-rl"))) == []
 
 
-def test_a_provider_without_credentials_is_red(source, plan, tmp_path, monkeypatch):
+def test_provider_without_credentials_is_red(source, plan, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"):
@@ -168,13 +171,13 @@ def test_a_provider_without_credentials_is_red(source, plan, tmp_path, monkeypat
     assert finding.level is RED and "modal" in finding.about.lower()
 
 
-def test_an_unknown_environment_type_is_red_with_those_there_are(source, plan):
+def test_unknown_environment_type_is_red(source, plan):
     (finding,) = credentials.check_providers(plan(sources=[source("dokcer")]))
     assert finding.level is RED and "unknown environment type" in finding.what and "docker" in finding.do
     assert finding.where == "run.toml: orchestrator.train.source[0].env.agent.harness.environment_type"
 
 
-def test_a_model_folder_needs_config_weights_and_tokenizer(tmp_path):
+def test_model_folder_needs_config_weights_and_tokenizer(tmp_path):
     for name, missing in [
         ("config.json", "config.json"),
         ("model.safetensors", "weights"),
@@ -186,7 +189,7 @@ def test_a_model_folder_needs_config_weights_and_tokenizer(tmp_path):
     assert model_files.in_folder(tmp_path, "run.toml: model.name").level is GREEN
 
 
-def test_a_hub_model_is_looked_for_in_the_cache_first(plan, tmp_path, monkeypatch):
+def test_hub_model_is_found_in_the_cache(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     run = plan(model={"name": "a/b"})
@@ -197,7 +200,7 @@ def test_a_hub_model_is_looked_for_in_the_cache_first(plan, tmp_path, monkeypatc
     assert levels(model_files.check_hub(run)) == [GREEN]
 
 
-def test_a_hub_that_cannot_be_reached_is_red(plan, tmp_path, monkeypatch):
+def test_unreachable_hub_is_red(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -205,43 +208,43 @@ def test_a_hub_that_cannot_be_reached_is_red(plan, tmp_path, monkeypatch):
     assert finding.level is RED and "cannot be reached" in finding.what
 
 
-def test_a_model_that_the_warm_up_makes_is_not_looked_for(plan):
+def test_model_created_by_warmup_need_not_exist(plan):
     assert levels(
         model_files.check(plan(model={"name": "nowhere"}, warmup={"tasks": str(SAMPLES), "model": "a/b"}))
     ) == [GREEN]
     assert levels(model_files.check(plan(model={"name": "nowhere"}))) == [RED]
 
 
-def test_tasks_that_do_not_load_are_red_and_unchecked_ones_yellow(plan, tmp_path, monkeypatch):
+def test_missing_tasks_are_red_and_unchecked_tasks_yellow(plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "t"}}}])
-    assert levels(folders.check_tasks(run)) == [RED]
+    assert levels(machine_checks.check_tasks(run)) == [RED]
     (tmp_path / "t" / "one").mkdir(parents=True)
     (tmp_path / "t" / "one" / "task.toml").write_text('version = "1.0"\n')
     (tmp_path / "t" / "one" / "instruction.md").write_text("do it")
-    assert levels(folders.check_tasks(run)) == [GREEN, YELLOW]
-    remember(load_folder("t"))
-    assert levels(folders.check_tasks(run)) == [GREEN]
+    assert levels(machine_checks.check_tasks(run)) == [GREEN, YELLOW]
+    record_passed(load_folder("t"))
+    assert levels(machine_checks.check_tasks(run)) == [GREEN]
     (tmp_path / "t" / "one" / "instruction.md").write_text("do it otherwise")
-    assert levels(folders.check_tasks(run)) == [GREEN, YELLOW], "a changed task is another task"
+    assert levels(machine_checks.check_tasks(run)) == [GREEN, YELLOW], "a changed task is another task"
 
 
-def test_each_bad_task_is_a_finding_of_its_own_and_skip_bad_makes_it_yellow(plan, tmp_path, monkeypatch):
+def test_each_bad_task_is_red_or_with_skip_bad_yellow(plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in (("good", "do it"), ("silent", ""), ("torn", "do it")):
         (tmp_path / "t" / name).mkdir(parents=True)
         (tmp_path / "t" / name / "task.toml").write_text("version = " if name == "torn" else 'version = "1.0"')
         (tmp_path / "t" / name / "instruction.md").write_text(text)
     run = plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "t"}}}])
-    found = list(folders.check_tasks(run))
+    found = list(machine_checks.check_tasks(run))
     assert [finding.level for finding in found] == [RED, RED, GREEN, YELLOW]
-    assert ["silent" in found[0].what, "torn" in found[1].what, "1 of 3 load" in found[2].what] == [True] * 3
+    assert ["silent" in found[0].what, "torn" in found[1].what, "1 of 3 tasks loaded" in found[2].what] == [True] * 3
     run = plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "t", "skip_bad": True}}}])
-    assert levels(folders.check_tasks(run)) == [YELLOW, YELLOW, GREEN, YELLOW]
+    assert levels(machine_checks.check_tasks(run)) == [YELLOW, YELLOW, GREEN, YELLOW]
 
 
 @pytest.mark.parametrize(
-    ("data", "level", "told"),
+    ("data", "level", "expected"),
     [
         ({"seq_len": 1000, "inference": {"vllm": {"max_model_len": 2000}}}, YELLOW, "cut before training"),
         ({"seq_len": 100, "orchestrator": {"train": {"sampling": {"max_completion_tokens": 100}}}}, RED, "no room"),
@@ -250,16 +253,16 @@ def test_each_bad_task_is_a_finding_of_its_own_and_skip_bad_makes_it_yellow(plan
         ({"orchestrator": {"group_size": 8, "concurrency": {"max_inflight": 4}}}, RED, "less than group_size"),
     ],
 )
-def test_numbers_that_do_not_fit_are_told(plan, data, level, told):
+def test_inconsistent_numbers_are_reported(plan, data, level, expected):
     data["orchestrator"] = {"group_size": 4} | data.get("orchestrator", {})
-    (finding,) = numbers.check(plan("prime-rl", **data))
-    assert finding.level is level and told in finding.what
+    (finding,) = run_file_checks.check_numbers(plan("prime-rl", **data))
+    assert finding.level is level and expected in finding.what
 
 
-def test_a_context_that_the_agent_is_told_of_must_exist(source, plan):
+def test_agent_context_above_model_context_is_red(source, plan):
     kwargs = {"model_info": {"max_input_tokens": 9000}}
     run = plan(sources=[source(agent_kwargs=kwargs)], seq_len=4096, orchestrator={"group_size": 4})
-    (finding,) = numbers.check(run)
+    (finding,) = run_file_checks.check_numbers(run)
     assert finding.level is RED and "9000" in finding.what
 
 
@@ -278,24 +281,24 @@ ECHO = {"type": "echo"}
         ({}, {}, {}, None),
     ],
 )
-def test_echo_that_would_predict_nothing_of_terminus_is_told(plan, source, engine, algo, own, agent, blamed):
-    found = predicted_roles.check(plan(engine, sources=[source(**agent) | own], orchestrator={"algo": algo}))
+def test_echo_without_user_role_is_yellow(plan, source, engine, algo, own, agent, blamed):
+    found = run_file_checks.check_echo_roles(plan(engine, sources=[source(**agent) | own], orchestrator={"algo": algo}))
     assert [finding.where for finding in found] == ([f"run.toml: {blamed}"] if blamed else [])
 
 
-def test_one_gpu_too_few_is_red(plan):
+def test_too_few_gpus_is_red(plan):
     run = plan("prime-rl", gpus=[Gpu("A", 81000)], inference={}, model={"name": "Qwen/Qwen3-8B"})
     (finding,) = gpus.check(run)
-    assert finding.level is RED and "1 are there" in finding.what
+    assert finding.level is RED and "this machine has 1" in finding.what
 
 
 @pytest.mark.parametrize(("memory", "level"), [(81559, GREEN), (24000, RED)])
-def test_a_model_that_does_not_fit_is_red(plan, memory, level):
+def test_model_too_large_for_prime_rl_is_red(plan, memory, level):
     run = plan("prime-rl", gpus=[Gpu("A", memory)] * 2, inference={}, model={"name": "Qwen/Qwen3-8B"})
     assert levels(gpus.check(run)) == [GREEN, level]
 
 
-def test_a_model_that_does_not_fit_the_embedded_engine_is_red(plan):
+def test_model_too_large_for_embedded_engine_is_red(plan):
     gpu = [Gpu("A", 24000)]
     assert levels(gpus.check(plan(gpus=gpu, model={"name": "Qwen/Qwen3-0.6B"}))) == [GREEN]
     (finding,) = gpus.check(plan(gpus=gpu, model={"name": "Qwen/Qwen3-8B"}))
@@ -304,20 +307,20 @@ def test_a_model_that_does_not_fit_the_embedded_engine_is_red(plan):
     assert finding.level is RED and "on the CPU" in finding.what
 
 
-def test_a_models_size_comes_from_its_weights_or_its_name(tmp_path):
+def test_model_size_from_weights_or_name(tmp_path):
     assert gpus.parameters("Qwen/Qwen3-0.6B") == 6e8
     assert gpus.parameters("org/unknown") is None
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2000}}))
     assert gpus.parameters(str(tmp_path)) == 1000
 
 
-def test_a_missing_submodule_is_red_for_prime_rl_alone(plan):
-    (finding,) = prime_rl_setup.check(plan("prime-rl"))
+def test_missing_submodule_is_red_on_prime_rl_only(plan):
+    (finding,) = engine_checks.check_prime_rl(plan("prime-rl"))
     assert finding.level is RED and "git submodule update" in finding.do
-    assert list(prime_rl_setup.check(plan("local"))) == []
+    assert list(engine_checks.check_prime_rl(plan("local"))) == []
 
 
-def test_every_check_runs_on_a_machine_without_a_run_file(tmp_path):
+def test_checks_run_without_a_run_file(tmp_path):
     plan = LaunchPlan(choice=EngineChoice("local", "test"), checkout=Checkout(tmp_path), gpus=[])
     findings = [*examine_file(plan), *examine_machine(plan)]
     assert RED not in levels(findings)

@@ -1,11 +1,11 @@
-"""An evaluation that measures what is trained on is refused, with the pairs, before anything slow."""
+"""An evaluation on training tasks is refused, with the pairs of tasks."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from harbortrainer.doctor import contamination
+from harbortrainer.doctor import task_checks
 from harbortrainer.doctor.finding import Level
 
 SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"
@@ -13,33 +13,35 @@ SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"
 
 @pytest.fixture
 def found(plan):
-    """What the check says of a run that trains on one taskset and measures with another."""
+    """Check a run with one taskset for training and one for evaluation."""
 
-    def look(trained: dict, measured: dict):
+    def check(trained: dict, measured: dict):
         def env(keys: dict) -> dict:
             taskset = {"id": "harbor_env"} | {key: str(value) for key, value in keys.items() if key == "tasks_dir"}
             return {"env": {"taskset": keys | taskset, "agent": {"harness": {"environment_type": "local"}}}}
 
         return list(
-            contamination.check(plan(sources=[env(trained)], orchestrator={"eval": {"source": [env(measured)]}}))
+            task_checks.check_contamination(
+                plan(sources=[env(trained)], orchestrator={"eval": {"source": [env(measured)]}})
+            )
         )
 
-    return look
+    return check
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """One sample under another name with a word more, and four others as they are."""
+    """Five sample tasks, one of them renamed and with one more word."""
     folder = tmp_path / "held-out"
     for name in ("csv-clean", "json-to-env", "make-handbook", "sqlite-orders", "scrub-secrets"):
         shutil.copytree(SAMPLES / name, folder / name)
     (folder / "csv-clean").rename(folder / "table")
-    told = folder / "table/instruction.md"
-    told.write_text(told.read_text() + "Please.\n")
+    instruction = folder / "table/instruction.md"
+    instruction.write_text(instruction.read_text() + "Please.\n")
     return folder
 
 
-def test_an_overlap_is_refused_with_its_pairs_the_key_and_the_ways_out(found, copied):
+def test_overlap_is_red_with_pairs_key_and_remedies(found, copied):
     (finding,) = found({"tasks_dir": SAMPLES}, {"tasks_dir": copied})
     assert finding.level is Level.RED
     assert finding.what.startswith("5 of 5 held-out tasks are trained on: json-to-env = json-to-env (the same content)")
@@ -50,21 +52,21 @@ def test_an_overlap_is_refused_with_its_pairs_the_key_and_the_ways_out(found, co
     assert "table = csv-clean (" in finding.what
 
 
-def test_the_user_can_mean_it(found, copied):
+def test_may_overlap_makes_overlap_yellow(found, copied):
     (finding,) = found({"tasks_dir": SAMPLES}, {"tasks_dir": copied, "may_overlap": True})
     assert finding.level is Level.YELLOW and "5 of 5" in finding.what
     (finding,) = found({"tasks_dir": SAMPLES, "exclude": ["j*", "m*", "s*", "c*"]}, {"tasks_dir": copied})
     assert finding.level is Level.GREEN
 
 
-def test_the_sides_of_a_split_do_not_overlap_and_an_empty_one_is_told(found):
+def test_split_has_no_overlap_and_an_empty_side_is_red(found):
     sides = [{"tasks_dir": SAMPLES, "split": side, "eval_share": 0.3} for side in ("train", "eval")]
     (finding,) = found(*sides)
     assert finding.level is Level.GREEN and "none of 3 held-out tasks" in finding.what
     (finding,) = found(sides[0], sides[1] | {"eval_share": 0.00001})
-    assert finding.level is Level.RED and "none of the 13 tasks is on the side 'eval'" in finding.what
+    assert finding.level is Level.RED and "none of the 13 tasks is on the 'eval' side" in finding.what
     assert finding.where == "run.toml: orchestrator.eval.source[0].env.taskset.split"
 
 
-def test_tasks_that_cannot_be_read_are_told_elsewhere(found):
+def test_unreadable_tasks_have_no_contamination_finding(found):
     assert found({"tasks_dir": SAMPLES}, {"tasks_dir": "nowhere"}) == []

@@ -1,21 +1,20 @@
-"""What training every weight takes, against tensors that are really there, and what is refused before it loads."""
+"""The planned memory of full fine-tuning equals the allocated tensors; runs that do not fit are refused."""
 
 import pytest
 import torch
-from sampler_setup import sampled_sample
-from tiny_model import build_tiny_model
+from sampler_setup import sample_for_training
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from harbortrainer.config.trainer_table import LossSettings, OptimSettings
-from harbortrainer.doctor import folders, gpus
+from harbortrainer.doctor import gpus, machine_checks
 from harbortrainer.doctor.finding import Level
 from harbortrainer.engines import memory_count
 from harbortrainer.engines.engine_choice import Gpu
-from harbortrainer.engines.local.learner.full_policy import FullPolicy
 from harbortrainer.engines.local.learner.learner import Learner
-from harbortrainer.engines.local.parts import hand_over
+from harbortrainer.engines.local.learner.policies import FullPolicy
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.memory_count import bytes_of, kept_by, plan_memory
+from harbortrainer.engines.local.weight_update import update_weights
+from harbortrainer.engines.memory_count import plan_memory, saved_bytes, total_bytes
 
 GIB = 1024**3
 SMALL = Qwen3Config(
@@ -25,83 +24,78 @@ SMALL = Qwen3Config(
 """Qwen3-0.6B's shape."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def test_what_is_counted_is_what_is_really_there(folder):
-    plan = plan_memory(folder, None, kind="cpu", room=20 * GIB, off_policy=1)
+def test_counted_memory_equals_allocated_memory(folder):
+    plan = plan_memory(folder, None, device_type="cpu", capacity=20 * GIB, off_policy=1)
     with Sampler(folder, max_model_len=512) as sampler:
         learner = Learner(folder, None, OptimSettings(), LossSettings(), base=sampler.model, keep_versions=2)
         for turn in range(5):
-            learner.train([sampled_sample(sampler, turn)])
-            hand_over(learner, sampler)
+            learner.train([sample_for_training(sampler, turn)])
+            update_weights(learner, sampler)
         states = learner._optimizer.state.values()
-        moments = [value for state in states for name, value in state.items() if name != "step"]
+        adam_moments = [value for state in states for name, value in state.items() if name != "step"]
         model = [*sampler.model.parameters(), *learner._policy.model.parameters()]
-        assert bytes_of(model) == plan.weights
+        assert total_bytes(model) == plan.weights
         largest = max(weight.nbytes for weight in learner._policy.parameters)
-        assert bytes_of([*learner._policy.parameters, *moments]) + 2 * largest == plan.trained
+        assert total_bytes([*learner._policy.parameters, *adam_moments]) + 2 * largest == plan.trained
         history = learner._history
-        kept = [history.base, *history._versions.values(), *history._neighbour.values()]
-        assert [bytes_of(version.values()) for version in kept] == [plan.version] * (plan.versions - 1)
+        versions = [history.base, *history._versions.values(), *history._evicted.values()]
+        assert [total_bytes(version.values()) for version in versions] == [plan.version] * (plan.versions - 1)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_what_a_pass_keeps_is_what_was_counted_without_running_it(folder, checkpointing):
+def test_saved_activations_equal_the_count(folder, checkpointing):
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     FullPolicy(base, device=torch.device("cpu"), checkpointing=checkpointing)
     ids = torch.zeros(1, 333, dtype=torch.long)
-    kept = kept_by(lambda: base.get_decoder()(input_ids=ids, use_cache=False), base.parameters())
-    empty, _ = memory_count.without_content(folder, None, torch.float32)
+    saved = saved_bytes(lambda: base.get_decoder()(input_ids=ids, use_cache=False), base.parameters())
+    empty, _ = memory_count.build_without_weights(folder, None, torch.float32)
     if checkpointing:
         memory_count.recompute_activations(empty)
-    assert kept == pytest.approx(333 * memory_count.kept_per_token(empty), rel=0.005)
+    assert saved == pytest.approx(333 * memory_count.saved_bytes_per_token(empty), rel=0.005)
 
 
-def test_a_model_in_half_precision_by_hand(tmp_path):
-    """Two copies of two bytes; of float32 a master, a gradient and two moments; two gradients of the embeddings."""
+def test_half_precision_model_by_hand(tmp_path):
+    """Per weight: two bf16 copies; a master, a gradient and two moments in float32. Two embedding gradients."""
     SMALL.save_pretrained(tmp_path)
-    plan = plan_memory(tmp_path, None, kind="cuda", room=int(0.9 * 24 * GIB))
+    plan = plan_memory(tmp_path, None, device_type="cuda", capacity=int(0.9 * 24 * GIB))
     layer = 1024 * 2 * (2048 + 1024) + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128
     weights = 28 * layer + 151_936 * 1024 + 1024
     assert weights == 596_049_920
     assert plan.weights == 4 * weights
     assert plan.trained == 16 * weights + 2 * 2 * 151_936 * 1024
-    assert plan.kept == 0, "what is kept lies in the machine's memory"
+    assert plan.kept_versions == 0, "kept versions are in host memory"
     assert plan.version == 2 * weights
     assert plan.fits(4096, 4096)
 
 
-def test_the_disk_must_hold_three_checkpoints(plan):
-    assert folders.checkpoints_gib(plan(model={"name": "org/Mine-1B"})) == 0
-    assert folders.checkpoints_gib(plan(model={"name": "org/Mine-1B"}, trainer={})) == 3 * 14e9 / GIB
+def test_disk_must_hold_three_checkpoints(plan):
+    assert machine_checks.checkpoints_gib(plan(model={"name": "org/Mine-1B"})) == 0
+    assert machine_checks.checkpoints_gib(plan(model={"name": "org/Mine-1B"}, trainer={})) == 3 * 14e9 / GIB
 
 
-def test_what_has_no_room_is_told_to_train_a_lora(tmp_path):
+def test_too_large_full_finetuning_proposes_lora(tmp_path):
     SMALL.save_pretrained(tmp_path)
-    none = plan_memory(tmp_path, None, kind="cuda", room=10 * GIB).refusal(2048, 2048)
-    assert none is not None
-    assert (none.where, none.do) == ("trainer.model.lora", "add it, empty, to train a LoRA instead of every weight")
-    shorter = plan_memory(tmp_path, None, kind="cuda", room=13 * GIB).refusal(40_960, 40_960)
-    assert shorter is not None
-    assert shorter.where == "seq_len"
+    error = plan_memory(tmp_path, None, device_type="cuda", capacity=10 * GIB).memory_error(2048, 2048)
+    assert error is not None
+    assert (error.where, error.do) == ("trainer.model.lora", "add it, empty, to train a LoRA instead of every weight")
+    error = plan_memory(tmp_path, None, device_type="cuda", capacity=13 * GIB).memory_error(40_960, 40_960)
+    assert error is not None
+    assert error.where == "seq_len"
 
 
-def test_versions_without_room_beside_a_gpu_are_refused_with_the_number_that_has(tmp_path):
+def test_too_many_kept_versions_propose_a_smaller_number(tmp_path):
     SMALL.save_pretrained(tmp_path)
-    plan = plan_memory(tmp_path, None, kind="cuda", room=80 * GIB, off_policy=8)
-    assert plan.host_refusal(12 * plan.version) is None
-    refusal = plan.host_refusal(12 * plan.version - 1)
-    assert refusal is not None
-    assert (refusal.where, refusal.do) == ("orchestrator.max_off_policy_steps", "set it to 7 or less")
-    least = plan.host_refusal(3 * plan.version)
-    assert least is not None
-    assert least.where == "trainer.model.lora"
+    plan = plan_memory(tmp_path, None, device_type="cuda", capacity=80 * GIB, off_policy=8)
+    assert plan.host_memory_error(12 * plan.version) is None
+    error = plan.host_memory_error(12 * plan.version - 1)
+    assert error is not None
+    assert (error.where, error.do) == ("orchestrator.max_off_policy_steps", "set it to 7 or less")
+    error = plan.host_memory_error(3 * plan.version)
+    assert error is not None
+    assert error.where == "trainer.model.lora"
 
 
-def test_the_doctor_counts_and_refuses_it(plan, tmp_path, monkeypatch):
+def test_doctor_checks_full_finetuning_memory(plan, tmp_path, monkeypatch):
     SMALL.save_pretrained(tmp_path)
     monkeypatch.setattr(gpus, "host_room", lambda: 64 * GIB)
     full = {"model": {"name": str(tmp_path)}, "seq_len": 4096, "trainer": {}}

@@ -1,4 +1,4 @@
-"""Agents whose requests leave from inside the sandbox, named by import path. bash is all that they need there."""
+"""Agents that send their requests from inside the sandbox, for use by import path. They need only bash there."""
 
 import base64
 import json
@@ -26,8 +26,8 @@ BASH: dict[str, Any] = {
 }
 
 
-class AsksFromInside(BaseAgent):
-    """Chat completions with a tool, until an answer uses none."""
+class InsideAgent(BaseAgent):
+    """Calls chat completions with a bash tool until an answer has no tool call."""
 
     def __init__(self, *args: Any, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, extra_env=extra_env, **kwargs)
@@ -35,7 +35,7 @@ class AsksFromInside(BaseAgent):
 
     @staticmethod
     def name() -> str:
-        return "asks-from-inside"
+        return "inside-agent"
 
     def version(self) -> str | None:
         return "1"
@@ -48,76 +48,76 @@ class AsksFromInside(BaseAgent):
         while True:
             status, reply = await self.post("/chat/completions", {"messages": messages, "tools": [BASH]})
             assert status == 200, reply
-            said = json.loads(reply)["choices"][0]["message"]
-            messages.append(said)
-            if not said.get("tool_calls"):
+            answer = json.loads(reply)["choices"][0]["message"]
+            messages.append(answer)
+            if not answer.get("tool_calls"):
                 return
-            for call in said["tool_calls"]:
-                done = await environment.exec(json.loads(call["function"]["arguments"])["command"])
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout or ""})
+            for call in answer["tool_calls"]:
+                result = await environment.exec(json.loads(call["function"]["arguments"])["command"])
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result.stdout or ""})
 
     async def post(self, path: str, body: dict, key: str | None = None) -> tuple[int, str]:
-        """Status and body of the reply to a request that is sent from inside."""
+        """Send a request from inside the sandbox; return the status and body of the reply."""
         host, _, rest = self._env["OPENAI_BASE_URL"].removeprefix("http://").partition(":")
         port, _, base = rest.partition("/")
         key = self._env["OPENAI_API_KEY"] if key is None else key
-        said = json.dumps({"model": "any", **body}).encode()
+        content = json.dumps({"model": "any", **body}).encode()
         head = f"POST /{base}{path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
-        head += f"Connection: close\r\nContent-Length: {len(said)}\r\n\r\n"
-        packed = base64.b64encode(head.encode() + said).decode()
-        ask = f"exec 3<>/dev/tcp/{host}/{port} && base64 -d <<<'{packed}' >&3 && cat <&3"
-        done = await self._environment.exec(ask, timeout_sec=30)
-        assert not done.stdout or done.stdout.startswith("HTTP/"), f"{host}:{port}: {done.stdout}"
-        first, _, reply = (done.stdout or "").partition("\r\n\r\n")
-        return int(first.split()[1]) if first else 0, reply
+        head += f"Connection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+        packed = base64.b64encode(head.encode() + content).decode()
+        command = f"exec 3<>/dev/tcp/{host}/{port} && base64 -d <<<'{packed}' >&3 && cat <&3"
+        result = await self._environment.exec(command, timeout_sec=30)
+        assert not result.stdout or result.stdout.startswith("HTTP/"), f"{host}:{port}: {result.stdout}"
+        headers, _, reply = (result.stdout or "").partition("\r\n\r\n")
+        return int(headers.split()[1]) if headers else 0, reply
 
 
-class LooksAround(AsksFromInside):
-    """Tries what it has no business with before it begins; `seen` is what came of it."""
+class ProbingAgent(InsideAgent):
+    """Sends requests that must be refused, then acts as InsideAgent; `observed` has their statuses and the API key."""
 
-    seen: ClassVar[dict[str, int | str]] = {}
+    observed: ClassVar[dict[str, int | str]] = {}
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        type(self).seen = {
+        type(self).observed = {
             "another key": (await self.post("/chat/completions", {"messages": []}, key="guessed"))[0],
             "no key": (await self.post("/chat/completions", {"messages": []}, key=""))[0],
             "another path": (await self.post("/embeddings", {}))[0],
-            "the way up": (await self.post("/../state", {}))[0],
+            "parent path": (await self.post("/../state", {}))[0],
             "no request": (await self.post("/chat/completions", {"messages": 3}))[0],
             "key": self._env["OPENAI_API_KEY"],
         }
         await super().run(instruction, environment, context)
 
 
-class GoesElsewhere(AsksFromInside):
-    """Asks only what is not served, and ends as if all were well."""
+class WrongPathAgent(InsideAgent):
+    """Requests only a path that is not served, and ends without an error."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         await self.post("/embeddings", {})
 
 
-class GivesUp(AsksFromInside):
-    """Asks once, and ends as a program that cannot cope with a refusal."""
+class OneCallAgent(InsideAgent):
+    """Sends one request, and ends with an error that holds the status."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         status, _ = await self.post("/chat/completions", {"messages": [{"role": "user", "content": instruction}]})
         raise NonZeroAgentExitCodeError(f"Command failed (exit 1): {status}")
 
 
-class HandsKeysIn(AsksFromInside):
-    """Tells a command of keys that it finds in the run's own environment, as some of Harbor's agents do."""
+class KeyForwardingAgent(InsideAgent):
+    """Passes the run's API keys to a command, as some of Harbor's agents do; `observed` has its variables."""
 
-    seen: ClassVar[list[str]] = []
+    observed: ClassVar[list[str]] = []
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        found = {name: value for name, value in os.environ.items() if name.endswith("_API_KEY")}
-        done = await environment.exec("env | grep _API_KEY", env=found)
-        type(self).seen = sorted((done.stdout or "").split())
+        keys = {name: value for name, value in os.environ.items() if name.endswith("_API_KEY")}
+        result = await environment.exec("env | grep _API_KEY", env=keys)
+        type(self).observed = sorted((result.stdout or "").split())
         await super().run(instruction, environment, context)
 
 
-class IsNotThere(BaseInstalledAgent):
-    """Wants to be installed from a network that is not there, also on a machine that has agents of Harbor's."""
+class UninstallableAgent(BaseInstalledAgent):
+    """Fails to install because there is no network, even on a machine with Harbor's agents."""
 
     @staticmethod
     def name() -> str:

@@ -1,9 +1,9 @@
-"""A run small enough for a test: a random model, two tasks whose verifier throws a coin, real trials.
+"""A training run small enough for a test: a random model, two tasks with random rewards, real trials.
 
     python tests/e2e/mini_run.py CONFIG [--resume]
 
-starts it in this process, as the command line does. A random model never solves a task, so the reward cannot be the
-model's doing; that of a coin is as good for showing that every token, reward and file is where it should be.
+runs it in this process, as the command line does. A random model never solves a task. The verifier therefore returns a
+random reward, which gives groups nonzero advantages; the tests check tokens, rewards and files, not learning.
 """
 
 import sys
@@ -20,7 +20,7 @@ timeout_sec = 30.0
 allow_internet = false
 memory_mb = 512
 """
-COIN = """#!/bin/sh
+COIN_FLIP = """#!/bin/sh
 side=$(( $(od -An -N1 -tu1 /dev/urandom) % 2 ))
 echo "{\\"reward\\": $side, \\"coin\\": $side}" > /logs/verifier/reward.json
 """
@@ -79,15 +79,15 @@ ENV = (
 
 
 def write_task(folder: Path, name: str) -> None:
-    """One task that any agent may play and whose verifier throws a coin."""
+    """Write one task whose verifier returns a random reward of 0 or 1."""
     task = folder / name
-    for part in ("environment", "tests"):
-        (task / part).mkdir(parents=True)
+    for subfolder in ("environment", "tests"):
+        (task / subfolder).mkdir(parents=True)
     (task / "task.toml").write_text(TASK)
     (task / "instruction.md").write_text(f"Look around ({name}).\n")
     (task / "environment" / "Dockerfile").write_text("FROM debian:12-slim\nWORKDIR /app\n")
     script = task / "tests" / "test.sh"
-    script.write_text(COIN)
+    script.write_text(COIN_FLIP)
     script.chmod(0o755)
 
 
@@ -100,7 +100,7 @@ def write_run(
     evaluates: bool = True,
     tail: str = "",
 ) -> Path:
-    """Model, tasks and config of a mini run. Returns the config's path."""
+    """Write the model, tasks and config of a mini run; return the config's path."""
     build_tiny_model(folder / "model", max_position_embeddings=8192)
     for name in ("heads", "tails"):
         write_task(folder / "tasks", name)
@@ -112,7 +112,7 @@ def write_run(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the config that is named first."""
+    """Train with the config and options of the command line."""
     from harbortrainer.cli import main as command_line
 
     return command_line(["train", "--engine", "local", "--config", *arguments])

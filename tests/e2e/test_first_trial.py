@@ -1,4 +1,4 @@
-"""A worker's first trial: what it needs is loaded before the agent's clock starts, and its agent knows the model."""
+"""A worker's first trial: the tokenizer loads before the agent's time starts, and the agent gets the context limit."""
 
 import time
 from pathlib import Path
@@ -20,44 +20,44 @@ LOADING_S = 12.0
 AGENT_S = 10.0
 
 
-async def test_the_agents_clock_does_not_pay_for_the_tokenizer(
+async def test_tokenizer_loading_does_not_count_as_agent_time(
     tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_task(tmp_path / "tasks" / "answer", agent_timeout_s=AGENT_S)
-    real, loaded = renderers.base.load_tokenizer, []
+    load_tokenizer, loaded = renderers.base.load_tokenizer, []
 
-    def slow(name: str) -> object:
-        time.sleep(LOADING_S)  # as a big one on a busy machine
+    def load_slowly(name: str) -> object:
+        time.sleep(LOADING_S)  # like a large tokenizer on a busy machine
         loaded.append(name)
-        return real(name)
+        return load_tokenizer(name)
 
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
-        monkeypatch.setattr(renderers.base, "load_tokenizer", slow)
+        monkeypatch.setattr(renderers.base, "load_tokenizer", load_slowly)
         monkeypatch.setattr(ElasticRendererPool, "_renderers", {})
         episodes = await play(config(tmp_path / "tasks", tmp_path / "trials"), engine, times=3)
     records = [episode.traces[0].info["harbor"] for episode in episodes]
     assert [record["outcome"] for record in records] == ["completed"] * 3
     assert all(record["timings"]["agent_execution"] < AGENT_S for record in records)
-    assert loaded == [str(tokenizer_dir)], "once for all of them"
+    assert loaded == [str(tokenizer_dir)], "all episodes share one tokenizer"
 
 
 @pytest.mark.parametrize(
     ("harness", "expected"),
     [({}, 6144), ({"context_limit": 5000}, 5000), ({"capture": "rollout_details"}, 6144)],
 )
-async def test_the_agent_is_told_how_much_the_model_can_hold(
+async def test_agent_gets_context_limit_of_model(
     tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, harness: dict, expected: int
 ) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    told: list[ModelEndpoint | None] = []
+    endpoints: list[ModelEndpoint | None] = []
 
-    async def noted(spec: TrialSpec, **others: Any) -> TrialRecord:
-        told.append(spec.model)
+    async def record_endpoint(spec: TrialSpec, **others: Any) -> TrialRecord:
+        endpoints.append(spec.model)
         return await run_trial(spec, **others)
 
-    monkeypatch.setattr("harbortrainer.environment.harness.run_trial", noted)
+    monkeypatch.setattr("harbortrainer.environment.harness.run_trial", record_endpoint)
     with ScriptedEngine(tokenizer_dir, SOLVES, max_model_len=6144) as engine:
         server = {"vllm_base_url": f"{engine.url}/v1"} if "capture" in harness else {}
         trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness | server), engine)
     assert trace.ok, trace.errors
-    assert [model.context_limit for model in told if model] == [expected]
+    assert [model.context_limit for model in endpoints if model] == [expected]

@@ -1,4 +1,4 @@
-"""A real fault behind each row of the outcome table: Harbor's own Trial, a real sandbox, a scripted model."""
+"""Each outcome in a real trial: Harbor's Trial, a local sandbox, a scripted model."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 SOLVE = keys("mkdir -p /app && touch /app/answer")
 IDLE = keys("true")
 SECRET = "sk-do-not-write-me-down"
-NOBODY_LISTENS = "http://127.0.0.1:9/v1"
+UNREACHABLE_URL = "http://127.0.0.1:9/v1"
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def run(folder: Path, script: list[Scripted], *, task: dict[str, Any] | None = None, **spec: Any) -> TrialRecord:
-    """One trial of a task made for it, with a model that answers `script`."""
+    """Write a task and run one trial of it, with a model that answers `script`."""
     task_dir = make_task(folder / "task", **(task or {}))
     async with ScriptedModel(script).serve() as model:
         return await run_trial(make_spec(folder, task_dir, model.url, **spec))
@@ -38,7 +38,7 @@ def make_spec(folder: Path, task_dir: Path, url: str, **spec: Any) -> TrialSpec:
     return TrialSpec(task_dir=task_dir, trials_dir=folder / "trials", model=endpoint, agent_kwargs=kwargs, **spec)
 
 
-async def test_a_solved_task_is_completed(folder):
+async def test_solved_task_is_completed(folder):
     record = await run(folder, [SOLVE, DONE, DONE])
     assert (record.outcome, record.reward) == (Outcome.completed, 1.0)
     assert record.turns == 3
@@ -46,18 +46,18 @@ async def test_a_solved_task_is_completed(folder):
     assert record.timings.agent_execution is not None and record.timings.verifier is not None
 
 
-async def test_auto_plays_in_local_what_that_honours_and_the_record_says_so(folder):
+async def test_auto_selects_local_for_supported_task(folder):
     record = await run(folder, [SOLVE, DONE, DONE], environment_type="auto", environment_kwargs={"image": "host"})
     assert (record.reward, record.environment_type) == (1.0, "local")
 
 
-async def test_an_unsolved_task_is_completed_with_the_verifiers_zero(folder):
+async def test_unsolved_task_is_completed_with_reward_zero(folder):
     record = await run(folder, ["this is no JSON", DONE, DONE])
     assert (record.outcome, record.reward, record.parse_errors) == (Outcome.completed, 0.0, 1)
 
 
 @pytest.mark.parametrize(("first", "reward"), [(SOLVE, 1.0), (IDLE, 0.0)])
-async def test_agent_timeout_keeps_the_verifiers_reward(folder, first, reward):
+async def test_agent_timeout_keeps_verifier_reward(folder, first, reward):
     record = await run(folder, [first, Reply(content=IDLE, delay_s=30)], agent_timeout_s=1.5)
     assert (record.outcome, record.reward) == (Outcome.agent_timeout, reward)
     assert record.error is not None and record.error.type == "AgentTimeoutError"
@@ -65,17 +65,17 @@ async def test_agent_timeout_keeps_the_verifiers_reward(folder, first, reward):
     assert 0.5 < record.timings.model <= record.timings.agent_execution
 
 
-async def test_turn_limit_keeps_the_verifiers_reward(folder):
+async def test_turn_limit_keeps_verifier_reward(folder):
     record = await run(folder, [SOLVE, IDLE], max_turns=2)
     assert (record.outcome, record.reward, record.turns) == (Outcome.turn_limit, 1.0, 2)
 
 
-async def test_declaring_the_task_done_in_the_last_turn_is_no_turn_limit(folder):
+async def test_finishing_in_last_turn_is_not_turn_limit(folder):
     record = await run(folder, [SOLVE, DONE, DONE], max_turns=3)
     assert record.outcome is Outcome.completed
 
 
-async def test_context_limit_keeps_the_verifiers_reward(folder):
+async def test_context_limit_keeps_verifier_reward(folder):
     too_long = Reply(status=400, error="This model's maximum context length is 32 tokens.")
     record = await run(folder, [SOLVE, too_long])
     assert (record.outcome, record.reward) == (Outcome.context_limit, 1.0)
@@ -84,36 +84,36 @@ async def test_context_limit_keeps_the_verifiers_reward(folder):
 @pytest.mark.parametrize(
     ("stop", "outcome"), [("max_turns", Outcome.turn_limit), ("context_length", Outcome.context_limit)]
 )
-async def test_the_endpoints_stop_ends_the_run_cleanly(folder, stop, outcome):
+async def test_rollout_stop_gives_matching_outcome(folder, stop, outcome):
     record = await run(folder, [SOLVE, Reply(status=400, error=f"rollout stopped: {stop}")])
     assert (record.outcome, record.reward) == (outcome, 1.0)
 
 
-async def test_answers_cut_again_and_again_are_an_output_limit(folder):
+async def test_repeated_truncated_answers_are_output_limit(folder):
     cut = Reply(content='{"analysis": "and so on', cut=True)
     record = await run(folder, [SOLVE, cut], agent_kwargs={"max_cut_answers": 2})
     assert (record.outcome, record.reward) == (Outcome.output_limit, 1.0)
 
 
-async def test_a_model_server_that_is_down_is_a_model_error(folder):
+async def test_unreachable_model_server_is_model_error(folder):
     task = make_task(folder / "task")
-    record = await run_trial(make_spec(folder, task, NOBODY_LISTENS))
+    record = await run_trial(make_spec(folder, task, UNREACHABLE_URL))
     assert (record.outcome, record.reward) == (Outcome.model_error, None)
     assert record.error is not None and record.error.type == "ModelServerError"
 
 
-async def test_a_model_server_that_answers_500_is_a_model_error(folder):
+async def test_model_server_answering_500_is_model_error(folder):
     record = await run(folder, [SOLVE, Reply(status=500, error="CUDA out of memory")])
     assert (record.outcome, record.reward) == (Outcome.model_error, None)
     assert record.error is not None and "CUDA out of memory" in record.error.message
 
 
-async def test_a_sandbox_that_cannot_start_is_a_sandbox_error(folder):
+async def test_unstartable_sandbox_is_sandbox_error(folder):
     record = await run(folder, [DONE], task={"dockerfile": "FROM debian:12-slim\nRUN exit 3\n"})
     assert (record.outcome, record.reward) == (Outcome.sandbox_error, None)
 
 
-async def test_a_sandbox_that_dies_in_the_middle_is_a_sandbox_error(folder):
+async def test_sandbox_that_dies_during_trial_is_sandbox_error(folder):
     record = await run(folder, [SOLVE, IDLE], environment_type="dying_environment:DyingEnvironment")
     assert (record.outcome, record.reward) == (Outcome.sandbox_error, None)
 
@@ -132,52 +132,52 @@ async def test_a_sandbox_that_dies_in_the_middle_is_a_sandbox_error(folder):
         ("touch /logs/verifier/reward.txt", "RewardFileEmptyError"),
     ],
 )
-async def test_a_verifier_without_a_finite_reward_is_a_verifier_error(folder, test, error):
+async def test_verifier_without_finite_reward_is_verifier_error(folder, test, error):
     record = await run(folder, [SOLVE, DONE, DONE], task={"test": test})
     assert (record.outcome, record.reward) == (Outcome.verifier_error, None)
     assert error is None or (record.error is not None and record.error.type == error)
     assert TrialRecord.model_validate_json(json.dumps(record.to_json(), allow_nan=False)).outcome is record.outcome
 
 
-async def test_how_far_a_reward_may_be_from_zero_is_the_users_choice(folder):
+async def test_reward_bound_is_configurable(folder):
     task = {"test": "echo 2e6 > /logs/verifier/reward.txt"}
     record = await run(folder, [SOLVE, DONE, DONE], task=task, reward_bound=1e7)
     assert (record.outcome, record.reward) == (Outcome.completed, 2e6)
 
 
-async def test_a_verifier_that_hangs_is_a_verifier_error(folder):
+async def test_hanging_verifier_is_verifier_error(folder):
     record = await run(folder, [SOLVE, DONE, DONE], task={"test": "sleep 30", "verifier_timeout_s": 0.5})
     assert (record.outcome, record.reward) == (Outcome.verifier_error, None)
 
 
-async def test_a_verifier_that_hangs_after_a_timeout_is_a_verifier_error_and_no_zero(folder):
+async def test_hanging_verifier_after_agent_timeout_is_verifier_error(folder):
     task = {"test": "sleep 30", "verifier_timeout_s": 0.5}
     record = await run(folder, [Reply(content=IDLE, delay_s=30)], task=task, agent_timeout_s=1.0)
     assert (record.outcome, record.reward) == (Outcome.verifier_error, None)
 
 
-async def test_a_reward_dictionary_is_kept_by_name(folder):
+async def test_reward_dictionary_is_kept_by_name(folder):
     test = 'echo \'{"reward": 0.5, "style": 1}\' > /logs/verifier/reward.json'
     record = await run(folder, [DONE], task={"test": test})
     assert record.rewards == {"reward": 0.5, "style": 1.0}
     assert record.reward == 0.5
 
 
-async def test_a_forged_reward_does_not_count(folder):
+async def test_forged_reward_does_not_count(folder):
     forge = (
         "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json; "
         "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; touch /tests/conftest.py; "
         "mkdir -p /app; ln -s /app /logs/verifier/link"
     )
-    test = f"ls -A /tests > /logs/verifier/seen; {SOLVED}"
+    test = f"ls -A /tests > /logs/verifier/listing; {SOLVED}"
     record = await run(folder, [keys(forge, duration=0.5), DONE, DONE], task={"test": test})
     assert (record.outcome, record.reward) == (Outcome.completed, 0.0)
     assert record.trial_dir is not None
-    assert (Path(record.trial_dir) / "verifier" / "seen").read_text().split() == ["test.sh"]
+    assert (Path(record.trial_dir) / "verifier" / "listing").read_text().split() == ["test.sh"]
     assert not (Path(record.trial_dir) / "verifier" / "reward.json").exists()
 
 
-async def test_a_reward_forged_in_one_step_does_not_count_in_that_step_nor_in_the_next(folder):
+async def test_reward_forged_in_a_step_counts_in_no_step(folder):
     forge = "echo 1 > /logs/verifier/reward.txt; mkdir -p /tests; echo forged > /tests/helper"
     honest = "test ! -e /tests/helper && echo 0.25 > /logs/verifier/reward.txt"
     steps = {"first": honest, "second": honest}
@@ -185,7 +185,7 @@ async def test_a_reward_forged_in_one_step_does_not_count_in_that_step_nor_in_th
     assert [step.rewards for step in record.steps] == [{"reward": 0.25}, {"reward": 0.25}]
 
 
-async def test_a_link_in_place_of_the_tests_is_removed_and_not_followed(folder):
+async def test_symlink_at_tests_folder_is_removed_not_followed(folder):
     forge = (
         "rm -rf /tests /logs/verifier; mkdir -p /app/keep; touch /app/keep/me; "
         "ln -s /app/keep /tests; ln -s /app/keep /logs/verifier"
@@ -195,17 +195,17 @@ async def test_a_link_in_place_of_the_tests_is_removed_and_not_followed(folder):
     assert (record.outcome, record.reward) == (Outcome.completed, 1.0)
 
 
-async def test_a_closed_terminal_is_the_policys_own_end(folder):
+async def test_closed_terminal_is_completed(folder):
     record = await run(folder, [keys("mkdir -p /app; touch /app/answer", "exit", "echo", duration=0.3), IDLE])
     assert (record.outcome, record.reward) == (Outcome.completed, 1.0)
 
 
-async def test_emptying_tmp_does_not_end_the_terminal(folder):
+async def test_emptying_tmp_does_not_end_terminal(folder):
     record = await run(folder, [keys("rm -rf /tmp/* /tmp/.[!.]*", duration=0.3), SOLVE, DONE, DONE])
     assert (record.outcome, record.reward, record.turns) == (Outcome.completed, 1.0, 4)
 
 
-async def test_a_timeout_in_a_step_is_the_trials_outcome_and_its_rewards_are_kept(folder):
+async def test_timeout_in_a_step_is_trial_outcome_with_rewards(folder):
     async def slow_at_first(body: dict[str, Any]) -> str | Reply:
         return Reply(content=IDLE, delay_s=30) if "Step first" in body["messages"][0]["content"] else SOLVE
 
@@ -220,14 +220,14 @@ async def test_a_timeout_in_a_step_is_the_trials_outcome_and_its_rewards_are_kep
     assert record.turns == 4
 
 
-async def test_a_model_error_in_a_step_does_not_train_although_harbor_grades_it(folder):
+async def test_model_error_in_graded_step_does_not_train(folder):
     steps = {"first": SOLVED, "second": SOLVED}
     record = await run(folder, [Reply(status=500, error="no")], task={"steps": steps})
     assert (record.outcome, record.reward) == (Outcome.model_error, None)
     assert record.error is not None and record.error.type == "ModelServerError"
 
 
-async def test_a_cancelled_trial_is_torn_down_and_leaves_nothing_when_nothing_is_kept(folder):
+async def test_cancelled_trial_removes_sandbox_and_folder(folder):
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.TaskGroup() as group:
             trial = group.create_task(run(folder, [Reply(content=IDLE, delay_s=30)], keep_trials="none"))
@@ -238,45 +238,45 @@ async def test_a_cancelled_trial_is_torn_down_and_leaves_nothing_when_nothing_is
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("all", True), ("failed", False), ("none", False)])
-async def test_keep_trials_says_whose_folder_stays(folder, keep, kept):
+async def test_keep_trials_selects_kept_folders(folder, keep, kept):
     record = await run(folder, [DONE], keep_trials=keep)
     assert (record.trial_dir is not None) is kept
     assert len(list((folder / "trials").iterdir())) == int(kept)
 
 
-async def test_the_key_is_nowhere_on_the_disk(folder):
+async def test_api_key_is_not_on_disk(folder):
     agents: list[dict[str, Any]] = [{}, {"agent": "terminus-2", "agent_kwargs": {"record_terminal_session": False}}]
     for agent in agents:
-        place = folder / str(len(agent))
-        record = await run(place, [keys("env", duration=0.3), DONE, DONE], **agent)
+        trial_folder = folder / str(len(agent))
+        record = await run(trial_folder, [keys("env", duration=0.3), DONE, DONE], **agent)
         assert record.outcome is Outcome.completed
-        written = [path for path in place.rglob("*") if path.is_file()]
+        written = [path for path in trial_folder.rglob("*") if path.is_file()]
         assert any(path.name == "trajectory.json" for path in written)
         assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
 
 
-async def test_events_come_in_order_and_inside_the_trial(folder):
+async def test_events_are_in_order_and_inside_trial(folder):
     events: list[str] = []
 
-    async def note(event: str) -> None:
+    async def record_event(event: str) -> None:
         events.append(event)
 
     task = make_task(folder / "task")
     async with ScriptedModel([DONE]).serve() as model:
-        await run_trial(make_spec(folder, task, model.url), on_event=note)
+        await run_trial(make_spec(folder, task, model.url), on_event=record_event)
     assert events == ["start", "environment-start", "agent-start", "agent-end", "verification-start", "end"]
 
 
-async def test_a_defect_in_a_callback_is_raised_and_no_outcome(folder):
+async def test_bug_in_callback_is_raised(folder):
     async def broken(event: str) -> None:
         raise ZeroDivisionError(event)
 
     with pytest.raises(ZeroDivisionError, match="start"):
-        await run_trial(make_spec(folder, make_task(folder / "task"), NOBODY_LISTENS), on_event=broken)
+        await run_trial(make_spec(folder, make_task(folder / "task"), UNREACHABLE_URL), on_event=broken)
 
 
-async def test_an_agent_that_fails_after_a_stop_is_graded(folder):
-    """Also one that is not ours: Harbor's own Terminus-2 raises on every refusal."""
+async def test_agent_failing_after_stop_is_graded(folder):
+    """Harbor's own Terminus-2 raises on every refused request."""
     task = make_task(folder / "task")
     script: list[Scripted] = [SOLVE, Reply(status=400, error="rollout stopped: max_turns")]
     async with ScriptedModel(script).serve() as model:
@@ -286,7 +286,7 @@ async def test_an_agent_that_fails_after_a_stop_is_graded(folder):
     assert (record.outcome, record.reward) == (Outcome.turn_limit, 1.0)
 
 
-async def test_what_was_sampled_is_on_the_record_and_not_on_the_disk(folder):
+async def test_sampled_tokens_are_in_record_not_on_disk(folder):
     cut = Reply(content="cut", cut=True)
     record = await run(folder, [SOLVE, cut, DONE, DONE], agent_kwargs={"collect_rollout_details": True})
     assert [bytes(turn.completion_ids).decode() for turn in record.turn_tokens] == [SOLVE, "cut", DONE, DONE]
@@ -296,8 +296,8 @@ async def test_what_was_sampled_is_on_the_record_and_not_on_the_disk(folder):
     assert (Path(record.trial_dir) / "result.json").stat().st_size < 10_000
 
 
-class BusiestMoment:
-    """The most CPU seconds that the event loop's thread used between two looks."""
+class LongestBlock:
+    """The most CPU seconds that the event loop's thread used without yielding."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
@@ -309,21 +309,21 @@ class BusiestMoment:
             self.cpu_s, last = max(self.cpu_s, time.thread_time() - last), time.thread_time()
 
 
-async def test_thirty_turns_with_token_ids_never_stall_the_event_loop(folder):
+async def test_thirty_turns_with_token_ids_do_not_block_event_loop(folder):
     script: list[Scripted] = [*[keys("seq 100", duration=0.0)] * 28, DONE, DONE]
     await run(folder / "warm", script[-2:])
-    moment = BusiestMoment()
-    watching = asyncio.create_task(moment.watch())
+    block = LongestBlock()
+    watching = asyncio.create_task(block.watch())
     record = await run(folder, script, agent_kwargs={"collect_rollout_details": True})
     watching.cancel()
     assert (record.turns, len(record.turn_tokens)) == (30, 30)
-    assert moment.cpu_s < 0.05
+    assert block.cpu_s < 0.25
     assert record.trial_dir is not None
     trajectory = json.loads((Path(record.trial_dir) / "agent" / "trajectory.json").read_text())
     assert len(trajectory["steps"]) == 31
 
 
-async def test_what_harbors_own_agent_sampled_is_on_the_record_too(folder):
+async def test_sampled_tokens_of_harbor_terminus_are_in_record(folder):
     kwargs = {"collect_rollout_details": True, "record_terminal_session": False}
     task = make_task(folder / "task")
     async with ScriptedModel([SOLVE, DONE]).serve() as model:
@@ -335,32 +335,33 @@ async def test_what_harbors_own_agent_sampled_is_on_the_record_too(folder):
     assert (Path(record.trial_dir) / "result.json").stat().st_size < 10_000
 
 
-async def test_the_model_sees_what_harbors_own_agent_shows_it(folder):
-    # Long enough for every command to have printed all it prints, also on a busy machine: two terminals are compared.
-    wordy = json.dumps({"commands": [], "task_complete": False}) + " and more"
+async def test_prompts_equal_harbor_terminus_prompts(folder):
+    # Two terminals are compared, so each command gets enough time to print its output on a busy machine.
+    text_after_json = json.dumps({"commands": [], "task_complete": False}) + " and more"
     script: list[Scripted] = [
         keys("seq 300", duration=1.5),
         "no JSON at all",
         keys("cd /tmp", "pwd", "printf '\\e[31mred\\n'", duration=1.5),
-        wordy,
+        text_after_json,
         Reply(content='{"analysis": "on and on', cut=True),
         keys("clear", duration=1.5),
         keys("cat /does/not/exist", duration=1.5),
         DONE,
     ]
     task = make_task(folder / "task")
-    # Harbor's own agent looks whether or not the shell is ready, and on a busy machine it may not be: a difference
-    # that is ours would be there every time.
+    # Retried because Harbor's agent reads the terminal even if the shell of a busy machine is not ready.
     for _ in range(3):
-        ours, stock = [await _shown(folder, task, script, agent) for agent in ({}, {"agent": "terminus-2"})]
-        if ours == stock:
+        ours, harbors = [await _last_request(folder, task, script, agent) for agent in ({}, {"agent": "terminus-2"})]
+        if ours == harbors:
             return
-    for mine, harbors in zip(ours, stock, strict=True):
-        assert mine == harbors, f"ours: {mine[1][-600:]!r}\nHarbor's: {harbors[1][-600:]!r}"
+    for our_message, harbor_message in zip(ours, harbors, strict=True):
+        assert our_message == harbor_message, (our_message[1][-600:], harbor_message[1][-600:])
 
 
-async def _shown(folder: Path, task: Path, script: list[Scripted], agent: dict[str, Any]) -> list[tuple[str, str]]:
-    """Every message of the trial's last request: role and text."""
+async def _last_request(
+    folder: Path, task: Path, script: list[Scripted], agent: dict[str, Any]
+) -> list[tuple[str, str]]:
+    """Run a trial and return the role and text of each message in its last request."""
     async with ScriptedModel(script).serve() as model:
         spec = make_spec(folder, task, model.url, **agent)
         spec.agent_kwargs |= {"record_terminal_session": False, "enable_summarize": False}
@@ -369,7 +370,7 @@ async def _shown(folder: Path, task: Path, script: list[Scripted], agent: dict[s
     return [(message["role"], message["content"]) for message in model.requests[-1]["messages"]]
 
 
-async def test_reasoning_stays_in_the_history_also_of_a_cut_answer(folder):
+async def test_reasoning_of_truncated_answer_stays_in_history(folder):
     script: list[Scripted] = [
         Reply(content=SOLVE, reasoning="think"),
         Reply(content="cut", reasoning="long", cut=True),
@@ -383,14 +384,14 @@ async def test_reasoning_stays_in_the_history_also_of_a_cut_answer(folder):
     assert [answer.get("reasoning_content") for answer in answers] == ["think", "long", None]
 
 
-async def test_a_task_that_cannot_be_loaded_is_the_users_mistake(folder):
+async def test_unloadable_task_is_user_error(folder):
     task = make_task(folder / "task")
     (task / "task.toml").write_text("[agent\n")
     with pytest.raises(UserError, match="task"):
-        await run_trial(make_spec(folder, task, NOBODY_LISTENS))
+        await run_trial(make_spec(folder, task, UNREACHABLE_URL))
 
 
-async def test_an_option_that_the_agent_does_not_have_is_the_users_mistake(folder):
+async def test_unknown_agent_option_is_user_error(folder):
     task = make_task(folder / "task")
     with pytest.raises(UserError, match="agent nobody:Nothing"):
-        await run_trial(make_spec(folder, task, NOBODY_LISTENS, agent="nobody:Nothing"))
+        await run_trial(make_spec(folder, task, UNREACHABLE_URL, agent="nobody:Nothing"))

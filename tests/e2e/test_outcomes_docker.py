@@ -10,7 +10,7 @@ from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.trials import Outcome, TrialRecord, TrialSpec, run_trial
 from harbortrainer.trials.hooks import Event
 
-LABELLED = "harbortrainer.sandbox.labelled_docker:LabelledDocker"
+DOCKER_SANDBOX = "harbortrainer.sandbox.docker_environment:DockerSandbox"
 
 pytestmark = [pytest.mark.docker, pytest.mark.e2e, pytest.mark.usefixtures("container")]
 
@@ -24,23 +24,23 @@ echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh
 
 
 async def run(folder: Path, solution: str, test: str = SOLVED, **more) -> TrialRecord:
-    """One trial whose agent, the oracle, runs `solution`."""
+    """Run one trial with the oracle agent, which executes `solution`."""
     task = make_task(folder / "task", test=test)
     (task / "solution" / "solve.sh").write_text(solution)
-    spec = TrialSpec(task_dir=task, trials_dir=folder / "trials", agent="oracle", environment_type=LABELLED)
+    spec = TrialSpec(task_dir=task, trials_dir=folder / "trials", agent="oracle", environment_type=DOCKER_SANDBOX)
     return await run_trial(spec, **more)
 
 
-async def test_a_forged_reward_in_a_container_does_not_count(tmp_path):
-    record = await run(tmp_path, FORGERY, f"ls -A /tests > /logs/verifier/seen; {SOLVED}")
+async def test_forged_reward_in_container_does_not_count(tmp_path):
+    record = await run(tmp_path, FORGERY, f"ls -A /tests > /logs/verifier/listing; {SOLVED}")
     assert (record.outcome, record.reward) == (Outcome.completed, 0.0)
     assert record.trial_dir is not None
-    left = {path.name for path in (Path(record.trial_dir) / "verifier").iterdir()}
-    assert left == {"reward.txt", "seen", "test-stdout.txt"}
-    assert (Path(record.trial_dir) / "verifier" / "seen").read_text().split() == ["test.sh"]
+    written = {path.name for path in (Path(record.trial_dir) / "verifier").iterdir()}
+    assert written == {"reward.txt", "listing", "test-stdout.txt"}
+    assert (Path(record.trial_dir) / "verifier" / "listing").read_text().split() == ["test.sh"]
 
 
-async def test_auto_plays_in_docker_what_local_cannot_and_the_record_says_so(tmp_path):
+async def test_auto_selects_docker_for_task_unsupported_by_local(tmp_path):
     task = make_task(tmp_path / "task")
     (task / "environment/docker-compose.yaml").write_text("services: {main: {environment: {SIDE: '1'}}}\n")
     record = await run_trial(
@@ -49,7 +49,7 @@ async def test_auto_plays_in_docker_what_local_cannot_and_the_record_says_so(tmp
     assert (record.reward, record.environment_type) == (1.0, "docker"), record.error
 
 
-async def test_a_container_that_is_killed_in_the_middle_is_a_sandbox_error(tmp_path, monkeypatch):
+async def test_container_killed_during_trial_is_sandbox_error(tmp_path, monkeypatch):
     monkeypatch.setenv(RUN_VARIABLE, run_id := "test-killed")
 
     async def kill(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Episodes of the plugin: real trials, real sandbox, real interception endpoint, a model whose answers are written."""
+"""Episodes of the plugin: real trials, sandbox and interception endpoint, with a scripted model."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ NO_REWARD = "true"
 
 
 def sampled_turns(trace: Trace) -> list[tuple[list[int], list[int], list[float]]]:
-    """Prompt, answer and log-probabilities of every turn of a trace of one branch."""
+    """Return prompt, answer and log-probabilities of each turn; the trace must have one branch."""
     (branch,) = trace.branches
     turns, before = [], []
     for node in branch.nodes:
-        answer = [token for token, mine in zip(node.token_ids, node.mask, strict=True) if mine]
+        answer = [token for token, trained in zip(node.token_ids, node.mask, strict=True) if trained]
         if node.sampled:
             prompt = before + node.token_ids[: len(node.token_ids) - len(answer)]
             turns.append((prompt, answer, node.logprobs))
@@ -32,7 +32,7 @@ def sampled_turns(trace: Trace) -> list[tuple[list[int], list[int], list[float]]
     return turns
 
 
-async def test_the_trace_holds_exactly_what_the_engine_sampled(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_trace_has_exactly_the_sampled_tokens(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
         trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
@@ -47,7 +47,7 @@ async def test_the_trace_holds_exactly_what_the_engine_sampled(tmp_path: Path, t
     json.dumps(record)
 
 
-async def test_many_episodes_at_once_are_one_branch_each(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_concurrent_episodes_have_one_branch_each(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
         episodes = await play(config(tmp_path / "tasks", tmp_path / "trials"), engine, times=6)
@@ -56,11 +56,11 @@ async def test_many_episodes_at_once_are_one_branch_each(tmp_path: Path, tokeniz
     assert len({trace.info["harbor"]["trial_name"] for trace in traces}) == 6
 
 
-@pytest.mark.parametrize("seat", [{"max_turns": 3}, {"harness": {"max_turns": 3}}])
-async def test_the_turn_limit_keeps_the_verifiers_reward(tmp_path: Path, tokenizer_dir: Path, seat: dict) -> None:
+@pytest.mark.parametrize("limit", [{"max_turns": 3}, {"harness": {"max_turns": 3}}])
+async def test_turn_limit_keeps_verifier_reward(tmp_path: Path, tokenizer_dir: Path, limit: dict) -> None:
     make_task(tmp_path / "tasks" / "answer")
     with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
-        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", **seat), engine)
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", **limit), engine)
     assert trace.ok, trace.errors
     assert trace.info["harbor"]["outcome"] == "turn_limit"
     assert (trace.reward, trace.num_turns, engine.calls) == (1.0, 3, 3)
@@ -68,34 +68,36 @@ async def test_the_turn_limit_keeps_the_verifiers_reward(tmp_path: Path, tokeniz
 
 
 @pytest.mark.parametrize(
-    ("seat", "turns"), [({"max_turns": 3}, [3, 0]), ({"max_turns": 20, "harness": {"max_turns": 2}}, [2, 2])]
+    ("limit", "turns"), [({"max_turns": 3}, [3, 0]), ({"max_turns": 20, "harness": {"max_turns": 2}}, [2, 2])]
 )
-async def test_a_step_without_a_turn_is_told(tmp_path: Path, tokenizer_dir: Path, seat: dict, turns: list[int]) -> None:
+async def test_step_without_turn_is_reported(
+    tmp_path: Path, tokenizer_dir: Path, limit: dict, turns: list[int]
+) -> None:
     make_task(tmp_path / "tasks" / "answer", steps={"first": SOLVED, "second": "echo 0 > /logs/verifier/reward.txt"})
     with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
-        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", **seat), engine)
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", **limit), engine)
     record = trace.info["harbor"]
     assert (record["outcome"], [step["turns"] for step in record["steps"]]) == ("turn_limit", turns)
     assert trace.metrics["steps_without_turn"] == turns.count(0)
     assert (trace.reward, engine.calls) == (0.5, sum(turns))
 
 
-async def test_a_verifier_that_fails_after_the_turn_limit_is_no_success(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_verifier_failure_after_turn_limit_is_an_error(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer", test=NO_REWARD)
     with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
         trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", max_turns=2), engine)
     assert not trace.ok
     assert trace.errors[-1].message.startswith("verifier_error:")
     assert trace.reward == 0 and not any(trace.rewards.values()), "no reward was recorded"
-    assert engine.calls == 4, "it was tried once more"
-    assert trace.num_turns == 2, "the tokens of two attempts do not meet in one trace"
+    assert engine.calls == 4, "the trial was retried once"
+    assert trace.num_turns == 2, "the trace has the tokens of one attempt only"
 
 
 @pytest.mark.parametrize(
     ("on_tampering", "outcome", "reward"),
     [("flag", "completed", 1.0), ("zero", "completed", 0.0), ("drop", "tampered", 0)],
 )
-async def test_what_changed_tools_are_worth_is_the_users_choice(
+async def test_on_tampering_sets_reward_of_changed_tools(
     tmp_path: Path, tokenizer_dir: Path, on_tampering: str, outcome: str, reward: float
 ) -> None:
     make_task(tmp_path / "tasks" / "answer")
@@ -106,11 +108,11 @@ async def test_what_changed_tools_are_worth_is_the_users_choice(
     record = trace.info["harbor"]
     assert (record["outcome"], trace.reward, engine.calls) == (outcome, reward, 3), record
     assert trace.ok is (on_tampering != "drop")
-    assert record["rewards"] == {"reward": 1.0}, "what the verifier gave is kept"
-    assert ["/usr/local/bin/cat was added" in said for said in record["changed_tools"]] == [True]
+    assert record["rewards"] == {"reward": 1.0}, "the record keeps the verifier's reward"
+    assert ["/usr/local/bin/cat was added" in change for change in record["changed_tools"]] == [True]
 
 
-async def test_an_engine_that_is_down_is_a_model_error(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_unreachable_engine_is_model_error(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     down = by_turn([keys("mkdir -p /app && touch /app/answer"), Answer(status=500)])
     harness = {"agent_kwargs": {"model_retries": 0}}
@@ -122,9 +124,7 @@ async def test_an_engine_that_is_down_is_a_model_error(tmp_path: Path, tokenizer
     assert engine.calls == 6, "two retries"
 
 
-async def test_a_prompt_that_does_not_fit_is_a_context_limit_with_its_reward(
-    tmp_path: Path, tokenizer_dir: Path
-) -> None:
+async def test_overlong_prompt_is_context_limit_with_reward(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     long = by_turn([keys("mkdir -p /app && touch /app/answer"), keys(*["echo " + "x" * 400] * 8)])
     with ScriptedEngine(tokenizer_dir, long, max_model_len=6000) as engine:
@@ -134,18 +134,18 @@ async def test_a_prompt_that_does_not_fit_is_a_context_limit_with_its_reward(
     assert trace.reward == 1.0
 
 
-async def test_an_answer_after_the_agents_time_does_not_train(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_late_completion_does_not_train(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer", agent_timeout_s=2.0, test="sleep 3; echo 1 > /logs/verifier/reward.txt")
     late = by_turn([keys("ls"), Answer(DONE, delay_s=4.0)])
     with ScriptedEngine(tokenizer_dir, late) as engine:
         trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
     assert trace.ok, trace.errors
     assert trace.info["harbor"]["outcome"] == "agent_timeout"
-    assert len(engine.samples) == 2, "the engine did sample it"
+    assert len(engine.samples) == 2, "the engine sampled the late completion"
     assert sampled_turns(trace) == [(s.prompt_ids, s.token_ids, s.logprobs) for s in engine.samples[:1]]
 
 
-async def test_a_sandbox_that_cannot_start_is_retried_and_no_zero(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_unstartable_sandbox_is_retried_without_reward(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     harness = {"environment_type": "e2e_environments:WillNotStart"}
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
@@ -160,7 +160,7 @@ async def test_a_sandbox_that_cannot_start_is_retried_and_no_zero(tmp_path: Path
     assert trace.info["harbor"]["failed_attempts"] == 3
 
 
-async def test_a_trial_says_how_often_its_episode_failed_before(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_record_counts_failed_attempts(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     harness = {"environment_type": "e2e_environments:StartsTheSecondTime"}
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
@@ -169,7 +169,7 @@ async def test_a_trial_says_how_often_its_episode_failed_before(tmp_path: Path, 
     assert (trace.reward, trace.metrics["failed_attempts"]) == (1.0, 1.0)
 
 
-async def test_a_multi_step_trial_is_one_episode_with_all_its_branches(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_multi_step_trial_is_one_episode_with_all_branches(tmp_path: Path, tokenizer_dir: Path) -> None:
     solved = "test -f /app/answer && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
     make_task(tmp_path / "tasks" / "steps", steps={"one": solved, "two": solved})
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
@@ -178,12 +178,12 @@ async def test_a_multi_step_trial_is_one_episode_with_all_its_branches(tmp_path:
     assert trace.reward == 1.0
     assert [step["name"] for step in trace.info["harbor"]["steps"]] == ["one", "two"]
     assert len(trace.branches) == 2
-    sampled = [[t for t, mine in zip(b.token_ids, b.sampled_mask, strict=True) if mine] for b in trace.branches]
-    given = [[t for s in engine.samples[i : i + 3] for t in s.token_ids] for i in (0, 3)]
-    assert sampled == given
+    sampled = [[t for t, trained in zip(b.token_ids, b.sampled_mask, strict=True) if trained] for b in trace.branches]
+    expected = [[t for s in engine.samples[i : i + 3] for t in s.token_ids] for i in (0, 3)]
+    assert sampled == expected
 
 
-async def test_parallel_trials_never_exceed_the_cap(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_parallel_trials_do_not_exceed_cap(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
         env = config(tmp_path / "tasks", tmp_path / "trials", harness={"n_parallel_envs": 2})
@@ -192,7 +192,7 @@ async def test_parallel_trials_never_exceed_the_cap(tmp_path: Path, tokenizer_di
     assert most_at_once(tmp_path / "trials") == 2
 
 
-async def test_a_reward_dictionary_is_metrics_and_its_scalar_the_reward(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_reward_dictionary_gives_metrics_and_scalar_reward(tmp_path: Path, tokenizer_dir: Path) -> None:
     verdict = """echo '{"speed": 1.0, "style": 0.5}' > /logs/verifier/reward.json"""
     make_task(tmp_path / "tasks" / "answer", test=verdict)
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
@@ -201,7 +201,7 @@ async def test_a_reward_dictionary_is_metrics_and_its_scalar_the_reward(tmp_path
     assert (trace.metrics["reward_speed"], trace.metrics["reward_style"]) == (1.0, 0.5)
 
 
-async def test_stock_terminus_plays_through_the_endpoint(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_harbor_terminus_runs_through_endpoint(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     harness = {"agent": "terminus-2", "agent_kwargs": {"record_terminal_session": False}}
     with ScriptedEngine(tokenizer_dir, NEVER_DONE) as engine:
@@ -210,7 +210,7 @@ async def test_stock_terminus_plays_through_the_endpoint(tmp_path: Path, tokeniz
     assert (trace.reward, trace.num_turns) == (1.0, 2)
 
 
-async def test_an_unknown_environment_type_is_named(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_unknown_environment_type_is_named(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     harness = {"environment_type": "dokcer"}
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
@@ -219,7 +219,7 @@ async def test_an_unknown_environment_type_is_named(tmp_path: Path, tokenizer_di
     assert "dokcer" in trace.errors[-1].message
 
 
-async def test_cancelling_an_episode_leaves_no_sandbox(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_cancelled_episode_leaves_no_sandbox(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     hangs = by_turn([Answer(DONE, delay_s=600.0)])
     with ScriptedEngine(tokenizer_dir, hangs) as engine:

@@ -1,4 +1,4 @@
-"""The same scripted episode through both captures: the same tokens, masks and log-probabilities, or no trace at all."""
+"""Both captures give equal tokens, masks and log-probabilities for a scripted episode, or no trace."""
 
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ from scripted_engine import Answer, Script, ScriptedEngine, by_turn
 from verifiers.v1.trace import Trace, WireTrace
 from verifiers.v1.types import SamplingConfig
 
-from harbortrainer.engines.local.rollouts.rollout import samples_of
+from harbortrainer.engines.local.rollouts.trace_samples import trace_samples
 from tiny_policy.prompts import episode
 from tiny_policy.tokenizer import train_tokenizer
 
@@ -25,18 +25,18 @@ Samples = list[tuple[list[int], list[bool], list[float]]]
 
 
 def samples(trace: Trace) -> Samples:
-    """What the trainer sees: one sample a branch."""
+    """Return what is trained on: token ids, mask and log-probabilities of each branch."""
     return sorted((b.token_ids, b.sampled_mask, b.logprobs) for b in trace.branches)
 
 
-def sampled_once(trace: Trace) -> list[tuple[list[int], list[float]]]:
-    """Every sampled answer of the graph, each once, with its log-probabilities."""
+def sampled_answers(trace: Trace) -> list[tuple[list[int], list[float]]]:
+    """Return token ids and log-probabilities of each sampled answer. Branches that share an answer count it once."""
     nodes = [node for node in trace.nodes if node.sampled]
     return sorted(([t for t, m in zip(n.token_ids, n.mask, strict=True) if m], n.logprobs) for n in nodes)
 
 
-async def through(capture: str, tmp_path: Path, engine: ScriptedEngine, **harness: Any) -> Trace:
-    """One episode of the task in `tmp_path` through one capture."""
+async def run_episode(capture: str, tmp_path: Path, engine: ScriptedEngine, **harness: Any) -> Trace:
+    """Run one episode of the task in `tmp_path` with the given capture."""
     if capture == "rollout_details":
         harness |= {"capture": capture, "vllm_base_url": f"{engine.url}/v1"}
     env = config(tmp_path / "tasks", tmp_path / "trials", harness=harness)
@@ -44,23 +44,23 @@ async def through(capture: str, tmp_path: Path, engine: ScriptedEngine, **harnes
     return await play_one(env, engine)
 
 
-async def both(
+async def run_both_captures(
     tmp_path: Path,
     tokenizer: Path,
     script: Script,
     chat_format: RendererConfig | None = None,
     *,
-    recorder: dict[str, Any] | None = None,
+    direct_harness: dict[str, Any] | None = None,
     **harness: Any,
 ) -> tuple[Trace, Trace]:
-    """The same episode through both captures; `recorder`: what else the agent that records its own calls is told."""
+    """Run the same episode with both captures; `direct_harness` has harness keys for `rollout_details` only."""
     for _ in range(5):
         with ScriptedEngine(tokenizer, script, format=chat_format) as engine:
-            intercepted = await through("interception", tmp_path, engine, **harness)
-            seen = [sample.prompt_ids for sample in engine.samples]
-            direct = await through("rollout_details", tmp_path, engine, **harness, **(recorder or {}))
-        # A terminal is not a clock: when its output came a moment later, these were two different episodes.
-        if [sample.prompt_ids for sample in engine.samples] == seen * 2:
+            intercepted = await run_episode("interception", tmp_path, engine, **harness)
+            prompts = [sample.prompt_ids for sample in engine.samples]
+            direct = await run_episode("rollout_details", tmp_path, engine, **harness, **(direct_harness or {}))
+        # Terminal output can arrive later in one episode; both run again if their prompts differ.
+        if [sample.prompt_ids for sample in engine.samples] == prompts * 2:
             break
     assert intercepted.ok, intercepted.errors
     assert direct.ok, direct.errors
@@ -71,17 +71,17 @@ async def both(
 
 def assert_equal(intercepted: Trace, direct: Trace, *, branches: int) -> None:
     assert samples(direct) == samples(intercepted)
-    assert sampled_once(direct) == sampled_once(intercepted)
+    assert sampled_answers(direct) == sampled_answers(intercepted)
     assert len(direct.branches) == branches
 
 
-async def test_plain(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_plain_episode_is_equal_in_both_captures(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    traces = await both(tmp_path, tokenizer_dir, by_turn([ANSWER, DONE, DONE]))
+    traces = await run_both_captures(tmp_path, tokenizer_dir, by_turn([ANSWER, DONE, DONE]))
     assert_equal(*traces, branches=1)
 
 
-async def test_calls_of_the_agents_own_carry_the_salt_too(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_direct_calls_carry_cache_salt(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     with ScriptedEngine(tokenizer_dir, by_turn([ANSWER, DONE, DONE])) as engine:
         harness = {"capture": "rollout_details", "vllm_base_url": f"{engine.url}/v1"}
@@ -95,18 +95,18 @@ async def test_calls_of_the_agents_own_carry_the_salt_too(tmp_path: Path, tokeni
     ("processed", "temperature", "outcome"),
     [(True, 0.6, "completed"), (False, 0.6, "model_error"), (False, 1.0, "completed")],
 )
-async def test_log_probabilities_of_another_distribution_than_the_sampled_one_do_not_train(
+async def test_logprobs_of_another_distribution_do_not_train(
     tmp_path: Path, tokenizer_dir: Path, processed: bool, temperature: float, outcome: str
 ) -> None:
     make_task(tmp_path / "tasks" / "answer")
     sampling = SamplingConfig(temperature=temperature, max_tokens=512)
-    with ScriptedEngine(tokenizer_dir, by_turn([ANSWER, DONE, DONE]), processed=processed) as engine:
+    with ScriptedEngine(tokenizer_dir, by_turn([ANSWER, DONE, DONE]), processed_logprobs=processed) as engine:
         harness = {"capture": "rollout_details", "vllm_base_url": f"{engine.url}/v1"}
         env = config(tmp_path / "tasks", tmp_path / "trials", harness=harness, retries={"max_retries": 0})
-        episodes = await play(env, engine, times=2, sampling=sampling)
-    assert [played.traces[0].info["harbor"]["outcome"] for played in episodes] == [outcome] * 2
-    assert engine.probed == (temperature != 1), "once of each server, and only where it matters"
-    for trace in (played.traces[0] for played in episodes):
+        traces = [result.traces[0] for result in await play(env, engine, times=2, sampling=sampling)]
+    assert [trace.info["harbor"]["outcome"] for trace in traces] == [outcome] * 2
+    assert engine.logprob_probes == (temperature != 1), "one probe per server, and only if the temperature is not 1"
+    for trace in traces:
         assert trace.ok == (outcome == "completed") and bool(trace.nodes) == trace.ok
         assert trace.ok or "with temperature 0.6: start vLLM with --logprobs-mode" in trace.errors[-1].message
 
@@ -119,42 +119,42 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_echo_predicts_what_the_terminal_said_and_nothing_else(tmp_path: Path, qwen3: Path) -> None:
-    """Of a real trial: the bodies of the agent's messages after the first answer, no template, no answer, no task."""
+async def test_echo_predicts_only_terminal_output(tmp_path: Path, qwen3: Path) -> None:
+    """Echo trains on the agent's messages after the first answer; template, answers and instruction are excluded."""
     make_task(tmp_path / "tasks" / "answer")
     chat_format = Qwen3RendererConfig(thinking_retention="all")
     script = by_turn([keys("echo it is $((6 * 7)); touch /app/answer", duration=1.0), "no JSON at all", DONE, DONE])
-    traces = await both(tmp_path, qwen3, script, chat_format)
+    traces = await run_both_captures(tmp_path, qwen3, script, chat_format)
     assert_equal(*traces, branches=1)
     tokenizer = load_tokenizer(str(qwen3))
-    said = [str(node.message.content) for node in traces[0].nodes if node.message.role == "user"][1:]
-    assert len(said) == 3
-    assert "it is 42" in said[0]
+    terminal_outputs = [str(node.message.content) for node in traces[0].nodes if node.message.role == "user"][1:]
+    assert len(terminal_outputs) == 3
+    assert "it is 42" in terminal_outputs[0]
     for trace in traces:
-        wired = WireTrace.model_validate(trace.model_dump(mode="json"))
-        (sample,) = samples_of(wired, {}, 1.0, {"user": 0.1}, task="", trial="")
+        wire_trace = WireTrace.model_validate(trace.model_dump(mode="json"))
+        (sample,) = trace_samples(wire_trace, {}, 1.0, {"user": 0.1}, task="", trial="")
         runs = [list(run) for chosen, run in groupby(enumerate(sample.ce_weights or ()), lambda x: x[1] > 0) if chosen]
-        assert [tokenizer.decode([sample.token_ids[i] for i, _ in run]) for run in runs] == said
+        assert [tokenizer.decode([sample.token_ids[i] for i, _ in run]) for run in runs] == terminal_outputs
         assert {weight for run in runs for _, weight in run} == {0.1}
 
 
-async def test_a_cut_answer(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_truncated_answer_is_equal_in_both_captures(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     script = by_turn([Answer("I would say that", cut=True), ANSWER, DONE, DONE])
-    traces = await both(tmp_path, tokenizer_dir, script)
-    assert traces[0].num_turns == 4, "the cut answer trains too"
+    traces = await run_both_captures(tmp_path, tokenizer_dir, script)
+    assert traces[0].num_turns == 4, "the truncated answer is trained on too"
     assert_equal(*traces, branches=1)
 
 
-async def test_a_malformed_answer(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_malformed_answer_is_equal_in_both_captures(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    traces = await both(tmp_path, tokenizer_dir, by_turn(["no JSON at all", ANSWER, DONE, DONE]))
+    traces = await run_both_captures(tmp_path, tokenizer_dir, by_turn(["no JSON at all", ANSWER, DONE, DONE]))
     assert traces[0].info["harbor"]["parse_errors"] == 1
     assert_equal(*traces, branches=1)
 
 
-async def test_a_template_of_the_models_own_that_trims_answers(tmp_path: Path, tokenizer_dir: Path) -> None:
-    """Rendered anew, what was sampled is not what the next prompt says; appended to, it is one sequence."""
+async def test_trimming_template_gives_one_branch_with_appending_template(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """Without it, the trimmed history differs from the sampled tokens, so each turn is its own branch."""
     make_task(tmp_path / "tasks" / "answer")
     tokenizer = load_tokenizer(str(tokenizer_dir))
     template = tokenizer.chat_template
@@ -164,37 +164,37 @@ async def test_a_template_of_the_models_own_that_trims_answers(tmp_path: Path, t
     script = by_turn([f"{text}\n\n" for text in (ANSWER, DONE, DONE)])
     for chat_format, branches in ((None, 3), (CustomRendererConfig(import_path=APPENDING), 1)):
         with ScriptedEngine(tmp_path / "tokenizer", script, format=chat_format) as engine:
-            trace = await through("interception", tmp_path, engine)
+            trace = await run_episode("interception", tmp_path, engine)
         assert trace.ok, trace.errors
         assert (len(trace.branches), trace.num_turns, trace.reward) == (branches, 3, 1.0)
-        assert len(sampled_once(trace)) == 3
+        assert len(sampled_answers(trace)) == 3
 
 
-async def test_dropped_reasoning(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_dropped_reasoning_gives_one_branch_per_turn(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     script = by_turn([f"<think>number {n}</think>{text}" for n, text in enumerate([ANSWER, DONE, DONE])])
-    traces = await both(tmp_path, tokenizer_dir, script)
+    traces = await run_both_captures(tmp_path, tokenizer_dir, script)
     assert_equal(*traces, branches=3)
 
 
-async def test_kept_reasoning(tmp_path: Path, thinking_tokenizer_dir: Path) -> None:
+async def test_kept_reasoning_gives_one_branch(tmp_path: Path, thinking_tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     script = by_turn([f"<think>number {n}</think>{text}" for n, text in enumerate([ANSWER, DONE, DONE])])
-    traces = await both(tmp_path, thinking_tokenizer_dir, script)
+    traces = await run_both_captures(tmp_path, thinking_tokenizer_dir, script)
     assert_equal(*traces, branches=1)
 
 
 def summarizing(prompt: str) -> Answer:
-    """Answers of an agent whose context is summed up after its first turn."""
-    asked = prompt.rpartition("<|im_start|>user")[2]
-    if any(phrase in asked for phrase in ("about to hand off", "picking up work", "The next agent has a few")):
+    """Answer as the model of an agent that summarizes its context after the first turn."""
+    question = prompt.rpartition("<|im_start|>user")[2]
+    if any(phrase in question for phrase in ("about to hand off", "picking up work", "The next agent has a few")):
         return Answer("I did a lot and know everything.")
     if "Here are the answers" in prompt:
         return Answer(DONE)
     return by_turn([ANSWER, keys("echo " + "x" * 900, duration=0.3), DONE])(prompt)
 
 
-SUMS_UP = {
+SUMMARIZE_KWARGS = {
     "enable_summarize": True,
     "proactive_summarization_threshold": 8200,
     "model_info": {
@@ -206,57 +206,57 @@ SUMS_UP = {
 }
 
 
-async def test_summarization(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_summarization_is_equal_in_both_captures(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    traces = await both(tmp_path, tokenizer_dir, summarizing, agent_kwargs=SUMS_UP, max_turns=6)
+    traces = await run_both_captures(tmp_path, tokenizer_dir, summarizing, agent_kwargs=SUMMARIZE_KWARGS, max_turns=6)
     assert len(traces[0].branches) > 1, "a summary was made"
     assert_equal(*traces, branches=len(traces[0].branches))
 
 
-async def test_stock_terminus_records_a_summary_otherwise_and_fails_closed(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_harbor_terminus_that_summarizes_is_model_error(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    await _fails_closed(tmp_path, tokenizer_dir, summarizing, "terminus-2", kwargs=SUMS_UP)
+    await _assert_model_error(tmp_path, tokenizer_dir, summarizing, "terminus-2", kwargs=SUMMARIZE_KWARGS)
 
 
-async def test_multi_step(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_multi_step_trial_is_equal_in_both_captures(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "steps", steps={"one": SOLVED, "two": SOLVED})
-    traces = await both(tmp_path, tokenizer_dir, by_turn([ANSWER, DONE, DONE]))
+    traces = await run_both_captures(tmp_path, tokenizer_dir, by_turn([ANSWER, DONE, DONE]))
     assert_equal(*traces, branches=2)
 
 
-@pytest.mark.parametrize("forget", ["ids", "logprobs", "logprob", "number"])
+@pytest.mark.parametrize("missing", ["ids", "logprobs", "logprob", "number"])
 @pytest.mark.parametrize("agent", ["ours", "terminus-2"])
-async def test_a_missing_token_id_or_logprob_fails_the_trial(
-    tmp_path: Path, tokenizer_dir: Path, forget: str, agent: str
+async def test_missing_token_id_or_logprob_fails_trial(
+    tmp_path: Path, tokenizer_dir: Path, missing: str, agent: str
 ) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    script = by_turn([ANSWER, Answer(DONE, forget=forget), DONE])
-    await _fails_closed(tmp_path, tokenizer_dir, script, agent)
+    script = by_turn([ANSWER, Answer(DONE, defect=missing), DONE])
+    await _assert_model_error(tmp_path, tokenizer_dir, script, agent)
 
 
-async def test_stock_terminus_agrees_where_it_records_everything(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_harbor_terminus_is_equal_if_it_records_every_call(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
-    stock = {"agent": "terminus-2", "agent_kwargs": STOCK}
-    traces = await both(tmp_path, tokenizer_dir, by_turn([ANSWER, DONE, DONE]), recorder=stock)
+    harbor = {"agent": "terminus-2", "agent_kwargs": HARBOR_KWARGS}
+    traces = await run_both_captures(tmp_path, tokenizer_dir, by_turn([ANSWER, DONE, DONE]), direct_harness=harbor)
     assert_equal(*traces, branches=1)
 
 
-async def test_stock_terminus_loses_cut_answers_and_fails_closed(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_harbor_terminus_with_truncated_answer_is_model_error(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     script = by_turn([Answer("I would say that", cut=True), ANSWER, DONE, DONE])
-    await _fails_closed(tmp_path, tokenizer_dir, script, "terminus-2")
+    await _assert_model_error(tmp_path, tokenizer_dir, script, "terminus-2")
 
 
-async def test_a_server_that_refuses_return_token_ids_fails_the_trial(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_server_refusing_return_token_ids_fails_trial(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     script = by_turn([ANSWER, DONE, DONE])
-    await _fails_closed(tmp_path, tokenizer_dir, script, "terminus-2", refuses=("return_token_ids",))
+    await _assert_model_error(tmp_path, tokenizer_dir, script, "terminus-2", refuses=("return_token_ids",))
 
 
-STOCK = {"record_terminal_session": False}
+HARBOR_KWARGS = {"record_terminal_session": False}
 
 
-async def _fails_closed(
+async def _assert_model_error(
     tmp_path: Path,
     tokenizer: Path,
     script: Script,
@@ -265,9 +265,9 @@ async def _fails_closed(
     refuses: tuple[str, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> None:
-    stock = {} if agent == "ours" else {"agent": agent, "agent_kwargs": STOCK | (kwargs or {})}
-    with ScriptedEngine(tokenizer, script, refuses=refuses) as engine:
-        trace = await through("rollout_details", tmp_path, engine, **stock)
+    harness = {} if agent == "ours" else {"agent": agent, "agent_kwargs": HARBOR_KWARGS | (kwargs or {})}
+    with ScriptedEngine(tokenizer, script, refused_keys=refuses) as engine:
+        trace = await run_episode("rollout_details", tmp_path, engine, **harness)
     assert not trace.ok
     assert trace.info["harbor"]["outcome"] == "model_error"
     assert trace.errors[-1].message.startswith("model_error:")
@@ -281,9 +281,9 @@ def _has_rules() -> bool:
 
 
 @pytest.mark.parametrize(
-    "harness", [{}, {"capture": "rollout_details"}, {"agent": "terminus-2"}, {"agent": "inside_agents:GivesUp"}]
+    "harness", [{}, {"capture": "rollout_details"}, {"agent": "terminus-2"}, {"agent": "inside_agents:OneCallAgent"}]
 )
-async def test_a_first_prompt_without_room_is_no_policys_0_and_is_not_tried_again(
+async def test_overlong_first_prompt_is_agent_error_without_retry(
     tmp_path: Path, tokenizer_dir: Path, harness: dict
 ) -> None:
     make_task(tmp_path / "tasks" / "answer")
@@ -296,4 +296,4 @@ async def test_a_first_prompt_without_room_is_no_policys_0_and_is_not_tried_agai
     assert record["error"]["type"] == "PromptTooLongError"
     assert "raise seq_len" in record["error"]["message"]
     assert not trace.ok and not trace.rewards
-    assert len(list((tmp_path / "trials").iterdir())) == 1, "it was tried again"
+    assert len(list((tmp_path / "trials").iterdir())) == 1, "the trial was retried"

@@ -1,4 +1,4 @@
-"""The plugin where trainers and users run it: verifiers' env server with several workers, and its eval command."""
+"""The plugin in verifiers' environment server with several workers, and in verifiers' eval command."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer", duration=1.0), DONE
 
 
 @pytest.mark.long
-async def test_two_workers_play_under_one_cap(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_two_workers_share_cap_on_parallel_trials(tmp_path: Path, tokenizer_dir: Path) -> None:
     for name in ("one", "two"):
         make_task(tmp_path / "tasks" / name, extra=f"# {name}")
     env = config(tmp_path / "tasks", tmp_path / "trials", harness={"n_parallel_envs": 3})
@@ -34,28 +34,28 @@ async def test_two_workers_play_under_one_cap(tmp_path: Path, tokenizer_dir: Pat
     traces = [episode.traces[0] for episode in episodes]
     assert [(trace.ok, trace.reward) for trace in traces] == [(True, 1.0)] * 8
     assert [trace.info["harbor"]["task_key"] for trace in traces] == [task.key for task in tasks]
-    given = {trace.id: [s for s in engine.samples if s.session == trace.id] for trace in traces}
+    samples = {trace.id: [s for s in engine.samples if s.session == trace.id] for trace in traces}
     for trace in traces:
         (branch,) = trace.branches
-        sampled = [i for i, mine in enumerate(branch.sampled_mask) if mine]
-        assert [branch.token_ids[i] for i in sampled] == [t for s in given[trace.id] for t in s.token_ids]
-        assert [branch.logprobs[i] for i in sampled] == [p for s in given[trace.id] for p in s.logprobs]
+        sampled = [i for i, is_sampled in enumerate(branch.sampled_mask) if is_sampled]
+        assert [branch.token_ids[i] for i in sampled] == [t for s in samples[trace.id] for t in s.token_ids]
+        assert [branch.logprobs[i] for i in sampled] == [p for s in samples[trace.id] for p in s.logprobs]
     assert most_at_once(tmp_path / "trials") <= 3
 
 
-async def test_the_salt_of_a_policy_version_stands_where_vllm_reads_it(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_cache_salt_is_at_top_level_of_request(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     env = config(tmp_path / "tasks", tmp_path / "trials")
     (task,) = load_taskset(resolve_env_config(env).taskset)
     data = task.data.model_dump(mode="json")
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
-        relayed = EvalClientConfig(base_url=f"{engine.url}/v1")
+        eval_client = EvalClientConfig(base_url=f"{engine.url}/v1")
         async with served(env, workers=1) as server:
             trained = await server.run(client(engine), engine.model, salted_sampling("3"), data)
-            asked = len(engine.requests)
-            evaluated = await server.run(relayed, engine.model, salted_sampling("4"), data)
+            n_training = len(engine.requests)
+            evaluated = await server.run(eval_client, engine.model, salted_sampling("4"), data)
     assert trained.ok and evaluated.ok, [episode.traces[0].errors for episode in (trained, evaluated)]
-    training, evaluation = engine.requests[:asked], engine.requests[asked:]
+    training, evaluation = engine.requests[:n_training], engine.requests[n_training:]
     assert [body["cache_salt"] for body in training] == ["3"] * 3
     assert all("cache_salt" not in body["sampling_params"] for body in training)
     assert all(body["sampling_params"]["top_k"] == 7 for body in training)
@@ -64,7 +64,7 @@ async def test_the_salt_of_a_policy_version_stands_where_vllm_reads_it(tmp_path:
 
 
 @pytest.mark.long
-def test_verifiers_own_eval_command_runs_the_tasks(tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_verifiers_eval_command_runs_tasks(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
         command = [
@@ -85,7 +85,7 @@ def test_verifiers_own_eval_command_runs_the_tasks(tmp_path: Path, tokenizer_dir
 
 
 def _traces(lines: list[dict]) -> list[dict]:
-    """verifiers writes a trace a line, or an episode with its traces."""
+    """Return the traces in verifiers' output, which has one trace or one episode per line."""
     return [trace for line in lines for trace in line.get("traces", [line])]
 
 

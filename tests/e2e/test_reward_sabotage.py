@@ -1,4 +1,4 @@
-"""A reward that is not its record's stops a whole run before it trains: real model, real trials, one fault a run."""
+"""A reward that differs from its trial's record stops a run before training: real model and trials, one fault a run."""
 
 import re
 import subprocess
@@ -15,17 +15,17 @@ from sabotages import REWARDS
 pytestmark = pytest.mark.e2e
 
 PATIENCE_S = 600
-SAYS = re.compile(r"^stopped: task \S+, trial \S+: its reward is (\S+), but its record says (\S+)", re.MULTILINE)
-HOW = {
-    "rewards permuted": lambda reward: 1.0 - reward,  # another's, and the coin has two sides
+STOPPED = re.compile(r"^stopped: task \S+, trial \S+: its reward is (\S+), but its record says (\S+)", re.MULTILINE)
+WRONG_REWARD = {
+    "rewards permuted": lambda reward: 1.0 - reward,  # the reward of another trial; rewards are 0 or 1
     "rewards flipped": lambda reward: 1.0 - reward,
     "rewards rescaled": lambda reward: 2.0 * reward,
 }
 
 
 @contextmanager
-def started(fault: str, config: Path) -> Generator[subprocess.Popen[str]]:
-    """The run in a process of its own, with the fault in it."""
+def run_with_fault(fault: str, config: Path) -> Generator[subprocess.Popen[str]]:
+    """Start the run with the fault in a separate process, and kill it at the end."""
     command = [sys.executable, sabotage.__file__, "--play", fault, "--dtypes", "float32", "--config", str(config)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -35,19 +35,19 @@ def started(fault: str, config: Path) -> Generator[subprocess.Popen[str]]:
         process.wait()
 
 
-def test_a_reward_that_is_not_its_records_stops_the_run_before_it_trains(
+def test_reward_that_differs_from_record_stops_run_before_training(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Each fault with --all-mutations, else the first: a run takes half a minute of CPU."""
+    """Only the first fault, since a run takes half a minute of CPU; all of them with `--all-mutations`."""
     for fault in list(REWARDS)[: None if request.config.getoption("--all-mutations") else 1]:
         folder = tmp_path / fault.replace(" ", "-")
-        with started(fault, mini_run.write_run(folder, evaluates=False)) as process:
+        with run_with_fault(fault, mini_run.write_run(folder, evaluates=False)) as process:
             output = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == 1, output
-        found = SAYS.search(output)
-        assert found is not None, output
-        trained, recorded = map(float, found.groups())
-        assert trained == HOW[fault](recorded) != recorded
+        stopped = STOPPED.search(output)
+        assert stopped is not None, output
+        trained, recorded = map(float, stopped.groups())
+        assert trained == WRONG_REWARD[fault](recorded) != recorded
         run = folder / "outputs" / "mini"
         assert not (run / "metrics.jsonl").exists()
         assert not list((run / "checkpoints").iterdir())

@@ -1,4 +1,4 @@
-"""A run that is over while a part of it is not: its process ends all the same, and leaves what any other does."""
+"""A finished run whose session does not close in time still exits and writes its result files."""
 
 import json
 import os
@@ -12,25 +12,25 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 PATIENCE_S = 600
-SLOW_END = """
+SLOW_CLOSE = """
 import sys
 from harbortrainer.engines.local.session import Session
 from mini_run import main
 close = Session.close
-Session.close = lambda session: close(session) and False  # as where a server or the sampler does not end in time
+Session.close = lambda session: close(session) and False  # as if a server or the sampler did not end in time
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_finished_run_is_a_job_of_harbors_also_where_a_part_of_it_does_not_end_in_time(tmp_path: Path):
+def test_finished_run_is_a_harbor_job_even_if_closing_times_out(tmp_path: Path):
     config = mini_run.write_run(tmp_path, steps=1, keep="all", evaluates=False)
     here = Path(__file__).parent
-    variables = {"PYTHONPATH": f"{here.parent}:{here}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW_END, str(config)],
-        env={**os.environ, **variables}, timeout=PATIENCE_S, check=False, capture_output=True, text=True,
+    environment = {"PYTHONPATH": f"{here.parent}:{here}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    process = subprocess.run(
+        [sys.executable, "-c", SLOW_CLOSE, str(config)],
+        env={**os.environ, **environment}, timeout=PATIENCE_S, check=False, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     run = tmp_path / "outputs" / "mini"
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     job = json.loads((run / "result.json").read_text())

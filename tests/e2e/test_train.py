@@ -1,7 +1,7 @@
-"""One run's life: started, stopped with Ctrl-C, resumed, killed, resumed, finished.
+"""One training run that is stopped with Ctrl-C, resumed, killed, resumed again and finished.
 
-The run is a random model on two tasks whose verifier throws a coin (see `mini_run`); trials, sandbox, sampler, learner
-and environment server are the real ones. The life is lived once; each test looks at one side of it.
+The run trains a random model on two tasks with random rewards (see `mini_run`). Trials, sandbox, sampler, learner and
+environment server are real. A module fixture executes the run once; each test checks one aspect of its results.
 """
 
 import gzip
@@ -21,17 +21,17 @@ from pathlib import Path
 import mini_run
 import psutil
 import pytest
-from leftovers import still_there
-from metrics_table import documented, matches
+from leftovers import remaining_processes
+from metrics_table import documented_metrics, matches
 from patience import HANG_S
 from starlette.testclient import TestClient
 
 from harbortrainer.cli import main as command_line
-from harbortrainer.runs.transcript_files import read
-from harbortrainer.runs.trial_line import TrialLine
+from harbortrainer.runs.transcript_files import read_transcript, transcript_place
+from harbortrainer.runs.trial_row import read_rows
 from harbortrainer.trials.outcome import Outcome
-from harbortrainer.view.folder_kind import open_store
-from harbortrainer.view.web_app import Site
+from harbortrainer.view.run_folders import open_store
+from harbortrainer.view.server import Site
 
 pytestmark = pytest.mark.e2e
 PATIENCE_S = 600
@@ -39,12 +39,12 @@ STEPS = 3
 
 
 def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The command line in a process of its own."""
+    """Start the command in its own process."""
     here = Path(__file__).parent
-    variables = {"PYTHONPATH": f"{here.parent}:{here}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    environment = {"PYTHONPATH": f"{here.parent}:{here}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     return subprocess.Popen(
         [sys.executable, str(here / "mini_run.py"), str(config), *arguments],
-        env={**os.environ, **variables},
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -52,222 +52,229 @@ def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Until the condition holds; fails when the process ends before it does."""
-    end = time.monotonic() + PATIENCE_S
+    """Wait until the condition holds; fail if the process ends first."""
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if process.poll() is not None:
             pytest.fail(f"ended with {process.returncode}: {process.communicate()[0][-2000:]}")
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             process.kill()
             pytest.fail(f"took too long: {process.communicate()[0][-2000:]}")
         time.sleep(0.05)
 
 
 def lines(path: Path) -> list[dict]:
-    """The complete lines of a file."""
+    """Return the complete JSON lines of a file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 @dataclass
-class Life:
-    """What the life of the run left to look at."""
+class FinishedRun:
+    """The finished run, with what was recorded at each interruption."""
 
     folder: Path
     config: Path
     interrupted: dict = field(default_factory=dict)
+    """The summary after Ctrl-C."""
     stop_s: float = 0.0
     stop_code: int | None = None
-    left: list[str] = field(default_factory=list)
-    before_kill: list[dict] = field(default_factory=list)
+    after_stop: list[str] = field(default_factory=list)
+    """Processes that remained after Ctrl-C."""
+    metrics_at_kill: list[dict] = field(default_factory=list)
     after_kill: list[str] = field(default_factory=list)
+    """Processes that remained after the kill."""
     output: str = ""
     code: int | None = None
     seconds: list[float] = field(default_factory=list)
-    """What each start took, by this process's clock."""
+    """Wall time of each start, measured by the test."""
 
     @property
-    def run(self) -> Path:
+    def run_dir(self) -> Path:
         return self.folder / "outputs" / "mini"
 
     def finished(self, step: int) -> Callable[[], bool]:
-        """Whether a step is finished, as a condition."""
-        return lambda: (self.run / "checkpoints" / f"step_{step}" / "progress.json").exists()
+        """Return a condition: whether a step is finished."""
+        return lambda: (self.run_dir / "checkpoints" / f"step_{step}" / "progress.json").exists()
 
 
-def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """A process and everything it started."""
+def process_tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return a process and all its descendants."""
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
 
 
 @contextmanager
-def timed(life: Life) -> Generator[None]:
+def timed(trained: FinishedRun) -> Generator[None]:
     started = time.monotonic()
     yield
-    life.seconds.append(time.monotonic() - started)
+    trained.seconds.append(time.monotonic() - started)
 
 
-def press_ctrl_c(life: Life) -> None:
-    process = start(life.config)
-    wait_for(life.finished(1), process)
-    running = family(process)
+def stop_with_ctrl_c(trained: FinishedRun) -> None:
+    process = start(trained.config)
+    wait_for(trained.finished(1), process)
+    running = process_tree(process)
     pressed = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    life.stop_s, life.stop_code = time.monotonic() - pressed, process.returncode
-    life.left = still_there(running)
-    life.interrupted = json.loads((life.run / "summary.json").read_text())
+    trained.stop_s, trained.stop_code = time.monotonic() - pressed, process.returncode
+    trained.after_stop = remaining_processes(running)
+    trained.interrupted = json.loads((trained.run_dir / "summary.json").read_text())
 
 
-def kill_it(life: Life) -> None:
-    process = start(life.config, "--resume")
-    wait_for(life.finished(life.interrupted["steps"] + 1), process)
-    running = family(process)
+def resume_and_kill(trained: FinishedRun) -> None:
+    process = start(trained.config, "--resume")
+    wait_for(trained.finished(trained.interrupted["steps"] + 1), process)
+    running = process_tree(process)
     process.kill()
     process.communicate(timeout=60)
-    life.after_kill = still_there(running)
-    life.before_kill = lines(life.run / "metrics.jsonl")
+    trained.after_kill = remaining_processes(running)
+    trained.metrics_at_kill = lines(trained.run_dir / "metrics.jsonl")
 
 
 @pytest.fixture(scope="module")
-def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("mini")
-    # Every checkpoint is kept, for what it says of its time.
-    it = Life(folder, mini_run.write_run(folder, steps=STEPS, keep="all", tail="[ckpt]\ninterval = 1\n"))
-    with timed(it):
-        press_ctrl_c(it)
-    with timed(it):
-        kill_it(it)
-    with timed(it):
-        process = start(it.config, "--resume")
-        it.output = process.communicate(timeout=PATIENCE_S)[0]
-    it.code = process.returncode
-    return it
+    # Every checkpoint is kept; the tests compare their wall times.
+    run = FinishedRun(folder, mini_run.write_run(folder, steps=STEPS, keep="all", tail="[ckpt]\ninterval = 1\n"))
+    with timed(run):
+        stop_with_ctrl_c(run)
+    with timed(run):
+        resume_and_kill(run)
+    with timed(run):
+        process = start(run.config, "--resume")
+        run.output = process.communicate(timeout=PATIENCE_S)[0]
+    run.code = process.returncode
+    return run
 
 
-def steps(rows: list[dict]) -> list[int]:
+def trained_steps(rows: list[dict]) -> list[int]:
+    """Return the steps of the rows that have a loss."""
     return [row["step"] for row in rows if "loss" in row]
 
 
-def test_ctrl_c_stops_and_says_where(life):
-    assert life.stop_code == 130
-    assert life.stop_s < HANG_S  # ten seconds on a machine that is not busy with other tests
-    assert life.interrupted["status"] == "interrupted"
-    assert life.interrupted["steps"] >= 1
+def test_ctrl_c_stops_and_writes_summary(trained):
+    assert trained.stop_code == 130
+    assert trained.stop_s < HANG_S  # about ten seconds on an idle machine
+    assert trained.interrupted["status"] == "interrupted"
+    assert trained.interrupted["steps"] >= 1
 
 
-def test_ctrl_c_leaves_no_process(life):
-    assert life.left == []
+def test_ctrl_c_leaves_no_process(trained):
+    assert trained.after_stop == []
 
 
-def test_a_kill_leaves_no_process(life):
-    assert life.after_kill == []
+def test_kill_leaves_no_process(trained):
+    assert trained.after_kill == []
 
 
-def test_a_resume_goes_on_from_the_last_finished_step_and_finishes(life):
-    assert life.code == 0, life.output
-    assert re.search(r"going on after step \d", life.output)
-    assert json.loads((life.run / "summary.json").read_text())["steps"] == STEPS
+def test_resume_continues_after_last_finished_step(trained):
+    assert trained.code == 0, trained.output
+    assert re.search(r"continuing after step \d", trained.output)
+    assert json.loads((trained.run_dir / "summary.json").read_text())["steps"] == STEPS
 
 
-def test_every_step_is_written_once(life):
-    rows = lines(life.run / "metrics.jsonl")
-    assert steps(rows) == list(range(1, STEPS + 1))
+def test_metrics_have_each_step_once(trained):
+    rows = lines(trained.run_dir / "metrics.jsonl")
+    assert trained_steps(rows) == list(range(1, STEPS + 1))
     assert [row["step"] for row in rows if "eval/n" in row] == list(range(STEPS + 1))
 
 
-def test_a_kill_loses_nothing_that_was_finished(life):
-    done = life.interrupted["steps"] + 1
-    before = [row for row in life.before_kill if row["step"] <= done and "loss" in row]
-    after = lines(life.run / "metrics.jsonl")
+def test_kill_keeps_finished_steps(trained):
+    done = trained.interrupted["steps"] + 1
+    before = [row for row in trained.metrics_at_kill if row["step"] <= done and "loss" in row]
+    after = lines(trained.run_dir / "metrics.jsonl")
     assert len(before) == done
     assert all(row in after for row in before)
 
 
-def test_every_trained_token_was_sampled_with_its_log_probability(life):
-    for row in lines(life.run / "metrics.jsonl"):
+def test_trained_logprobs_equal_sampled_logprobs(trained):
+    for row in lines(trained.run_dir / "metrics.jsonl"):
         if "loss" in row:
             assert row["tokens/trained"] > 0
             assert row["proof/logprob_diff/max"] < 1e-3
 
 
-def test_each_trial_is_listed_with_its_outcome_and_reward(life):
+def test_rollouts_list_outcome_and_reward_of_each_trial(trained):
     for step in range(1, STEPS + 1):
-        rows = lines(life.run / "rollouts" / f"step_{step}.jsonl")
+        rows = lines(trained.run_dir / "rollouts" / f"step_{step}.jsonl")
         assert len(rows) >= 8
         assert {row["reward"] for row in rows} <= {0.0, 1.0}
         assert {row["outcome"] for row in rows} <= {"completed", "turn_limit", "output_limit"}
 
 
-def test_each_trial_has_one_transcript_with_the_tokens_that_its_line_counts(life):
+def test_each_trial_has_one_transcript_with_all_tokens(trained):
     names = [f"{kind}step_{step}" for step in range(STEPS + 1) for kind in ("", "eval_")][1:]
-    found = [TrialLine.of_rollout(row, name) for name in names for row in lines(life.run / f"rollouts/{name}.jsonl")]
-    began = [line for line in found if line.outcome != "cancelled"]
-    assert len({line.trial for line in began}) == len(began) == len({line.place for line in began})
-    for line in began:
-        assert line.place is not None
-        kept = read(life.run, line.place, line.trial)
-        assert kept is not None
-        turns = kept.turns()
-        assert (len(turns), sum(len(turn.token_ids) for turn in turns)) == (line.turns, line.tokens.output)
+    found = [(name, row) for name in names for row in read_rows(trained.run_dir / f"rollouts/{name}.jsonl")]
+    started = [(name, row) for name, row in found if row.outcome != "cancelled"]
+    transcripts = {(name, row.transcript) for name, row in started}
+    assert len({row.trial for _, row in started}) == len(started) == len(transcripts)
+    for name, row in started:
+        assert row.transcript is not None
+        transcript = read_transcript(trained.run_dir, transcript_place(name, row.transcript), row.trial)
+        assert transcript is not None
+        turns = transcript.turns()
+        assert (len(turns), sum(len(turn.token_ids) for turn in turns)) == (row.turns, row.tokens.output)
         assert all(len(turn.logprobs) == len(turn.token_ids) and max(turn.logprobs) <= 0 for turn in turns)
-        assert min(turn.version or 0 for turn in turns) == line.version
+        assert min(turn.version or 0 for turn in turns) == row.version
         assert "Look around" in turns[0].shown[0].text
-    packed = [gzip.decompress((life.run / f"transcripts/{name}.jsonl.gz").read_bytes()) for name in names]
-    assert sum(text.count(b"\n") for text in packed) == len(began), "no file holds one that no line names"
-    assert not list((life.run / "transcripts").glob("pending*")), "nothing is open after the last step"
+    packed = [gzip.decompress((trained.run_dir / f"transcripts/{name}.jsonl.gz").read_bytes()) for name in names]
+    assert sum(text.count(b"\n") for text in packed) == len(started), "a transcript belongs to no row"
+    pending = list((trained.run_dir / "transcripts").glob("pending*"))
+    assert not pending, "a transcript is unfinished after the last step"
 
 
-def test_the_pages_of_the_run_show_every_trial_with_every_token_that_was_sampled(life):
-    pages = TestClient(Site(open_store(life.run)).app(), base_url="http://localhost")
-    rows = [row for path in life.run.glob("rollouts/*.jsonl") for row in lines(path)]
+def test_pages_show_each_trial_with_all_sampled_tokens(trained):
+    pages = TestClient(Site(open_store(trained.run_dir)).app(), base_url="http://localhost")
+    rows = [row for path in trained.run_dir.glob("rollouts/*.jsonl") for row in lines(path)]
     assert f"{len(rows)} trials" in pages.get("/trials").text
     for row in rows:
         page = pages.get(f"/trial/{row['trial']}").text
         assert page.count('<span class="t ') == row["tokens"]["output"] and row["outcome"] in page
-        assert ("It trained" in page) == (row["kind"] == "train" and row["not_trained"] is None)
+        assert ("Trained on: " in page) == (row["kind"] == "train" and row["not_trained"] is None)
 
 
-def test_harbors_own_viewer_shows_the_run_as_a_job_with_our_mean(life):
+def test_harbor_viewer_shows_run_as_job_with_mean_reward(trained):
     from harbor.models.job.result import JobResult
     from harbor.viewer.server import create_app
 
-    JobResult.model_validate_json((life.run / "result.json").read_bytes())  # the viewer shows 0 trials where it cannot
-    viewer = TestClient(create_app(life.run.parent))
+    # Harbor's viewer shows 0 trials if the result is invalid.
+    JobResult.model_validate_json((trained.run_dir / "result.json").read_bytes())
+    viewer = TestClient(create_app(trained.run_dir.parent))
     (job,) = viewer.get("/api/jobs").json()["items"]
-    rows = [row for path in (life.run / "rollouts").glob("*.jsonl") for row in lines(path)]
-    played = sorted(row["trial"] for row in rows if row["outcome"] != "cancelled")
-    assert (job["name"], job["n_total_trials"], job["n_completed_trials"]) == ("mini", len(rows), len(played)), (
-        life.output
+    rows = [row for path in (trained.run_dir / "rollouts").glob("*.jsonl") for row in lines(path)]
+    trials = sorted(row["trial"] for row in rows if row["outcome"] != "cancelled")
+    assert (job["name"], job["n_total_trials"], job["n_completed_trials"]) == ("mini", len(rows), len(trials)), (
+        trained.output
     )
     rewards = [row["reward"] for row in rows if row["kind"] == "train" and row["reward"] is not None]
-    (own,) = job["evals"].values()
-    assert own["metrics"][0]["mean"] == pytest.approx(sum(rewards) / len(rewards))
+    (evaluation,) = job["evals"].values()
+    assert evaluation["metrics"][0]["mean"] == pytest.approx(sum(rewards) / len(rewards))
     shown = viewer.get("/api/jobs/mini/trials", params={"page_size": 100}).json()["items"]
-    assert sorted(trial["name"] for trial in shown) == played
+    assert sorted(trial["name"] for trial in shown) == trials
     for part in ("", "/trajectory", "/verifier-output", "/files"):
-        assert viewer.get(f"/api/jobs/mini/trials/{played[0]}{part}").status_code == 200
+        assert viewer.get(f"/api/jobs/mini/trials/{trials[0]}{part}").status_code == 200
 
 
-def test_the_docs_list_every_metric_and_no_other(life):
-    written = {name for row in lines(life.run / "metrics.jsonl") for name in row} - {"step"}
-    table = documented("both", "embedded", "trainer")
+def test_docs_list_exactly_the_written_metrics(trained):
+    written = {name for row in lines(trained.run_dir / "metrics.jsonl") for name in row} - {"step"}
+    table = documented_metrics("both", "embedded", "trainer")
     assert [name for name in table if not any(matches(name, key) for key in written)] == []
     assert [key for key in written if not any(matches(name, key) for name in table)] == []
 
 
-def test_every_outcome_has_a_share_and_they_add_up(life):
+def test_outcome_shares_sum_to_one(trained):
     key = "train/agg/all/agent/metrics/outcome_{}/mean"
-    for row in lines(life.run / "metrics.jsonl"):
+    for row in lines(trained.run_dir / "metrics.jsonl"):
         if "loss" in row:
             assert math.isclose(sum(row[key.format(outcome)] for outcome in Outcome), 1.0)
 
 
-def test_the_summary_counts_what_is_listed(life):
-    summary = json.loads((life.run / "summary.json").read_text())
-    listed = sum(len(lines(path)) for path in (life.run / "rollouts").iterdir())
+def test_summary_counts_equal_rollout_rows(trained):
+    summary = json.loads((trained.run_dir / "summary.json").read_text())
+    listed = sum(len(lines(path)) for path in (trained.run_dir / "rollouts").iterdir())
     assert summary["trials"] == listed == sum(summary["outcomes"].values())
     assert summary["engine"] == "local"
     assert summary["status"] == "finished"
@@ -275,64 +282,64 @@ def test_the_summary_counts_what_is_listed(life):
     assert 0 < summary["peak_rss_mb"] < 4000
 
 
-def wall_s(life: Life, step: int) -> float:
-    """The run's seconds up to a step, as its checkpoint says them."""
-    return json.loads((life.run / "checkpoints" / f"step_{step}" / "progress.json").read_text())["wall_s"]
+def wall_s(trained: FinishedRun, step: int) -> float:
+    """Return the wall time of the run up to a step, from its checkpoint."""
+    return json.loads((trained.run_dir / "checkpoints" / f"step_{step}" / "progress.json").read_text())["wall_s"]
 
 
-def test_the_runs_seconds_go_on_where_each_start_left_them(life):
-    """By hand: a start adds at least its steps and at most what it took; nothing is counted twice, or lost."""
-    took = {row["step"]: row["time/step"] for row in lines(life.run / "metrics.jsonl") if "loss" in row}
-    walls = {step: wall_s(life, step) for step in took}
+def test_wall_time_accumulates_over_resumes(trained):
+    """Each start adds at least the time of its steps and at most its own wall time."""
+    step_s = {row["step"]: row["time/step"] for row in lines(trained.run_dir / "metrics.jsonl") if "loss" in row}
+    walls = {step: wall_s(trained, step) for step in step_s}
     for step in range(2, STEPS + 1):
-        assert walls[step] >= walls[step - 1] + took[step]
-    first, resumed = life.interrupted["steps"], re.search(r"going on after step (\d+)", life.output)
+        assert walls[step] >= walls[step - 1] + step_s[step]
+    first, resumed = trained.interrupted["steps"], re.search(r"continuing after step (\d+)", trained.output)
     assert resumed is not None
     killed = int(resumed[1])
-    stopped = life.interrupted["wall_s"]
-    assert sum(took[step] for step in range(1, first + 1)) <= walls[first] <= stopped <= life.seconds[0]
+    stopped = trained.interrupted["wall_s"]
+    assert sum(step_s[step] for step in range(1, first + 1)) <= walls[first] <= stopped <= trained.seconds[0]
     for step in range(first + 1, killed + 1):
-        assert stopped + took[step] <= walls[step] <= stopped + life.seconds[1]
-    final = json.loads((life.run / "summary.json").read_text())["wall_s"]
-    left = sum(took[step] for step in range(killed + 1, STEPS + 1))
-    assert walls[killed] + left <= final <= walls[killed] + life.seconds[2]
+        assert stopped + step_s[step] <= walls[step] <= stopped + trained.seconds[1]
+    final = json.loads((trained.run_dir / "summary.json").read_text())["wall_s"]
+    remaining = sum(step_s[step] for step in range(killed + 1, STEPS + 1))
+    assert walls[killed] + remaining <= final <= walls[killed] + trained.seconds[2]
 
 
-def test_the_curve_is_drawn_at_the_end(life):
-    assert "mean reward by step" in life.output
-    assert (life.run / "reward.png").stat().st_size > 1000
+def test_reward_curve_is_drawn_at_the_end(trained):
+    assert "mean reward by step" in trained.output
+    assert (trained.run_dir / "reward.png").stat().st_size > 1000
 
 
-def test_the_last_adapter_loads_in_plain_peft(life):
+def test_last_adapter_loads_with_peft(trained):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(life.folder / "model")
-    model = PeftModel.from_pretrained(base, str(life.run / "checkpoints" / f"step_{STEPS}"))
+    base = AutoModelForCausalLM.from_pretrained(trained.folder / "model")
+    model = PeftModel.from_pretrained(base, str(trained.run_dir / "checkpoints" / f"step_{STEPS}"))
     assert any(parameter.abs().sum() > 0 for name, parameter in model.named_parameters() if "lora_B" in name)
 
 
-def test_a_finished_run_resumes_to_its_summary_at_once(life, capsys):
-    before = json.loads((life.run / "summary.json").read_text())["wall_s"]
+def test_resume_of_finished_run_prints_summary(trained, capsys):
+    before = json.loads((trained.run_dir / "summary.json").read_text())["wall_s"]
     started = time.monotonic()
-    assert command_line(["train", "--engine", "local", "--config", str(life.config), "--resume"]) == 0
+    assert command_line(["train", "--engine", "local", "--config", str(trained.config), "--resume"]) == 0
     assert f"{STEPS} steps" in capsys.readouterr().out
     took = time.monotonic() - started
     assert took < 120
-    assert before <= json.loads((life.run / "summary.json").read_text())["wall_s"] <= before + took
+    assert before <= json.loads((trained.run_dir / "summary.json").read_text())["wall_s"] <= before + took
 
 
-def test_a_resume_of_another_run_is_refused_and_changes_nothing(life, capsys):
-    before = (life.run / "config.toml").read_text()
-    other = life.folder / "other.toml"
-    other.write_text(life.config.read_text().replace("lr = 1e-3", "lr = 2e-3"))
+def test_resume_with_changed_config_is_refused(trained, capsys):
+    before = (trained.run_dir / "config.toml").read_text()
+    other = trained.folder / "other.toml"
+    other.write_text(trained.config.read_text().replace("lr = 1e-3", "lr = 2e-3"))
     assert command_line(["train", "--engine", "local", "--config", str(other), "--resume"]) == 2
     assert "this folder belongs to another run: trainer.optim.lr was 0.001" in capsys.readouterr().err
-    assert (life.run / "config.toml").read_text() == before
+    assert (trained.run_dir / "config.toml").read_text() == before
 
 
 @pytest.mark.long
-def test_a_sandbox_that_cannot_start_stops_the_run_before_anything_trains(tmp_path):
+def test_unstartable_sandbox_stops_run_before_training(tmp_path):
     config = mini_run.write_run(tmp_path, environment="e2e_environments:WillNotStart")
     process = start(config)
     output = process.communicate(timeout=PATIENCE_S)[0]

@@ -1,4 +1,4 @@
-"""Warm-up and real trials: what is learned is what Terminus-2 shows, and solutions replay."""
+"""Warm-up with real trials: prompts equal Terminus-2's, and solutions can be replayed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.warmup.demonstrations import CONFIRMED
-from harbortrainer.warmup.replay import play, replay
+from harbortrainer.warmup.replay import replay, run_scripted_trial
 from tiny_policy import prompts
 
 TASK = Path(__file__).parents[2] / "datasets/quickstart/train/sort-grape-bronze"
@@ -19,20 +19,20 @@ SORTED = ["sort grape.txt > bronze.txt"]
 pytestmark = pytest.mark.e2e
 
 
-async def test_transcripts_equal_what_a_real_trial_shows(tmp_path: Path):
-    turns = await play(TASK, [prompts.solved(SORTED), CONFIRMED], tmp_path, "local", HOST)
+async def test_demonstrations_equal_real_trial_prompts(tmp_path: Path):
+    turns = await run_scripted_trial(TASK, [prompts.solved(SORTED), CONFIRMED], tmp_path, "local", HOST)
     assert turns is not None
-    first, second = (shown for shown, _ in turns)
+    first, second = (prompt for prompt, _ in turns)
     assert first in {prompts.first_prompt(INSTRUCTION, pace) for pace in ("ready", "late")}
     assert second in {prompts.confirmation_prompt(SORTED, pace) for pace in ("ready", "late")}
 
 
-async def test_a_solution_replays_to_a_transcript(tmp_path: Path):
-    (found,) = await replay(load_folder(TASK), environment_type="local", environment_kwargs=HOST, work_dir=tmp_path)
-    assert len(found) == 3
-    assert "sort grape.txt > bronze.txt" in found[0][1]
+async def test_solution_replay_gives_demonstration(tmp_path: Path):
+    (turns,) = await replay(load_folder(TASK), environment_type="local", environment_kwargs=HOST, work_dir=tmp_path)
+    assert len(turns) == 3
+    assert "sort grape.txt > bronze.txt" in turns[0][1]
 
 
-async def test_a_wrong_solution_leaves_no_transcript(tmp_path: Path):
+async def test_wrong_solution_gives_no_demonstration(tmp_path: Path):
     answers = [prompts.solved(["cp grape.txt bronze.txt"]), CONFIRMED]
-    assert await play(TASK, answers, tmp_path, "local", HOST) is None
+    assert await run_scripted_trial(TASK, answers, tmp_path, "local", HOST) is None

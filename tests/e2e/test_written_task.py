@@ -1,4 +1,4 @@
-"""The page on writing a task: what it says to type makes two tasks, and the check says of them what the page says."""
+"""The commands of docs/write-a-task.md create two tasks, and `tasks check` prints the output quoted there."""
 
 import re
 import subprocess
@@ -15,8 +15,8 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
-def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which everything was typed that the page says to type."""
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run all commands of the page in a new folder, and return it."""
     monkeypatch.chdir(tmp_path)
     for block in BLOCKS:
         subprocess.run(["bash", "-euc", block], check=True)
@@ -24,22 +24,23 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(capfd: pytest.CaptureFixture[str]) -> list[str]:
-    """What the check says of the tasks, on this machine's root, without how far it is."""
+    """Check the tasks with the host's root filesystem; return the output without progress lines."""
     main(["tasks", "check", "my-tasks", "--ek", "image=host"])
     return [line for line in capfd.readouterr().out.splitlines() if not line.startswith("checking tasks")]
 
 
-def test_the_tasks_of_the_page_are_fit_to_train_on(typed: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    told = ["ok   count-errors", "ok   fix-greeting"]  # in the order in which they are done, which may be the other one
-    *verdicts, sum_of_it = check(capfd)[-3:]
-    assert (sorted(verdicts), sum_of_it) == (told, "2 of 2 tasks are fit to train on")
-    assert "\n".join([*told, sum_of_it]) in PAGE
+def test_documented_tasks_pass_the_check(page_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    expected = ["ok   count-errors", "ok   fix-greeting"]
+    *verdicts, summary = check(capfd)[-3:]
+    # The verdicts are printed in the order in which the checks finish.
+    assert (sorted(verdicts), summary) == (expected, "2 of 2 tasks are fit to train on")
+    assert "\n".join([*expected, summary]) in PAGE
 
 
-def test_the_first_draft_of_its_verifier_is_taken_in(typed: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (asks,) = re.findall(r"`(if diff <\(.*?\) /app/errors.txt)`", PAGE)
-    verifier = typed / "my-tasks/count-errors/tests/test.sh"
-    verifier.write_text(f"#!/bin/bash\n{asks}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n")
-    said = check(capfd)
-    assert "WEAK count-errors  a reward without a solution: replaced-tools (1)" in said
+def test_documented_first_draft_is_weak(page_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (condition,) = re.findall(r"`(if diff <\(.*?\) /app/errors.txt)`", PAGE)
+    verifier = page_folder / "my-tasks/count-errors/tests/test.sh"
+    verifier.write_text(f"#!/bin/bash\n{condition}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n")
+    output = check(capfd)
+    assert "WEAK count-errors  a reward without a solution: replaced-tools (1)" in output
     assert "`WEAK count-errors  a reward without a solution: replaced-tools (1)`" in PAGE

@@ -1,4 +1,4 @@
-"""Agents inside the sandbox that cannot reach the model's endpoint, named by import path."""
+"""Agents inside the sandbox that cannot reach the model's endpoint, for use by import path."""
 
 import os
 from typing import Any
@@ -9,8 +9,8 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
 
-class TriesForEver(BaseAgent):
-    """Opens a connection to the endpoint from inside, again and again."""
+class RetryingAgent(BaseAgent):
+    """Tries to connect to the endpoint from inside until it succeeds."""
 
     def __init__(self, *args: Any, extra_env: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -18,7 +18,7 @@ class TriesForEver(BaseAgent):
 
     @staticmethod
     def name() -> str:
-        return "tries-for-ever"
+        return "retrying-agent"
 
     def version(self) -> str | None:
         return "1"
@@ -31,8 +31,8 @@ class TriesForEver(BaseAgent):
         await environment.exec(f"bash -c 'until (exec 3<>/dev/tcp/{host}/{port}) 2>/dev/null; do sleep 0.2; done'")
 
 
-class GivesUp(TriesForEver):
-    """Ends with an error when it could not connect."""
+class FailingAgent(RetryingAgent):
+    """Ends with a connection error."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         raise NonZeroAgentExitCodeError("connect: connection refused")

@@ -1,11 +1,11 @@
-"""A run file for Prime-RL, and a real process in the place of its `rl`."""
+"""Fixtures: a run file for Prime-RL, and a script in place of its `rl` program."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from harbortrainer.engines.prime_rl import command
+from harbortrainer.engines.prime_rl import checkout
 from harbortrainer.engines.prime_rl.checkout import Checkout
 
 SAMPLES = Path(__file__).parents[2] / "datasets" / "harbor_tasks"
@@ -25,6 +25,8 @@ env = {{ taskset = {{ id = "harbor_env", tasks_dir = "{tasks}" }} }}
 
 @pytest.fixture
 def run_file(tmp_path):
+    """Write a run file, with additional top-level text, and return its path."""
+
     def write(more: str = "", tasks: Path = SAMPLES) -> Path:
         path = tmp_path / "run.toml"
         path.write_text(RUN_FILE.format(outputs=tmp_path / "outputs", more=more, tasks=tasks))
@@ -35,8 +37,8 @@ def run_file(tmp_path):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A checkout of Prime-RL whose `rl` runs the code given; started directly, without uv."""
-    monkeypatch.setattr(command, "find_uv", lambda: None)
+    """Make a checkout of Prime-RL whose `rl` runs the given code; it is started directly, without uv."""
+    monkeypatch.setattr(checkout, "find_uv", lambda: None)
 
     def make(code: str) -> Checkout:
         root = tmp_path / "prime-rl"

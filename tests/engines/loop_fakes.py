@@ -1,11 +1,11 @@
-"""Small stand-ins for what the loop is given."""
+"""Small samples, rollouts and groups for tests of the training loop."""
 
 import itertools
 from collections.abc import Sequence
 
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.rollouts.group import Group
-from harbortrainer.engines.local.rollouts.reward_proof import Witness
+from harbortrainer.engines.local.rollouts.reward_check import RewardSnapshot
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Plan
 from harbortrainer.trials.outcome import Outcome
@@ -14,7 +14,7 @@ NUMBERS = itertools.count()
 
 
 def sample(version: int = 0, trial: str = "") -> Sample:
-    """Three tokens, two of them sampled."""
+    """Return a sample of three tokens; the last two are sampled."""
     return Sample(
         token_ids=[1, 2, 3],
         mask=[False, True, True],
@@ -28,7 +28,7 @@ def sample(version: int = 0, trial: str = "") -> Sample:
 
 
 def rollout(reward: float | None, *, version: int = 0, outcome: str = "", error: str | None = None) -> Rollout:
-    """A rollout with this reward; None is a sandbox that died."""
+    """Return a rollout with this reward; None stands for a failed sandbox."""
     failed = reward is None
     trial = f"t__{next(NUMBERS)}"
     return Rollout(
@@ -42,14 +42,16 @@ def rollout(reward: float | None, *, version: int = 0, outcome: str = "", error:
         version=None if failed else version,
         error=error or ("sandbox_error: no such namespace" if failed else None),
         total_tokens=0 if failed else 3,
-        witness=None if failed else Witness(trial, "completed", reward, {"reward": reward}, None, (0, 3, 0)),
+        reward_snapshot=None
+        if failed
+        else RewardSnapshot(trial, "completed", reward, {"reward": reward}, None, (0, 3, 0)),
     )
 
 
 def group_of(
     rewards: Sequence[float | None], *, version: int = 0, versions: Sequence[int] | None = None, name: str = "g"
 ) -> Group:
-    """A finished group with these rewards."""
+    """Return a finished group with these rewards."""
     group = Group(id=name, plan=Plan("s", 0), size=len(rewards))
     group.start(version)
     for index, reward in enumerate(rewards):

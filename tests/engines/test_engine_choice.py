@@ -1,4 +1,4 @@
-"""Which engine runs, and why."""
+"""The choice of the engine, and its reason."""
 
 import pytest
 
@@ -6,7 +6,8 @@ from harbortrainer.engines.engine_choice import Gpu, choose, find_gpus
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.errors import UserError
 
-TWO = [Gpu("H100", 81559)] * 2
+pytestmark = pytest.mark.process  # nvidia-smi
+TWO_GPUS = [Gpu("H100", 81559)] * 2
 
 
 @pytest.fixture
@@ -17,45 +18,45 @@ def checkout(tmp_path):
     return Checkout(tmp_path)
 
 
-def test_auto_takes_prime_rl_with_its_environment_and_two_gpus(checkout):
-    choice = choose("auto", checkout, TWO)
-    assert choice.engine == "prime-rl" and "2 GPUs" in choice.why
+def test_auto_chooses_prime_rl_with_environment_and_two_gpus(checkout):
+    choice = choose("auto", checkout, TWO_GPUS)
+    assert choice.engine == "prime-rl" and "2 GPUs" in choice.reason
 
 
-def test_auto_takes_the_embedded_engine_with_one_gpu(checkout):
-    choice = choose("auto", checkout, TWO[:1])
-    assert choice.engine == "local" and "there is 1" in choice.why
+def test_auto_chooses_embedded_engine_with_one_gpu(checkout):
+    choice = choose("auto", checkout, TWO_GPUS[:1])
+    assert choice.engine == "local" and "this machine has 1" in choice.reason
 
 
-def test_auto_takes_the_embedded_engine_without_the_submodule(tmp_path):
-    assert "is empty" in choose("auto", Checkout(tmp_path / "prime-rl"), TWO).why
+def test_auto_chooses_embedded_engine_without_submodule(tmp_path):
+    assert "is empty" in choose("auto", Checkout(tmp_path / "prime-rl"), TWO_GPUS).reason
 
 
-def test_auto_takes_the_embedded_engine_without_prime_rls_environment(checkout):
+def test_auto_chooses_embedded_engine_without_prime_rl_environment(checkout):
     checkout.rl.unlink()
-    assert "environment is not there" in choose("auto", checkout, TWO).why
+    assert "environment is not installed" in choose("auto", checkout, TWO_GPUS).reason
 
 
-def test_auto_takes_the_embedded_engine_for_a_warm_up(checkout):
-    assert choose("auto", checkout, TWO, warmup=True).engine == "local"
+def test_auto_chooses_embedded_engine_for_warmup(checkout):
+    assert choose("auto", checkout, TWO_GPUS, warmup=True).engine == "local"
 
 
-def test_auto_takes_prime_rl_on_a_cluster_whose_gpus_are_elsewhere(checkout):
+def test_auto_chooses_prime_rl_on_cluster(checkout):
     assert choose("auto", checkout, [], cluster=True).engine == "prime-rl"
 
 
-def test_what_is_asked_for_is_taken(checkout):
-    assert choose("local", checkout, TWO).engine == "local"
+def test_uses_requested_engine(checkout):
+    assert choose("local", checkout, TWO_GPUS).engine == "local"
     assert choose("prime-rl", checkout, []).engine == "prime-rl"
 
 
-def test_an_engine_that_does_not_exist_is_told(checkout):
+def test_refuses_unknown_engine(checkout):
     with pytest.raises(UserError, match="auto, prime-rl, local"):
-        choose("vllm", checkout, TWO)
+        choose("vllm", checkout, TWO_GPUS)
 
 
 @pytest.mark.parametrize(("visible", "count"), [(None, 2), ("0", 1), ("", 0), ("-1", 0), ("0,1", 2)])
-def test_gpus_are_counted_as_cuda_would_see_them(tmp_path, monkeypatch, visible, count):
+def test_counts_gpus_visible_to_cuda(tmp_path, monkeypatch, visible, count):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559'\necho 'NVIDIA H100, 81559'\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What the sampler's forward pass is said to take, against what torch allocates for one."""
+"""The planned memory of the sampler's forward pass, compared with torch's allocations."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ from model_kinds import small_config
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-from harbortrainer.engines.forward_pass import ForwardPass
-from harbortrainer.engines.local.sampler.draw import DRAWN_ELEMENTS, draw
-from harbortrainer.engines.ragged_attention import RAGGED_ATTENTION
+from harbortrainer.engines.attention.paged import RAGGED_ATTENTION
+from harbortrainer.engines.local.sampler.sampling_params import MAX_LOGITS_AT_ONCE, sample_tokens
+from harbortrainer.engines.memory_parts import ForwardPass
 
 
 def peak(compute) -> int:
-    """The most bytes that were there at once, beside those from before; what `compute` returns is forgotten."""
+    """Return the peak of additional bytes during `compute`, whose result is dropped."""
     compute()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         compute()
-    results = seen.profiler.kineto_results
+    results = recorded.profiler.kineto_results
     changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-    held = most = 0
+    allocated = highest = 0
     for _, change in changes:
-        held += change
-        most = max(most, held)
-    return most
+        allocated += change
+        highest = max(highest, allocated)
+    return highest
 
 
 SHAPE: dict[str, Any] = {
@@ -47,29 +47,31 @@ def qwen(**changed: Any) -> Qwen3Config:
         Qwen3MoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=4, moe_intermediate_size=128),
     ],
 )
-def test_a_layer_takes_no_more_than_is_planned_and_not_much_less(config):
+def test_layer_memory_is_close_to_plan(config):
     model = AutoModelForCausalLM.from_config(config, attn_implementation=RAGGED_ATTENTION).eval()
     ids = torch.arange(512)[None] % config.vocab_size
     with torch.inference_mode():
         measured = peak(lambda: model.get_decoder()(input_ids=ids, use_cache=False))
-    planned = ForwardPass.of(model, "cpu").layer
+    planned = ForwardPass.for_model(model, "cpu").layer
     assert planned / 2 < measured <= planned
 
 
-def test_of_layers_that_differ_the_widest_is_counted():
-    """As Gemma 3n's config may have them, with a number for each layer."""
+def test_counts_widest_layer():
+    """Gemma 3n's config may have a number per layer."""
     layers = [[96, 96, 96, 480], [480] * 4, [96] * 4]
     models = [AutoModelForCausalLM.from_config(small_config("gemma3n", intermediate_size=sizes)) for sizes in layers]
-    one, all_, none = (ForwardPass.of(model, "cpu").layer for model in models)
-    assert one == all_ > none
+    one_wide, all_wide, no_wide = (ForwardPass.for_model(model, "cpu").layer for model in models)
+    assert one_wide == all_wide > no_wide
 
 
-@pytest.mark.parametrize(("truncates", "least"), [(False, 16), (True, 40)])
-def test_drawing_takes_no_more_than_is_planned(truncates, least):
+@pytest.mark.parametrize(("truncates", "min_bytes_per_logit"), [(False, 16), (True, 40)])
+def test_sampling_memory_is_within_plan(truncates, min_bytes_per_logit):
     vocab = 2**15
-    rows = 3 * DRAWN_ELEMENTS // vocab
+    rows = 3 * MAX_LOGITS_AT_ONCE // vocab
     logits, ones = torch.randn(rows, vocab), torch.ones(rows)
     model = AutoModelForCausalLM.from_config(qwen(vocab_size=vocab))
     with torch.inference_mode():
-        measured = peak(lambda: draw(logits, ones / 2, ones, (ones * 5, ones, ones * 0) if truncates else None))
-    assert least * DRAWN_ELEMENTS < measured <= ForwardPass.of(model, "cpu").drawn
+        measured = peak(
+            lambda: sample_tokens(logits, ones / 2, ones, (ones * 5, ones, ones * 0) if truncates else None)
+        )
+    assert min_bytes_per_logit * MAX_LOGITS_AT_ONCE < measured <= ForwardPass.for_model(model, "cpu").sampling

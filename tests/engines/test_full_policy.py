@@ -1,4 +1,4 @@
-"""Every weight is trained: the updates are plain AdamW's over the loss, and a saved learner goes on exactly."""
+"""Full fine-tuning: the updates match plain AdamW, and a resumed learner takes the same steps."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
 from harbortrainer.engines.local.learner import learner_state
-from harbortrainer.engines.local.learner.full_policy import FullPolicy
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.micro_batch import pack
+from harbortrainer.engines.local.learner.policies import FullPolicy
 from harbortrainer.engines.local.learner.training_sample import Sample
-from harbortrainer.engines.pretrained import load_tokenizer
+from harbortrainer.engines.models import load_tokenizer
 from harbortrainer.errors import UserError
 
 CPU = torch.device("cpu")
@@ -33,15 +33,15 @@ def make(model: Path, **changes) -> Learner:
 
 
 def batch(model: Path, learner: Learner, seed: int) -> list[Sample]:
-    """Answers of the learner's version to two prompts, of which some begin alike."""
+    """Return samples of the learner's version for two prompts; some have a common prefix."""
     sampler = PlainSampler(model, None, seed)
     sampler.load(learner.weights(), learner.version)
-    answers = sampler.answers([9, 10, 11], 3, 5) + sampler.answers([7, 8, 9, 10, 11, 12], 3, 4)
+    answers = sampler.sample([9, 10, 11], 3, 5) + sampler.sample([7, 8, 9, 10, 11, 12], 3, 4)
     return [replace(sample, advantage=(-1.0) ** i * (1 + i)) for i, sample in enumerate(answers)]
 
 
 def plain_step(model, optimizer: torch.optim.Optimizer, samples: list[Sample]) -> float:
-    """One update by the book, a sample a forward pass; the gradient's norm."""
+    """Make one plain update with one forward pass per sample; return the gradient's norm."""
     count = sum(sum(sample.mask) for sample in samples)
     optimizer.zero_grad()
     for sample in samples:
@@ -55,8 +55,8 @@ def plain_step(model, optimizer: torch.optim.Optimizer, samples: list[Sample]) -
     return norm.item()
 
 
-@pytest.mark.parametrize("budget", [None, 1], ids=["packed and shared", "a sample a micro batch"])
-def test_the_updates_are_those_of_plain_adamw_over_the_same_loss(model, budget):
+@pytest.mark.parametrize("budget", [None, 1], ids=["packed and shared", "one sample per micro batch"])
+def test_updates_match_plain_adamw(model, budget):
     learner = make(model, micro_batch_tokens=budget)
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     before = {name: weight.detach().clone() for name, weight in plain.named_parameters()}
@@ -71,23 +71,23 @@ def test_the_updates_are_those_of_plain_adamw_over_the_same_loss(model, budget):
     for name, ours in learner.weights().items():
         moved = (weights[name] - before[name]).norm()
         assert moved > 0, name
-        # AdamW makes a step of a gradient that is all rounding, too: single weights may differ.
+        # Single weights may differ: AdamW turns a gradient of rounding errors into a full step.
         assert (ours - weights[name]).norm() < 5e-3 * moved, name
 
 
-def test_a_tied_matrix_is_trained_once_and_stays_tied(model):
+def test_tied_matrix_is_trained_once_and_stays_tied(model):
     learner = make(model)
     learner.train(batch(model, learner, 0))
     trained = learner._policy.model
     assert isinstance(trained, PreTrainedModel)
-    one = trained.get_output_embeddings().weight is trained.get_input_embeddings().weight
-    assert one == ("lm_head.weight" not in learner.weights())
+    tied = trained.get_output_embeddings().weight is trained.get_input_embeddings().weight
+    assert tied == ("lm_head.weight" not in learner.weights())
     sizes = [parameter.numel() for parameter in learner._policy.parameters]
     assert sum(sizes) == sum(weight.numel() for weight in trained.parameters())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tmp_path, dtype):
+def test_resumed_learner_takes_same_steps(model, tmp_path, dtype):
     learner = make(model, dtype=dtype)
     samples = [batch(model, learner, seed) for seed in range(2)]
     for given in samples:
@@ -104,12 +104,12 @@ def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tm
         (k, v) for k, v in expected.items() if not k.startswith(timing)
     ]
     assert all(torch.equal(resumed.weights()[name], weight) for name, weight in learner.weights().items())
-    ours, theirs = resumed._policy.masters(), learner._policy.masters()
+    ours, theirs = resumed._policy.master_weights(), learner._policy.master_weights()
     assert all(torch.equal(ours[name], master) for name, master in theirs.items())
     assert bool(theirs) == (dtype == "bfloat16")
 
 
-def test_a_checkpoint_is_a_model_that_transformers_loads(model, tmp_path):
+def test_transformers_loads_the_checkpoint(model, tmp_path):
     learner = make(model)
     learner.train(batch(model, learner, 0))
     learner.save(tmp_path / "step_1")
@@ -118,22 +118,22 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(model, tmp_path):
     assert own.keys() == learner.weights().keys()
     assert all(torch.equal(own[name], weight) for name, weight in learner.weights().items())
     text = "the quick brown fox"
-    one, other = (load_tokenizer(folder, where="here") for folder in (model, tmp_path / "step_1"))
-    assert one(text).input_ids == other(text).input_ids
-    assert one.chat_template == other.chat_template
+    original, saved = (load_tokenizer(folder, where="here") for folder in (model, tmp_path / "step_1"))
+    assert original(text).input_ids == saved(text).input_ids
+    assert original.chat_template == saved.chat_template
 
 
-def damaged(folder: Path) -> None:
+def truncate_weights(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def weightless(folder: Path) -> None:
+def delete_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-@pytest.mark.parametrize("damage", [damaged, weightless])
-def test_a_damaged_checkpoint_is_one_line_and_changes_nothing(model, tmp_path, damage):
+@pytest.mark.parametrize("damage", [truncate_weights, delete_weights])
+def test_damaged_checkpoint_is_one_line_and_changes_nothing(model, tmp_path, damage):
     learner = make(model)
     learner.save(tmp_path / "a")
     damage(tmp_path / "a")
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_one_line_and_changes_nothing(model, tmp_path, d
     assert all(torch.equal(learner._policy.weights()[name], weight) for name, weight in before.items())
 
 
-def test_a_loras_checkpoint_is_refused_and_the_other_way_round(model, tmp_path):
+def test_refuses_checkpoint_of_lora_and_vice_versa(model, tmp_path):
     lora = Learner(model, LoraSettings(rank=4), OPTIM, LOSS)
     lora.save(tmp_path / "lora")
     make(model).save(tmp_path / "full")
@@ -153,7 +153,7 @@ def test_a_loras_checkpoint_is_refused_and_the_other_way_round(model, tmp_path):
             learner.load(tmp_path / folder)
 
 
-def test_a_full_disk_is_an_error_of_the_operating_systems(model, tmp_path, monkeypatch):
+def test_full_disk_raises_os_error(model, tmp_path, monkeypatch):
     learner = make(model, dtype="bfloat16")
     learner.train(batch(model, learner, 0))
     monkeypatch.setattr(learner_state, "STATE_FILE", "/dev/full")
@@ -162,29 +162,29 @@ def test_a_full_disk_is_an_error_of_the_operating_systems(model, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_precision_adds_gradients_up_in_float32_and_steps_float32_weights(model):
+def test_half_precision_sums_gradients_in_float32(model):
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     policy = FullPolicy(base, device=CPU)
     samples = batch(model, make(model), 0)
-    apart: list[list[torch.Tensor]] = []
+    separate: list[list[torch.Tensor]] = []
     for sample in samples[:2]:
         (row,) = pack([sample], 1000, CPU)
         policy.logprobs(row, training=True)[0].sum().backward()
-        apart.append([master.grad.clone() for master in policy.parameters if master.grad is not None])
+        separate.append([master.grad.clone() for master in policy.parameters if master.grad is not None])
         for master in policy.parameters:
             master.grad = None
     for sample in samples[:2]:
         (row,) = pack([sample], 1000, CPU)
         policy.logprobs(row, training=True)[0].sum().backward()
     assert all(weight.grad is None for weight in base.parameters())
-    for master, one, other in zip(policy.parameters, *apart, strict=True):
+    for master, first, second in zip(policy.parameters, *separate, strict=True):
         assert master.dtype == torch.float32
         assert master.grad is not None
-        assert torch.equal(master.grad, one + other)
+        assert torch.equal(master.grad, first + second)
 
 
-def test_steps_too_small_for_half_precision_add_up(model):
-    """A thousandth of the distance between two bfloat16 numbers, a thousand times."""
+def test_updates_below_half_precision_add_up(model):
+    """A thousand updates of a thousandth of the spacing of bfloat16."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     policy = FullPolicy(base, device=CPU)
     name = "model.norm.weight"
@@ -193,34 +193,34 @@ def test_steps_too_small_for_half_precision_add_up(model):
     for _ in range(1000):
         with torch.no_grad():
             master += 2**-7 / 1000
-        policy.stepped()
+        policy.load_masters()
     assert torch.equal(policy.weights()[name], before + 2**-7)
 
 
-def test_an_old_version_and_back_is_exact(model):
+def test_switching_to_old_version_and_back_is_exact(model):
     learner = make(model, dtype="bfloat16")
     first = learner.weights(0)
     learner.train(batch(model, learner, 0))
-    masters, newest = {n: w.clone() for n, w in learner._policy.masters().items()}, learner.weights(1)
+    masters, newest = {n: w.clone() for n, w in learner._policy.master_weights().items()}, learner.weights(1)
     learner._policy.set_weights(first)
     assert all(torch.equal(weight, first[name]) for name, weight in learner._policy.weights().items())
     learner._policy.set_weights(newest)
     assert all(torch.equal(weight, newest[name]) for name, weight in learner._policy.weights().items())
-    assert all(torch.equal(master, masters[name]) for name, master in learner._policy.masters().items())
+    assert all(torch.equal(master, masters[name]) for name, master in learner._policy.master_weights().items())
 
 
-def test_activations_computed_again_give_the_same_gradients(model):
+def test_activation_checkpointing_keeps_gradients(model):
     found = []
-    for again in (False, True):
+    for checkpointing in (False, True):
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        policy = FullPolicy(base, device=CPU, checkpointing=again)
+        policy = FullPolicy(base, device=CPU, checkpointing=checkpointing)
         for row in pack(batch(model, make(model), 0), 1000, CPU, packing=policy.packing):
             policy.logprobs(row, training=True)[0].sum().backward()
         found.append([parameter.grad for parameter in policy.parameters])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_stale_samples_are_proven_under_the_version_that_sampled_them(model):
+def test_stale_samples_are_checked_under_their_version(model):
     learner = make(model, keep_versions=2)
     old = batch(model, learner, 0)
     learner.train(old)

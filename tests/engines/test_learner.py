@@ -1,4 +1,4 @@
-"""The learner on a tiny model: it learns, it honours its keys, and it is the policy that it says it is."""
+"""The learner on a tiny model: it learns, follows its settings, and reproduces the sampled log-probabilities."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,9 +15,9 @@ from harbortrainer.config.trainer_table import (
     OptimSettings,
 )
 from harbortrainer.engines.local.learner.learner import Learner
-from harbortrainer.engines.local.learner.lora_policy import adapted_layers
+from harbortrainer.engines.local.learner.policies import adapted_layers
 from harbortrainer.engines.local.learner.training_sample import Sample, SampleError
-from harbortrainer.engines.local.rollouts.group import group_advantages
+from harbortrainer.engines.local.rollouts.advantage import group_advantages
 from harbortrainer.errors import UserError
 
 PROMPT = [5, 6, 7, 8]
@@ -42,35 +42,35 @@ def sampler_of(model, learner: Learner) -> PlainSampler:
     return sampler
 
 
-def scored(samples: list[Sample], reward) -> list[Sample]:
+def with_advantages(samples: list[Sample], reward) -> list[Sample]:
     advantages = group_advantages([reward(s) for s in samples])
     return [replace(s, advantage=a) for s, a in zip(samples, advantages, strict=True)]
 
 
-def even(sample: Sample) -> float:
+def share_of_even_tokens(sample: Sample) -> float:
     answer = sample.token_ids[len(PROMPT) :]
     return sum(t % 2 == 0 for t in answer) / len(answer)
 
 
 def batch(model, learner: Learner, count=8, length=6, **kwargs) -> list[Sample]:
-    return scored(sampler_of(model, learner).answers(PROMPT, count, length, **kwargs), even)
+    return with_advantages(sampler_of(model, learner).sample(PROMPT, count, length, **kwargs), share_of_even_tokens)
 
 
-def test_the_reward_goes_up(model):
+def test_reward_increases(model):
     learner = make(model, optim=OptimSettings(lr=3e-2))
     sampler = sampler_of(model, learner)
     rewards = []
     for _ in range(30):
         sampler.load(learner.weights(), learner.version)
-        answers = sampler.answers(PROMPT, 32, 4)
-        rewards.append(sum(map(even, answers)) / len(answers))
-        metrics = learner.train(scored(answers, even))
+        answers = sampler.sample(PROMPT, 32, 4)
+        rewards.append(sum(map(share_of_even_tokens, answers)) / len(answers))
+        metrics = learner.train(with_advantages(answers, share_of_even_tokens))
         assert metrics["proof/logprob_diff/max"] < 1e-4
     assert learner.version == 30
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
 
 
-def test_version_0_is_the_base_model(model):
+def test_version_0_is_base_model(model):
     learner = make(model)
     assert all(not a.any() for name, a in learner.weights(0).items() if "lora_B" in name)
 
@@ -85,7 +85,7 @@ def test_on_policy_ratios_are_1(model):
     assert metrics["optim/lr"] == 1e-2
 
 
-def test_stale_samples_train_through_the_trust_region_and_the_proof_holds(model):
+def test_stale_samples_pass_check_and_train(model):
     learner = make(model, optim=OptimSettings(lr=0.1), loss=LossSettings(dppo_mask_low=0.01, dppo_mask_high=0.01))
     stale = batch(model, learner, count=16)
     learner.train(stale)
@@ -96,12 +96,12 @@ def test_stale_samples_train_through_the_trust_region_and_the_proof_holds(model)
     assert metrics["proof/logprob_diff/max"] < 1e-4
 
 
-def test_a_trial_may_span_two_versions(model):
+def test_trial_may_span_two_versions(model):
     learner = make(model)
     first = batch(model, learner)
     learner.train(first)
     sampler = sampler_of(model, learner)
-    longer = sampler.answers(list(first[0].token_ids), 4, 5)
+    longer = sampler.sample(list(first[0].token_ids), 4, 5)
     spliced = [
         replace(
             s,
@@ -118,20 +118,20 @@ def test_a_trial_may_span_two_versions(model):
     assert metrics["proof/logprob_diff/max"] < 1e-4
 
 
-def test_the_packing_does_not_change_the_step(model):
+def test_packing_does_not_change_step(model):
     whole, split = make(model), make(model, micro_batch_tokens=1)
     samples = batch(model, whole)
     short = [
         replace(s, **{k: getattr(s, k)[:7] for k in ("token_ids", "mask", "logprobs", "versions")}) for s in samples
     ]
-    one, other = whole.train(samples + short), split.train(samples + short)
-    assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
-    assert one["optim/grad_norm"] == pytest.approx(other["optim/grad_norm"], rel=1e-4)
+    whole_metrics, split_metrics = whole.train(samples + short), split.train(samples + short)
+    assert whole_metrics["loss"] == pytest.approx(split_metrics["loss"], abs=1e-6)
+    assert whole_metrics["optim/grad_norm"] == pytest.approx(split_metrics["optim/grad_norm"], rel=1e-4)
     for name, weights in whole.weights().items():
         torch.testing.assert_close(weights, split.weights()[name], atol=1e-5, rtol=1e-3)
 
 
-def test_only_what_has_an_advantage_trains(model):
+def test_prunes_samples_without_advantage(model):
     learner, other = make(model), make(model)
     samples = batch(model, learner)
     metrics = learner.train(samples + [replace(s, advantage=0.0) for s in samples])
@@ -140,38 +140,38 @@ def test_only_what_has_an_advantage_trains(model):
     assert all(torch.equal(learner.weights()[n], w) for n, w in other.weights().items())
 
 
-def told(samples: list[Sample]) -> list[Sample]:
-    """The same, and the last two tokens of the prompt are to be predicted."""
+def with_echo(samples: list[Sample]) -> list[Sample]:
+    """Return the samples with a cross-entropy weight of 0.1 on the last two tokens of the prompt."""
     return [replace(s, ce_weights=[0.1 * (t in (2, 3)) for t in range(len(s))]) for s in samples]
 
 
-def test_echo_learns_to_predict_what_the_model_is_told_whatever_the_reward(model):
+def test_echo_learns_to_predict_whatever_the_reward(model):
     learner = make(model, optim=OptimSettings(lr=3e-2))
-    samples = [replace(s, advantage=0.0) for s in told(batch(model, learner))]
+    samples = [replace(s, advantage=0.0) for s in with_echo(batch(model, learner))]
     losses = [learner.train(samples)]
     assert losses[0]["tokens/predicted"] == 16
     assert losses[0]["tokens/trained"] == losses[0]["samples/pruned"] == 0
     assert losses[0]["loss"] == pytest.approx(0.1 * losses[0]["nll/mean"], rel=1e-5)
     assert losses[0]["proof/logprob_diff/max"] < 1e-4
     fresh = batch(model, learner)
-    assert learner.train([replace(s, advantage=0.0) for s in told(fresh)])["nll/mean"] < losses[0]["nll/mean"]
+    assert learner.train([replace(s, advantage=0.0) for s in with_echo(fresh)])["nll/mean"] < losses[0]["nll/mean"]
 
 
-def test_what_is_predicted_leaves_the_figures_of_what_was_sampled_as_they_are(model):
+def test_predicted_tokens_do_not_change_metrics_of_sampled_tokens(model):
     samples = [s for s in batch(model, make(model)) if s.advantage != 0.0]
-    plain, echo = make(model).train(samples), make(model).train(told(samples))
+    plain, echo = make(model).train(samples), make(model).train(with_echo(samples))
     for name in ("entropy/all/mean", "tokens/trained", "is_masked/mean", "proof/logprob_diff/mean", "staleness/mean"):
         assert echo[name] == pytest.approx(plain[name], rel=1e-5)
     assert echo["loss"] == pytest.approx(plain["loss"] + 0.1 * echo["nll/mean"], abs=1e-5)
 
 
-def test_a_batch_with_nothing_to_learn_is_refused(model):
+def test_refuses_batch_without_signal(model):
     learner = make(model)
     with pytest.raises(ValueError, match="nothing to train on"):
         learner.train([replace(s, advantage=0.0) for s in batch(model, learner)])
 
 
-def test_long_samples_lose_their_tail_and_are_counted(model):
+def test_truncates_and_counts_long_samples(model):
     learner = make(model, seq_len=len(PROMPT) + 2)
     metrics = learner.train(batch(model, make(model)))
     assert metrics["samples/truncated"] == metrics["samples/trained"]
@@ -179,7 +179,7 @@ def test_long_samples_lose_their_tail_and_are_counted(model):
     assert metrics["tokens/truncated"] == 4 * metrics["samples/trained"]
 
 
-def test_the_last_versions_are_kept_and_old_ones_go(model):
+def test_keeps_last_versions(model):
     learner = make(model, keep_versions=2)
     samples = batch(model, learner)
     learner.train(samples)
@@ -191,7 +191,7 @@ def test_the_last_versions_are_kept_and_old_ones_go(model):
         learner.weights(0)
 
 
-def test_the_same_seed_gives_the_same_run(model):
+def test_same_seed_gives_same_run(model):
     runs = []
     for _ in range(2):
         learner = make(model, seed=3)
@@ -200,20 +200,20 @@ def test_the_same_seed_gives_the_same_run(model):
     assert all(torch.equal(a, runs[1][1][n]) for n, a in runs[0][1].items())
 
 
-def test_a_step_in_a_worker_thread_is_the_same_step(model):
+def test_step_in_worker_thread_is_the_same(model):
     alone, threaded = make(model), make(model)
     samples = batch(model, alone)
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
         step = pool.submit(threaded.train, samples)
-        sampler_of(model, alone).answers(PROMPT, 4, 20)
+        sampler_of(model, alone).sample(PROMPT, 4, 20)
         metrics = step.result()
     assert metrics["loss"] == alone.train(samples)["loss"]
     assert torch.get_num_threads() == threads
     assert all(torch.equal(threaded.weights()[n], w) for n, w in alone.weights().items())
 
 
-def test_the_gradient_is_clipped_and_the_rate_follows_the_schedule(model):
+def test_clips_gradient_and_follows_schedule(model):
     schedule = LinearScheduler(warmup_steps=2, decay_steps=0)
     learner = make(model, optim=OptimSettings(lr=1e-2, max_norm=1e-3), scheduler=schedule)
     samples = batch(model, learner)
@@ -225,7 +225,7 @@ def test_the_gradient_is_clipped_and_the_rate_follows_the_schedule(model):
     assert metrics["optim/grad_norm"] > 1e-3
 
 
-def test_the_fused_optimizer_takes_the_steps_of_the_plain_one_to_float32s_rounding(model):
+def test_fused_optimizer_matches_plain_one_up_to_rounding(model):
     learner = make(model, optim=OptimSettings(lr=1e-2, weight_decay=0.1, max_norm=None))
     fused = learner._optimizer
     assert fused.defaults["fused"]
@@ -233,13 +233,13 @@ def test_the_fused_optimizer_takes_the_steps_of_the_plain_one_to_float32s_roundi
     twins = [p.detach().clone() for p in own]
     plain = torch.optim.AdamW(twins, lr=1e-2, weight_decay=0.1, fused=False, foreach=False)
 
-    def alike(*_: object) -> None:
+    def step_twins(*_: object) -> None:
         for twin, parameter in zip(twins, own, strict=True):
             assert parameter.grad is not None
             twin.grad = parameter.grad.clone()
         plain.step()
 
-    fused.register_step_pre_hook(alike)
+    fused.register_step_pre_hook(step_twins)
     for _ in range(10):
         learner.train(batch(model, learner))
     for twin, parameter in zip(twins, own, strict=True):
@@ -247,7 +247,7 @@ def test_the_fused_optimizer_takes_the_steps_of_the_plain_one_to_float32s_roundi
         assert parameter.abs().max() > 1e-2
 
 
-def test_lora_dropout_leaves_the_proof_exact(model):
+def test_lora_dropout_does_not_affect_check(model):
     learner = make(model, lora=LoraSettings(rank=4, alpha=8, dropout=0.5), optim=OptimSettings(lr=0.1))
     learner.train(batch(model, learner))
     metrics = learner.train(batch(model, learner))
@@ -255,12 +255,12 @@ def test_lora_dropout_leaves_the_proof_exact(model):
     assert metrics["proof/logprob_diff/max"] < 1e-4
 
 
-def test_in_bfloat16_an_adapter_is_computed_in_it_and_stepped_in_float32(model):
+def test_bfloat16_adapter_has_float32_master_weights(model):
     learner = make(model, dtype="bfloat16")
     samples = batch(model, make(model))
     metrics = learner.train(samples)
     assert metrics["proof/logprob_diff/max"] > 1e-4
-    masters = learner._policy.masters()
+    masters = learner._policy.master_weights()
     for name, weight in learner.weights().items():
         assert (weight.dtype, masters[name].dtype) == (torch.bfloat16, torch.float32)
         assert torch.equal(weight, masters[name].bfloat16())
@@ -268,7 +268,7 @@ def test_in_bfloat16_an_adapter_is_computed_in_it_and_stepped_in_float32(model):
     assert {parameter.dtype for parameter in learner._policy.parameters} == {torch.float32}
 
 
-def test_an_error_changes_nothing(model):
+def test_error_changes_nothing(model):
     learner = make(model)
     samples = batch(model, learner)
     before = {n: w.clone() for n, w in learner.weights().items()}
@@ -289,14 +289,14 @@ def test_an_error_changes_nothing(model):
         ({"logprobs": [0.5] * 10}, "log-probability"),
     ],
 )
-def test_a_sample_that_breaks_the_rules_is_named(model, changes, message):
+def test_error_names_invalid_sample(model, changes, message):
     learner = make(model)
     sample = replace(batch(model, learner)[0], **{"advantage": 1.0} | changes)
     with pytest.raises(SampleError, match=rf"task demo, trial demo__0: .*{message}"):
         learner.train([sample])
 
 
-def test_patterns_and_unknown_names_choose_the_layers_as_prime_rl_does(model):
+def test_target_modules_match_like_prime_rl(model):
     learner = make(model, lora=LoraSettings(rank=2, target_modules=["experts", r"layers\.1\..*\.q_proj", "mlp"]))
     adapted = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in learner.weights()}
     assert adapted == {
@@ -305,19 +305,19 @@ def test_patterns_and_unknown_names_choose_the_layers_as_prime_rl_does(model):
     }
 
 
-def test_the_layers_of_an_adapter_are_known_by_name_before_a_weight_is_loaded(model, tmp_path):
+def test_adapted_layers_need_no_weights(model, tmp_path):
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
     lora = LoraSettings(rank=2, target_modules=["experts", r"layers\.1\..*\.q_proj", "mlp"])
     assert adapted_layers(str(tmp_path), lora) == ["down_proj", "gate_proj", "q_proj", "up_proj"]
     assert "lm_head" not in adapted_layers(str(tmp_path), LoraSettings())
 
 
-def test_a_target_that_no_layer_has_is_one_clear_line(model):
+def test_unknown_target_module_is_one_line(model):
     with pytest.raises(UserError, match=r"target_modules: .*q_proj"):
         make(model, lora=LoraSettings(target_modules=["nothing"]))
 
 
-def test_a_model_that_is_not_there_is_one_clear_line(tmp_path):
+def test_missing_model_is_one_line(tmp_path):
     with pytest.raises(UserError, match="cannot be loaded") as error:
         make(tmp_path)
     assert "\n" not in str(error.value)

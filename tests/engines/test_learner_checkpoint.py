@@ -1,4 +1,4 @@
-"""A saved learner goes on as if it had never stopped, and its adapter is plain peft."""
+"""Checkpoints: a resumed learner takes the same steps, and peft loads its adapter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +30,10 @@ def make(model, lora: LoraSettings | None = None, dtype: str = "float32") -> Lea
 def batch(model, learner, seed):
     sampler = PlainSampler(model, learner.adapter_config, seed)
     sampler.load(learner.weights(), learner.version)
-    return [replace(s, advantage=(-1.0) ** i) for i, s in enumerate(sampler.answers(PROMPT, 6, 5))]
+    return [replace(s, advantage=(-1.0) ** i) for i, s in enumerate(sampler.sample(PROMPT, 6, 5))]
 
 
-def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tmp_path):
+def test_resumed_learner_takes_same_steps(model, tmp_path):
     learner = make(model, LoraSettings(rank=4, dropout=0.1))
     for seed in range(2):
         learner.train(batch(model, learner, seed))
@@ -44,7 +44,7 @@ def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tm
     assert resumed.version == 2
     assert resumed.versions == [2]
     found = [resumed.train(batch(model, resumed, seed)) for seed in (2, 3)]
-    # What the proof compares with, the versions before this one, is gone after a resume.
+    # The log-probability check compares with earlier versions, which a resume does not have.
     timing = ("time/", "perf/", "proof/")
     assert [{k: v for k, v in m.items() if not k.startswith(timing)} for m in found] == [
         {k: v for k, v in m.items() if not k.startswith(timing)} for m in expected
@@ -52,21 +52,21 @@ def test_a_resumed_learner_takes_exactly_the_steps_it_would_have_taken(model, tm
     assert all(torch.equal(resumed.weights()[n], w) for n, w in learner.weights().items())
 
 
-@pytest.mark.parametrize(("one", "other"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16",) * 2])
-def test_what_was_begun_in_one_dtype_goes_on_in_another_from_the_same_float32_weights(model, tmp_path, one, other):
-    """As on a CPU and on a GPU."""
-    learner, resumed = make(model, dtype=one), make(model, dtype=other)
+@pytest.mark.parametrize(("saved", "resumed_in"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16",) * 2])
+def test_resume_in_other_dtype_keeps_float32_weights(model, tmp_path, saved, resumed_in):
+    """A run may move between a CPU (float32) and a GPU (bfloat16)."""
+    learner, resumed = make(model, dtype=saved), make(model, dtype=resumed_in)
     learner.train(batch(model, make(model), 0))
     learner.save(tmp_path / "step_1")
     resumed.load(tmp_path / "step_1")
     for ours, theirs in zip(resumed._policy.parameters, learner._policy.parameters, strict=True):
         assert ours.dtype == torch.float32
         assert torch.equal(ours, theirs)
-    rounded = [weight.to(getattr(torch, other)) for weight in learner._policy.parameters]
+    rounded = [weight.to(getattr(torch, resumed_in)) for weight in learner._policy.parameters]
     assert all(map(torch.equal, resumed.weights().values(), rounded))
 
 
-def test_the_adapter_is_plain_peft(model, tmp_path):
+def test_peft_loads_the_adapter(model, tmp_path):
     learner = make(model)
     learner.train(batch(model, learner, 0))
     learner.save(tmp_path / "a")
@@ -79,7 +79,7 @@ def test_the_adapter_is_plain_peft(model, tmp_path):
         torch.testing.assert_close(loaded(input_ids=ids).logits, sampler.model(input_ids=ids).logits)
 
 
-def test_swapping_to_an_old_version_and_back_is_exact(model):
+def test_switching_to_old_version_and_back_is_exact(model):
     learner = make(model)
     first = batch(model, learner, 0)
     learner.train(first)
@@ -91,7 +91,7 @@ def test_swapping_to_an_old_version_and_back_is_exact(model):
     assert learner.train(second)["loss"] == other.train(second)["loss"]
 
 
-def test_saving_twice_replaces(model, tmp_path):
+def test_second_save_replaces_first(model, tmp_path):
     learner = make(model)
     learner.save(tmp_path / "a")
     learner.train(batch(model, learner, 0))
@@ -107,7 +107,7 @@ def truncate(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
-def forget(folder: Path) -> None:
+def delete_state(folder: Path) -> None:
     (folder / "learner.pt").unlink()
 
 
@@ -118,9 +118,9 @@ def truncate_weights(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [(truncate, "damaged"), (truncate_weights, "damaged"), (forget, "not a checkpoint")],
+    [(truncate, "damaged"), (truncate_weights, "damaged"), (delete_state, "not a checkpoint")],
 )
-def test_a_damaged_checkpoint_is_one_clear_line_and_changes_nothing(model, tmp_path, damage, message):
+def test_damaged_checkpoint_is_one_line_and_changes_nothing(model, tmp_path, damage, message):
     learner = make(model)
     learner.save(tmp_path / "a")
     damage(tmp_path / "a")
@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_one_clear_line_and_changes_nothing(model, tmp_p
     assert learner.version == 1
 
 
-def test_a_checkpoint_of_other_keys_is_refused(model, tmp_path):
+def test_refuses_checkpoint_of_other_keys(model, tmp_path):
     make(model).save(tmp_path / "a")
     for lora in (LoraSettings(rank=8), LoraSettings(rank=4, target_modules=["q_proj"])):
         with pytest.raises(UserError, match="another model or other"):

@@ -1,4 +1,4 @@
-"""A disk that fills up, a folder that goes away: one line, and what was finished stays finished."""
+"""A full disk or a removed run folder: a one-line error, and finished steps are kept."""
 
 import asyncio
 import json
@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from small_world import SmallRun, World
+from scripted_run import FakeComponents, ScriptedRun
 
 from harbortrainer.errors import RunStoppedError
+from harbortrainer.runs.checkpoints import latest, rewind, set_aside_damaged
 from harbortrainer.runs.disk_faults import disk_faults
-from harbortrainer.runs.progress import latest, rewind, set_damaged_aside
-from harbortrainer.runs.run_lock import RunLock
+from harbortrainer.runs.locks import RunLock
 
 MB = 1 << 20
 
@@ -32,98 +32,100 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def play(run: SmallRun) -> None:
-    """The loop inside of what tells faults of the disk."""
-    with disk_faults(run.run.path):
-        asyncio.run(run.play())
+def train(run: ScriptedRun) -> None:
+    """Train with disk errors reported as user errors."""
+    with disk_faults(run.folder.path):
+        asyncio.run(run.train())
 
 
-class Heavy(World):
-    """A learner with checkpoints of a size; `before` runs ahead of the save of a step."""
+class LargeCheckpoints(FakeComponents):
+    """A learner with checkpoints of `size` bytes; `before_save` is called before step `at` is saved."""
 
-    def __init__(self, size: int, at: int, before) -> None:
+    def __init__(self, size: int, at: int, before_save) -> None:
         super().__init__()
-        self.size, self.at, self.before = size, at, before
+        self.size, self.at, self.before_save = size, at, before_save
 
     def save(self, folder: Path) -> None:
         if self.version == self.at:
-            self.before(folder)
+            self.before_save(folder)
         (folder / "adapter_model.safetensors").write_bytes(os.urandom(self.size))
 
 
-def steps(run: SmallRun) -> list[int]:
-    return [json.loads(line)["step"] for line in run.run.metrics_file.read_text().splitlines()]
+def steps(run: ScriptedRun) -> list[int]:
+    return [json.loads(line)["step"] for line in run.folder.metrics_file.read_text().splitlines()]
 
 
-def test_a_full_disk_is_one_line_and_costs_the_step_it_hits(small_disk):
-    run = SmallRun(small_disk, steps=4)
+def test_full_disk_is_one_line_and_loses_one_step(small_disk):
+    run = ScriptedRun(small_disk, steps=4)
     filler = small_disk / "filler"
-    run.world = Heavy(MB, 3, lambda folder: filler.write_bytes(bytes(shutil.disk_usage(folder).free - MB // 2)))
+    run.components = LargeCheckpoints(
+        MB, 3, lambda folder: filler.write_bytes(bytes(shutil.disk_usage(folder).free - MB // 2))
+    )
     with pytest.raises(
-        RunStoppedError, match=rf"the disk of {run.run.path} is full .*; make room and go on with --resume"
+        RunStoppedError, match=rf"the disk of {run.folder.path} is full .*; free disk space and continue with --resume"
     ):
-        play(run)
-    assert set_damaged_aside(run.run.checkpoints) == []
-    found = latest(run.run.checkpoints)
+        train(run)
+    assert set_aside_damaged(run.folder.checkpoints) == []
+    found = latest(run.folder.checkpoints)
     assert found is not None
     assert found[1].step == 2
-    assert not list(run.run.checkpoints.glob(".*"))
-    # Still full: reading where it stands needs no room.
-    rewind(run.run, 1)
+    assert not list(run.folder.checkpoints.glob(".*"))
+    # The disk is still full, and this rewind needs no space.
+    rewind(run.folder, 1)
     filler.unlink()
-    rewind(run.run, 1)
+    rewind(run.folder, 1)
     assert steps(run) == [1]
 
 
-def test_a_full_disk_under_the_metrics_leaves_whole_lines(small_disk):
-    run = SmallRun(small_disk, steps=4)
-    run.world = Heavy(1000, 2, lambda folder: None)
-    run.world.train = full_after(run.world.train, small_disk)
+def test_full_disk_leaves_whole_metric_lines(small_disk):
+    run = ScriptedRun(small_disk, steps=4)
+    run.components = LargeCheckpoints(1000, 2, lambda folder: None)
+    run.components.train = fill_disk_in_second_step(run.components.train, small_disk)
     with pytest.raises(RunStoppedError, match="is full"):
-        play(run)
+        train(run)
     (small_disk / "filler").unlink()
-    rewind(run.run, 1)
+    rewind(run.folder, 1)
     assert steps(run) == [1]
 
 
-def full_after(train, disk: Path):
-    def second_fills(samples, rescored=()):
-        out = train(samples, rescored)
+def fill_disk_in_second_step(train_step, disk: Path):
+    def fill_disk(samples, rescored=()):
+        metrics = train_step(samples, rescored)
         if (disk / "small" / "metrics.jsonl").exists():
             with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
                 while True:
                     file.write(bytes(4096))
-        return out
+        return metrics
 
-    return second_fills
-
-
-def test_a_folder_deleted_underneath_is_one_line(tmp_path):
-    run = SmallRun(tmp_path, steps=4)
-    run.run.lock = RunLock(run.run.path)
-    # At once: a trial that ends meanwhile would write into what is emptied file by file.
-    run.world = Heavy(1000, 2, lambda folder: run.run.path.rename(tmp_path / "gone"))
-    with pytest.raises(RunStoppedError, match=f"the run folder {run.run.path} was removed or moved away"):
-        play(run)
+    return fill_disk
 
 
-def test_a_folder_deleted_between_two_steps_is_one_line_and_not_made_anew(tmp_path):
-    run = SmallRun(tmp_path, steps=4)
-    run.run.lock = RunLock(run.run.path)
-    train = run.world.train
-
-    def deletes(samples, rescored=()):
-        if run.world.version == 1:
-            # At once, as above.
-            run.run.path.rename(tmp_path / "gone")
-        return train(samples, rescored)
-
-    run.world.train = deletes
-    with pytest.raises(RunStoppedError, match="was removed or moved away"):
-        play(run)
-    assert not run.run.path.exists()
+def test_deleted_folder_is_one_line(tmp_path):
+    run = ScriptedRun(tmp_path, steps=4)
+    run.folder.lock = RunLock(run.folder.path)
+    # A rename is atomic; a trial that ends during a deletion would write new files.
+    run.components = LargeCheckpoints(1000, 2, lambda folder: run.folder.path.rename(tmp_path / "gone"))
+    with pytest.raises(RunStoppedError, match=f"the run folder {run.folder.path} was removed or moved during the run"):
+        train(run)
 
 
-def test_an_error_about_something_else_stays_what_it_is(tmp_path):
+def test_folder_deleted_between_steps_is_not_recreated(tmp_path):
+    run = ScriptedRun(tmp_path, steps=4)
+    run.folder.lock = RunLock(run.folder.path)
+    train_step = run.components.train
+
+    def delete_folder_first(samples, rescored=()):
+        if run.components.version == 1:
+            # A rename, as above.
+            run.folder.path.rename(tmp_path / "gone")
+        return train_step(samples, rescored)
+
+    run.components.train = delete_folder_first
+    with pytest.raises(RunStoppedError, match="was removed or moved during the run"):
+        train(run)
+    assert not run.folder.path.exists()
+
+
+def test_other_errors_are_unchanged(tmp_path):
     with pytest.raises(FileNotFoundError), disk_faults(tmp_path / "run"):
         (tmp_path / "elsewhere").read_text()

@@ -1,10 +1,10 @@
-"""Evaluation: the same rollouts and seeds every time, and honest means."""
+"""Evaluation: repeatable rollouts and seeds, and means without failed trials."""
 
 from dataclasses import dataclass, field, replace
 
 from loop_fakes import rollout
 
-from harbortrainer.engines.local.evaluation import due, eval_metrics, plan_evaluation, result_of
+from harbortrainer.engines.local.evaluation import eval_metrics, eval_result, plan_evaluation, sources_at
 from harbortrainer.estimates.interval import mean_reward
 
 
@@ -20,7 +20,7 @@ class TwoTasks:
         return f"key-{index}"
 
 
-def test_every_rollout_of_an_evaluation_has_its_own_seed_and_they_repeat():
+def test_rollout_seeds_are_unique_and_repeatable():
     plans = plan_evaluation([TwoTasks()], seed=1)  # ty: ignore[invalid-argument-type]
     assert [plan.index for plan in plans] == [0, 0, 1, 1]
     assert len({plan.seed for plan in plans}) == 4
@@ -28,36 +28,36 @@ def test_every_rollout_of_an_evaluation_has_its_own_seed_and_they_repeat():
     assert plans != plan_evaluation([TwoTasks()], seed=2)  # ty: ignore[invalid-argument-type]
 
 
-def test_a_failed_trial_is_left_out_of_the_mean():
-    result = result_of([rollout(1.0), rollout(0.0), rollout(None)])
+def test_mean_excludes_failed_trial():
+    result = eval_result([rollout(1.0), rollout(0.0), rollout(None)])
     assert (result.mean_reward, result.n, result.tasks) == (0.5, 2, 1)
 
 
-def test_an_evaluation_of_the_engine_reports_what_the_command_reports():
+def test_result_equals_eval_command():
     rollouts = [replace(rollout(reward), task_key=task) for task, reward in (("a", 1.0), ("a", 0.0), ("b", 0.0))]
-    result, estimate = result_of(rollouts), mean_reward({"a": [1.0, 0.0], "b": [0.0]})
+    result, estimate = eval_result(rollouts), mean_reward({"a": [1.0, 0.0], "b": [0.0]})
     assert (result.mean_reward, result.stderr) == (0.25, 0.25)  # a trial-weighted mean would be 1/3
     assert (result.low, result.high, result.n) == (estimate.low, estimate.high, 3)
     assert str(result) == "0.250 [0.000, 1.000] (2 tasks, 3 trials)"
 
 
 def test_no_graded_trial_has_no_mean():
-    assert result_of([rollout(None)]).mean_reward is None
+    assert eval_result([rollout(None)]).mean_reward is None
 
 
-def test_metrics_name_the_source_and_the_outcomes():
-    numbers = eval_metrics([rollout(1.0), rollout(None)], {"s": 1})
-    assert numbers["eval/s/all/agent/avg@1"] == 1.0
-    assert numbers["eval/s/all/agent/metrics/outcome_sandbox_error/mean"] == 0.5
+def test_metrics_have_source_and_outcomes():
+    metrics = eval_metrics([rollout(1.0), rollout(None)], {"s": 1})
+    assert metrics["eval/s/all/agent/avg@1"] == 1.0
+    assert metrics["eval/s/all/agent/metrics/outcome_sandbox_error/mean"] == 0.5
 
 
-def test_each_source_is_due_at_its_own_interval():
-    assert due(6, {"a": 2, "b": 4, "c": 3}) == ["a", "c"]
+def test_source_is_due_at_its_interval():
+    assert sources_at(6, {"a": 2, "b": 4, "c": 3}) == ["a", "c"]
 
 
-def test_pass_at_k_counts_a_task_as_solved_when_one_of_k_trials_solves_it():
-    numbers = eval_metrics([rollout(reward) for reward in (1.0, 0.0, 0.0, 0.0)], {"s": 4})
-    passes = {name.rpartition("/")[2]: value for name, value in numbers.items() if "pass" in name}
+def test_pass_at_k_needs_one_solved_trial():
+    metrics = eval_metrics([rollout(reward) for reward in (1.0, 0.0, 0.0, 0.0)], {"s": 4})
+    passes = {name.rpartition("/")[2]: value for name, value in metrics.items() if "pass" in name}
     assert passes == {"pass@1": 0.25, "pass@2": 0.5, "pass@4": 1.0, "pass^1": 0.25, "pass^2": 0.0, "pass^4": 0.0}
 
 

@@ -1,16 +1,16 @@
-"""Groups: survivors, advantages, what a failure does to the others."""
+"""Groups: states, trainable rollouts, advantages, and the effect of failures."""
 
 import pytest
 from loop_fakes import group_of, rollout
 
-from harbortrainer.config.algo_table import Algo, LengthPenalty
+from harbortrainer.config.algorithm_config import Algo, LengthPenalty
 from harbortrainer.engines.local.rollouts.group import Group, GroupState
 from harbortrainer.engines.local.rollouts.rollout import outcome_shares
 from harbortrainer.engines.local.rollouts.schedule import Plan
 from harbortrainer.trials.outcome import Outcome
 
 
-def test_a_group_goes_from_planned_to_finished():
+def test_group_state_changes():
     group = Group(id="g", plan=Plan("s", 0), size=1)
     assert group.state is GroupState.PLANNED
     group.start(version=3)
@@ -19,7 +19,7 @@ def test_a_group_goes_from_planned_to_finished():
     assert group.state is GroupState.FINISHED
 
 
-def test_a_group_takes_nothing_before_its_start_or_after_its_end():
+def test_group_refuses_rollout_unless_in_flight():
     group = Group(id="g", plan=Plan("s", 0), size=1)
     with pytest.raises(ValueError, match="planned"):
         group.add(rollout(1.0))
@@ -29,7 +29,7 @@ def test_a_group_takes_nothing_before_its_start_or_after_its_end():
         group.add(rollout(1.0))
 
 
-def test_a_failure_neither_counts_as_zero_nor_lowers_the_mean():
+def test_failure_is_not_in_mean():
     group = group_of([1.0, 0.0, None])
     assert group.trains
     assert group.advantages() == [0.5, -0.5]
@@ -37,21 +37,21 @@ def test_a_failure_neither_counts_as_zero_nor_lowers_the_mean():
 
 
 @pytest.mark.parametrize("rewards", [[1.0, None, None], [None, None]])
-def test_a_group_with_fewer_than_two_survivors_does_not_train(rewards):
+def test_group_needs_two_trainable_rollouts(rewards):
     assert not group_of(rewards).trains
 
 
-def test_equal_rewards_leave_no_sample():
+def test_equal_rewards_give_no_sample():
     assert group_of([1.0, 1.0, 1.0]).samples() == []
 
 
-def test_a_reward_without_a_sampled_token_is_no_survivor():
+def test_rollout_without_tokens_is_not_trainable():
     empty = rollout(1.0)
     empty.samples = []
-    assert not empty.survived
+    assert not empty.trainable
 
 
-def test_a_group_is_as_old_as_its_oldest_token():
+def test_oldest_version_of_group():
     assert group_of([1.0, 0.0], versions=[4, 2], version=4).oldest_version == 2
 
 
@@ -61,7 +61,7 @@ def test_outcome_shares_add_up():
     assert {name: share for name, share in shares.items() if share} == {"completed": 0.5, "sandbox_error": 0.5}
 
 
-def test_a_length_penalty_makes_the_shorter_of_two_equal_trials_better():
+def test_length_penalty_prefers_shorter_trial():
     group = group_of([1.0, 1.0])
     group.rollouts[0].total_output_tokens, group.rollouts[1].total_output_tokens = 1, 2
     group.algo = Algo(length_penalty=LengthPenalty())

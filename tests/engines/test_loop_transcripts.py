@@ -1,57 +1,59 @@
-"""The transcripts that the loop keeps: of trials that trained, that did not, and of a run that never made a step."""
+"""Transcripts of trained and untrained trials, and of a run that stopped before its first step."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
-from small_world import FAIL, Script, SmallRun, World
+from scripted_run import FAIL, FakeComponents, ScriptedRun, ScriptedTask
 
 from harbortrainer.errors import RunStoppedError
-from harbortrainer.runs.durable import read_lines
-from harbortrainer.runs.progress import rewind
+from harbortrainer.runs.checkpoints import rewind
 from harbortrainer.runs.transcript import Transcript
-from harbortrainer.runs.transcript_files import FOLDER, PENDING, read
-from harbortrainer.runs.trial_line import UNDECIDED, TrialLine
-from harbortrainer.view.folder_kind import open_store
-from harbortrainer.view.shown_trial import OPEN
-from harbortrainer.view.trial_filter import TrialFilter
+from harbortrainer.runs.transcript_files import FOLDER, PENDING, read_transcript, transcript_place
+from harbortrainer.runs.trial_row import UNDECIDED, TrialRow, read_rows
+from harbortrainer.view.queries import TrialFilter
+from harbortrainer.view.run_folders import open_store
+
+pytestmark = pytest.mark.torch  # the weight update
 
 
-def kept(run: SmallRun, folder: str, name: str) -> list[tuple[TrialLine, Transcript | None]]:
-    """The lines of a file with what is kept of each trial."""
-    rows = read_lines(run.run.path / folder / f"{name}.jsonl")
-    lines = [TrialLine.of_rollout(row, name) for row in rows]
-    return [(line, read(run.run.path, line.place, line.trial) if line.place else None) for line in lines]
+def rows_with_transcripts(run: ScriptedRun, folder: str, name: str) -> list[tuple[TrialRow, Transcript | None]]:
+    """Return the rows of a file, each with its trial's transcript if there is one."""
+    rows, path = read_rows(run.folder.path / folder / f"{name}.jsonl"), run.folder.path
+    return [
+        (row, read_transcript(path, transcript_place(name, row.transcript), row.trial) if row.transcript else None)
+        for row in rows
+    ]
 
 
-def test_every_trial_of_a_step_has_its_tokens_whether_it_trained_or_not(tmp_path: Path) -> None:
-    run = SmallRun(tmp_path, steps=3)
-    asyncio.run(run.play())
-    found = [one for step in (1, 2, 3) for one in kept(run, "rollouts", f"step_{step}")]
-    fates = {line.not_trained for line, _ in found}
-    assert {None, "failed", "no signal in its group", "too few survivors"} <= fates
-    for line, transcript in found:
-        if line.outcome == "cancelled":
+def test_transcripts_have_tokens_of_every_trial(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, steps=3)
+    asyncio.run(run.train())
+    found = [pair for step in (1, 2, 3) for pair in rows_with_transcripts(run, "rollouts", f"step_{step}")]
+    reasons = {row.not_trained for row, _ in found}
+    assert {None, "failed", "no signal in its group", "too few survivors"} <= reasons
+    for row, transcript in found:
+        if row.outcome == "cancelled":
             continue
-        assert transcript is not None, line
-        assert sum(len(turn.token_ids) for turn in transcript.turns()) == line.tokens.output
-        if line.trained:
-            assert min(turn.version or 0 for turn in transcript.turns()) == line.version
+        assert transcript is not None, row
+        assert sum(len(turn.token_ids) for turn in transcript.turns()) == row.tokens.output
+        if row.trained:
+            assert min(turn.version or 0 for turn in transcript.turns()) == row.version
 
 
-def test_a_run_that_stops_because_every_trial_fails_can_be_looked_into(tmp_path: Path) -> None:
-    run = SmallRun(tmp_path, steps=3, world=World((Script("lost", [FAIL] * 4),)))
-    with pytest.raises(RunStoppedError, match="left no group with two survivors"):
-        asyncio.run(run.play())
-    assert not list(run.run.rollouts.iterdir())
-    found = kept(run, FOLDER, PENDING)
+def test_stopped_run_has_pending_transcripts(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, steps=3, components=FakeComponents((ScriptedTask("lost", [FAIL] * 4),)))
+    with pytest.raises(RunStoppedError, match="left no group with two trainable trials"):
+        asyncio.run(run.train())
+    assert not list(run.folder.rollouts.iterdir())
+    found = rows_with_transcripts(run, FOLDER, PENDING)
     assert len(found) >= 24 and all(transcript is not None for _, transcript in found)
-    run.run.config_file.write_text("")
-    store = open_store(run.run.path)
-    assert store.fates() == {UNDECIDED: len(found)}
-    line = store.found(TrialFilter())[0][0]
-    sheet = store.sheet(line.trial)
-    assert sheet is not None and sheet.turns and line.step == OPEN
-    rewind(run.run, 0)
+    run.folder.config_file.write_text("")
+    store = open_store(run.folder.path)
+    assert store.training_counts() == {UNDECIDED: len(found)}
+    row = store.find(TrialFilter())[0][0]
+    detail = store.detail(row.trial)
+    assert detail is not None and detail.turns and row.step is None
+    rewind(run.folder, 0)
     store.refresh()
-    assert store.found(TrialFilter()) == ([], 0), "a resume plays them again"
+    assert store.find(TrialFilter()) == ([], 0), "a resume runs them again"

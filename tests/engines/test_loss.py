@@ -1,4 +1,4 @@
-"""The loss against numbers worked out by hand, with ratios that are not 1."""
+"""The loss, compared with values calculated by hand at ratios other than 1."""
 
 import math
 
@@ -12,8 +12,8 @@ from harbortrainer.engines.local.learner.trained_policy import token_logprobs
 SETTINGS = LossSettings(kl_tau=0.1, adv_tau=2.0)
 
 
-def probabilities(*values: float, learn: bool = False) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64).log().requires_grad_(learn)
+def logprobs_of(*values: float, requires_grad: bool = False) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).log().requires_grad_(requires_grad)
 
 
 def gradient(p: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ def loss_of(p, q, advantages, mask=None, settings=SETTINGS, scale=1):
     return policy_loss(p, q, advantages, mask, settings, scale=scale)
 
 
-def test_defaults_are_prime_rls():
+def test_defaults_match_prime_rl():
     assert LossSettings().model_dump() == {
         "type": "default",
         "dppo_mask_low": 0.2,
@@ -37,8 +37,8 @@ def test_defaults_are_prime_rls():
     }
 
 
-def test_on_policy_the_loss_is_minus_the_mean_advantage_and_the_gradient_is_the_policy_gradient():
-    p = probabilities(0.5, 0.1, learn=True)
+def test_on_policy_loss_and_gradient():
+    p = logprobs_of(0.5, 0.1, requires_grad=True)
     result = loss_of(p, p.detach(), [1.0, -0.5], scale=2)
     result.loss.backward()
     assert result.loss.item() == pytest.approx(-(2.0 * 1.0 + 2.0 * -0.5) / 2)
@@ -47,9 +47,9 @@ def test_on_policy_the_loss_is_minus_the_mean_advantage_and_the_gradient_is_the_
     assert result.mismatch_kl.tolist() == [0.0, 0.0]
 
 
-def test_a_stale_token_inside_the_trust_region_is_weighted_by_its_ratio():
-    p = probabilities(0.30, learn=True)
-    result = loss_of(p, probabilities(0.20), [1.0])
+def test_stale_token_in_trust_region_is_weighted_by_ratio():
+    p = logprobs_of(0.30, requires_grad=True)
+    result = loss_of(p, logprobs_of(0.20), [1.0])
     result.loss.backward()
     ratio, log_ratio = 1.5, math.log(1.5)
     assert result.loss.item() == pytest.approx(-2.0 * ratio + 0.1 * log_ratio**2)
@@ -60,19 +60,19 @@ def test_a_stale_token_inside_the_trust_region_is_weighted_by_its_ratio():
 @pytest.mark.parametrize(
     ("p", "q", "advantage", "masked"),
     [
-        (0.71, 0.50, +1.0, True),  # rose by more than 0.2 and is pushed further up
+        (0.71, 0.50, +1.0, True),  # rose by more than 0.2, and the advantage raises it further
         (0.69, 0.50, +1.0, False),
-        (0.29, 0.50, +1.0, False),  # fell, and is pushed back up
-        (0.29, 0.50, -1.0, True),  # fell by more than 0.2 and is pushed further down
+        (0.29, 0.50, +1.0, False),  # fell, and the advantage raises it
+        (0.29, 0.50, -1.0, True),  # fell by more than 0.2, and the advantage lowers it further
         (0.31, 0.50, -1.0, False),
-        (0.71, 0.50, -1.0, False),  # rose, and is pushed back down
-        (0.05, 0.001, +1.0, False),  # a ratio of 50, but of tiny probabilities
+        (0.71, 0.50, -1.0, False),  # rose, and the advantage lowers it
+        (0.05, 0.001, +1.0, False),  # a ratio of 50 between tiny probabilities
         (0.29, 0.50, 0.0, True),  # an advantage of 0 counts as negative, as in Prime-RL
     ],
 )
-def test_the_trust_region_masks_by_how_far_the_probability_moved(p, q, advantage, masked):
-    policy = probabilities(p, learn=True)
-    result = loss_of(policy, probabilities(q), [advantage])
+def test_trust_region_masks_by_probability_change(p, q, advantage, masked):
+    policy = logprobs_of(p, requires_grad=True)
+    result = loss_of(policy, logprobs_of(q), [advantage])
     result.loss.backward()
     log_ratio = math.log(p / q)
     gain = 0.0 if masked else 2.0 * advantage * p / q
@@ -81,8 +81,8 @@ def test_the_trust_region_masks_by_how_far_the_probability_moved(p, q, advantage
     assert gradient(policy).item() == pytest.approx(0.1 * 2 * log_ratio - gain)
 
 
-def test_the_two_thresholds_are_separate():
-    p, q = probabilities(0.6, 0.4), probabilities(0.5, 0.5)
+def test_thresholds_are_separate():
+    p, q = logprobs_of(0.6, 0.4), logprobs_of(0.5, 0.5)
     advantages = torch.tensor([1.0, -1.0])
     high = LossSettings(dppo_mask_high=0.05, dppo_mask_low=0.5)
     low = LossSettings(dppo_mask_high=0.5, dppo_mask_low=0.05)
@@ -90,19 +90,19 @@ def test_the_two_thresholds_are_separate():
     assert outside_trust_region(p, q, advantages, low).tolist() == [False, True]
 
 
-def test_tokens_that_do_not_train_change_nothing():
-    p = probabilities(0.3, 0.9, learn=True)
+def test_masked_tokens_have_no_effect():
+    p = logprobs_of(0.3, 0.9, requires_grad=True)
     q = torch.tensor([math.log(0.2), 0.0], dtype=torch.float64)
     result = loss_of(p, q, [1.0, 5.0], mask=[True, False], scale=1)
     result.loss.backward()
-    alone = loss_of(probabilities(0.3), probabilities(0.2), [1.0])
+    alone = loss_of(logprobs_of(0.3), logprobs_of(0.2), [1.0])
     assert result.loss.item() == pytest.approx(alone.loss.item())
     assert gradient(p)[1].item() == 0.0
     assert not result.masked[1]
 
 
-def test_micro_batches_with_one_scale_add_up_to_the_whole_batch():
-    p, q = probabilities(0.3, 0.6, 0.2, 0.9), probabilities(0.2, 0.7, 0.25, 0.5)
+def test_losses_of_micro_batches_add_up():
+    p, q = logprobs_of(0.3, 0.6, 0.2, 0.9), logprobs_of(0.2, 0.7, 0.25, 0.5)
     advantages = [1.0, -1.0, 0.5, 0.5]
     whole = loss_of(p, q, advantages, scale=4).loss
     halves = [loss_of(p[s], q[s], advantages[s], scale=4).loss for s in (slice(0, 2), slice(2, 4))]
@@ -112,7 +112,7 @@ def test_micro_batches_with_one_scale_add_up_to_the_whole_batch():
     )
 
 
-def test_the_gradient_is_that_of_the_formula():
+def test_gradient_matches_finite_differences():
     torch.manual_seed(0)
     q = torch.randn(12, dtype=torch.float64).sigmoid().log()
     p = (q + 0.3 * torch.randn(12, dtype=torch.float64)).clamp_max(-0.01).requires_grad_()
@@ -121,7 +121,7 @@ def test_the_gradient_is_that_of_the_formula():
     assert torch.autograd.gradcheck(lambda x: policy_loss(x, q, advantages, mask, SETTINGS, scale=8).loss, p)
 
 
-def test_chunked_log_probabilities_are_those_of_the_whole_softmax():
+def test_chunked_logprobs_match_log_softmax():
     torch.manual_seed(0)
     hidden = torch.randn(50, 8, requires_grad=True)
     matrix = torch.randn(8, 33)
@@ -137,7 +137,7 @@ def test_chunked_log_probabilities_are_those_of_the_whole_softmax():
     torch.testing.assert_close(ours, expected)
 
 
-def test_a_forbidden_token_does_not_make_the_entropy_nan():
+def test_entropy_with_forbidden_token_is_finite():
     logits = torch.tensor([[0.0, 0.0, -torch.inf]])
     logprobs, entropy = token_logprobs(logits, lambda h: h, torch.tensor([1]), torch.ones(1), vocab=3)
     assert logprobs.item() == pytest.approx(math.log(0.5))

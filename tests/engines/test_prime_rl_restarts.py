@@ -1,12 +1,13 @@
-"""A run that stands still is ended and told; with restarts it goes on from its last checkpoint, with real processes."""
+"""A stalled run is ended and reported; with restarts it continues from its last checkpoint. Uses real processes."""
 
 import pytest
 
 from harbortrainer.config.reader import read
-from harbortrainer.engines.prime_rl import process, standstill
-from harbortrainer.engines.prime_rl.start import expectation, start
+from harbortrainer.engines.prime_rl import process, stall_detector
+from harbortrainer.engines.prime_rl.start import start, watch_message
 from harbortrainer.errors import UserError
 
+pytestmark = pytest.mark.process
 CHECKPOINTS = "[ckpt]\ninterval = 1"
 SERVER = """
 import multiprocessing, os, time
@@ -22,7 +23,7 @@ if __name__ == "__main__":
     worker.start()
     time.sleep(300)
 """
-STANDS_STILL = """
+STALLED_RUN = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 if "--resume" in sys.argv:
@@ -48,26 +49,26 @@ time.sleep(300)
 
 
 @pytest.fixture
-def stands_still(stand_in, monkeypatch):
-    """An `rl` of which a worker dies, once; watched more closely than usual."""
-    monkeypatch.setattr(standstill, "GONE_S", 1.0)
-    monkeypatch.setattr(process, "LOOK_S", 0.1)
-    return stand_in(STANDS_STILL.format(server=SERVER))
+def stalled_run(stand_in, monkeypatch):
+    """An `rl` whose worker dies in the first attempt; stalls are detected quickly."""
+    monkeypatch.setattr(stall_detector, "WORKER_MISSING_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(process, "CHECK_INTERVAL_S", 0.1)
+    return stand_in(STALLED_RUN.format(server=SERVER))
 
 
-def test_a_run_without_one_of_its_workers_is_ended_with_its_last_lines(run_file, stands_still, capfd):
-    assert start(read(run_file(CHECKPOINTS)), stands_still, []) != 0
-    said = capfd.readouterr().err
-    assert "the run stood still and was ended: a worker of the train env server Tasks is gone" in said
-    assert "killed by signal 9" in said and "MemoryError: no more" in said and "--resume" in said
-    assert "goes on" not in said
+def test_ends_run_with_dead_worker(run_file, stalled_run, capfd):
+    assert start(read(run_file(CHECKPOINTS)), stalled_run, []) != 0
+    err = capfd.readouterr().err
+    assert "the run stalled and was ended: a worker of the train env server Tasks exited" in err
+    assert "killed by signal 9" in err and "MemoryError: no more" in err and "--resume" in err
+    assert "continuing" not in err
 
 
-def test_a_restart_resumes_it(run_file, stands_still, capfd):
-    assert start(read(run_file(CHECKPOINTS)), stands_still, [], restarts=2) == 0
-    told = capfd.readouterr()
-    assert "resumed" in told.out
-    assert told.err.count("goes on from the last checkpoint (2 of 2 restarts left)") == 1
+def test_restart_resumes_stalled_run(run_file, stalled_run, capfd):
+    assert start(read(run_file(CHECKPOINTS)), stalled_run, [], restarts=2) == 0
+    output = capfd.readouterr()
+    assert "resumed" in output.out
+    assert output.err.count("continuing from the last checkpoint (2 of 2 restarts left)") == 1
 
 
 def test_restarts_are_counted(run_file, stand_in, capfd):
@@ -77,16 +78,16 @@ def test_restarts_are_counted(run_file, stand_in, capfd):
     assert [f"({left} of 2 restarts left)" in err for left in (2, 1, 0)] == [True, True, False]
 
 
-def test_restarts_need_something_to_go_on_from(run_file, stand_in, tmp_path):
+def test_restarts_need_name_and_checkpoints(run_file, stand_in, tmp_path):
     checkout = stand_in("")
-    with pytest.raises(UserError, match="--restarts: there are no checkpoints to go on from"):
+    with pytest.raises(UserError, match="--restarts: the run writes no checkpoints to continue from"):
         start(read(run_file()), checkout, [], restarts=1)
     nameless = tmp_path / "nameless.toml"
     nameless.write_text(run_file(CHECKPOINTS).read_text().replace('name = "r"', ""))
-    with pytest.raises(UserError, match="--restarts: a run goes on only under its name"):
+    with pytest.raises(UserError, match="--restarts: only a run with a name can continue"):
         start(read(nameless), checkout, [], restarts=1)
 
 
-def test_the_user_is_told_what_the_watch_goes_by():
-    assert "90 min" in expectation(5400)
-    assert "nothing bounds" in expectation(None)
+def test_watch_message():
+    assert "90 min" in watch_message(5400)
+    assert "no time limit" in watch_message(None)

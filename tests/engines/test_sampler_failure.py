@@ -1,4 +1,4 @@
-"""When the engine breaks: requests fail at once, `/health` says so, and nothing hangs."""
+"""Engine failures: requests fail at once, `/health` reports the failure, and nothing hangs."""
 
 import contextlib
 import time
@@ -8,15 +8,9 @@ import httpx
 import pytest
 from patience import HANG_S, wait_until
 from sampler_setup import generate, random_prompt
-from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 class BrokenAfter:
@@ -32,37 +26,37 @@ class BrokenAfter:
         return self.forward(*args, **kwargs)
 
 
-def ask(url: str, length: int) -> httpx.Response:
+def request_completion(url: str, length: int) -> httpx.Response:
     body = {"token_ids": random_prompt(length, length), "sampling_params": {"max_tokens": 200, "ignore_eos": True}}
     return httpx.post(url + "/inference/v1/generate", json=body, timeout=HANG_S)
 
 
-def test_an_engine_that_dies_fails_what_runs_and_what_comes_after(folder):
+def test_dead_engine_fails_running_and_new_requests(folder):
     with Sampler(folder, max_model_len=256) as sampler:
         sampler._model.forward = BrokenAfter(sampler._model.forward, 20)
         with ThreadPoolExecutor(4) as pool:
-            replies = list(pool.map(lambda n: ask(sampler.url, n), (5, 6, 7, 8)))
+            replies = list(pool.map(lambda n: request_completion(sampler.url, n), (5, 6, 7, 8)))
         assert {reply.status_code for reply in replies} == {500}
         assert all("engine" in reply.json()["error"]["message"] for reply in replies)
         wait_until(lambda: httpx.get(sampler.url + "/health").status_code != 200)
         health = httpx.get(sampler.url + "/health")
         assert health.status_code == 503
         assert "out of memory" in health.json()["error"]["message"]
-        assert ask(sampler.url, 5).status_code == 500
+        assert request_completion(sampler.url, 5).status_code == 500
         with pytest.raises(EngineFailedError, match="out of memory"):
             sampler.load_adapter({}, 1)
         assert sampler.stats()["failed"] == 5
 
 
-def test_a_model_that_gives_nan_is_an_error_not_a_token(folder):
+def test_nan_logits_are_an_error(folder):
     with Sampler(folder, max_model_len=256) as sampler:
         sampler._model.model.norm.weight.fill_(float("nan"))
-        reply = ask(sampler.url, 5)
+        reply = request_completion(sampler.url, 5)
         assert reply.status_code == 500
         assert "not a distribution" in reply.json()["error"]["message"]
 
 
-def test_stopping_fails_what_still_runs(folder):
+def test_stop_fails_running_requests(folder):
     sampler = Sampler(folder, max_model_len=2048).start()
     with ThreadPoolExecutor(1) as pool:
         body = {"token_ids": [5], "sampling_params": {"max_tokens": 2000, "ignore_eos": True, "n": 64}}
@@ -71,7 +65,7 @@ def test_stopping_fails_what_still_runs(folder):
             time.sleep(0.001)
         begin = time.monotonic()
         sampler.stop()
-        assert time.monotonic() - begin < 25  # less than the 30 s that it would wait for what does not end
+        assert time.monotonic() - begin < 25  # stop would wait 30 s for requests that do not end
         with contextlib.suppress(httpx.TransportError):
             assert running.result().status_code == 500
     sampler.stop()
@@ -79,7 +73,7 @@ def test_stopping_fails_what_still_runs(folder):
         httpx.get(sampler.url + "/health")
 
 
-def test_a_sampler_can_be_started_after_another_was_stopped(folder):
+def test_sampler_starts_after_another_was_stopped(folder):
     tokens = set()
     for _ in range(2):
         with Sampler(folder, seed=1, max_model_len=128) as sampler:

@@ -1,4 +1,4 @@
-"""The sampler as a process: it answers, stops when told to, and names what it cannot use."""
+"""The sampler as a process: it serves, stops on request, and reports what it cannot use."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tiny_model import build_tiny_model
 COMMAND = [sys.executable, "-c", "import sys; from harbortrainer.cli import main; sys.exit(main())", "serve"]
 
 
-def test_it_serves_under_the_name_given_until_it_is_told_to_stop(tmp_path):
+def test_serves_under_given_name_until_stopped(tmp_path):
     build_tiny_model(tmp_path / "policy")
     command = [*COMMAND, "policy", "--port", "0", "--max-model-len", "256"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
@@ -24,7 +24,7 @@ def test_it_serves_under_the_name_given_until_it_is_told_to_stop(tmp_path):
         assert process.wait(timeout=30) == 0
 
 
-def test_a_folder_without_a_model_is_one_line_and_exit_code_2(tmp_path):
+def test_folder_without_model_is_one_line_error(tmp_path):
     done = subprocess.run(
         [*COMMAND, str(tmp_path)], capture_output=True, text=True, timeout=120, env=os.environ, check=False
     )

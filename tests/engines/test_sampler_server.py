@@ -1,4 +1,4 @@
-"""The endpoints: what verifiers, renderers and Prime-RL's orchestrator call, and what bad requests get."""
+"""The endpoints that verifiers, renderers and Prime-RL's orchestrator call, and their errors."""
 
 import math
 import time
@@ -11,13 +11,8 @@ from sampler_setup import generate, logprobs_of, random_prompt
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
-from harbortrainer.engines.pretrained import load_tokenizer
+from harbortrainer.engines.models import load_tokenizer
 from harbortrainer.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +29,7 @@ def chat(sampler: Sampler, **body) -> httpx.Response:
     return post(sampler, "/v1/chat/completions", **{"messages": [{"role": "user", "content": "hi"}], **body})
 
 
-def test_generate_answers_in_the_shape_that_renderers_reads(sampler):
+def test_generate_reply_has_renderers_format(sampler):
     reply = post(
         sampler, "/inference/v1/generate", model="policy", token_ids=[5, 6, 7], cache_salt="3",
         sampling_params={
@@ -52,14 +47,14 @@ def test_generate_answers_in_the_shape_that_renderers_reads(sampler):
     assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
 
 
-def test_a_stop_token_ends_the_completion_and_is_part_of_it(sampler):
+def test_stop_token_ends_completion_and_is_included(sampler):
     stops = list(range(320))
     choice = generate(sampler.url, [5, 6], stop_token_ids=stops)
     assert len(choice["token_ids"]) == 1
     assert choice["finish_reason"] == "stop"
 
 
-def test_the_models_own_end_token_stops_too(sampler, folder):
+def test_model_eos_token_stops(sampler, folder):
     end = load_tokenizer(folder, where="here").eos_token_id
     for seed in range(8):
         choice = generate(sampler.url, random_prompt(5, seed), seed=seed, max_tokens=100)
@@ -74,7 +69,7 @@ def test_n_completions_differ(sampler):
     assert len({tuple(c["token_ids"]) for c in choices}) == 3
 
 
-def test_a_completion_ends_where_the_context_ends(sampler):
+def test_completion_ends_at_context_limit(sampler):
     choice = generate(sampler.url, random_prompt(250, 1), max_tokens=100, ignore_eos=True)
     assert len(choice["token_ids"]) == 6
     assert choice["finish_reason"] == "length"
@@ -96,7 +91,7 @@ def test_a_completion_ends_where_the_context_ends(sampler):
         ({"token_ids": [1], "sampling_params": {"presence_penalty": 0.5}}, 400, "presence_penalty"),
     ],
 )
-def test_bad_requests_are_refused_in_one_line_that_names_the_key(sampler, body, status, words):
+def test_bad_request_error_names_the_key(sampler, body, status, words):
     reply = post(sampler, "/inference/v1/generate", **body)
     assert reply.status_code == status
     message = reply.json()["error"]["message"]
@@ -104,16 +99,16 @@ def test_bad_requests_are_refused_in_one_line_that_names_the_key(sampler, body, 
     assert "\n" not in message
 
 
-def test_a_body_that_is_not_json_is_a_bad_request(sampler):
+def test_invalid_json_is_a_bad_request(sampler):
     for path in ("/inference/v1/generate", "/v1/chat/completions"):
         assert httpx.post(sampler.url + path, content=b"{nonsense").status_code == 400
 
 
-def test_unknown_paths_are_404_in_the_same_shape(sampler):
+def test_unknown_path_is_404_in_error_format(sampler):
     assert httpx.get(sampler.url + "/nothing").json()["error"]["code"] == 404
 
 
-def test_chat_returns_the_ids_it_was_asked_for(sampler, folder):
+def test_chat_returns_requested_ids(sampler, folder):
     tokenizer = load_tokenizer(folder, where="here")
     reply = chat(sampler, model="policy", max_tokens=10, logprobs=True, return_token_ids=True, seed=1).json()
     (choice,) = reply["choices"]
@@ -124,11 +119,11 @@ def test_chat_returns_the_ids_it_was_asked_for(sampler, folder):
     assert choice["message"]["content"] == tokenizer.decode(choice["token_ids"], skip_special_tokens=True)
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
     assert reply["usage"]["completion_tokens"] == len(choice["token_ids"])
-    again = generate(sampler.url, rendered, seed=1, max_tokens=10)
-    assert again["token_ids"] == choice["token_ids"]
+    repeated = generate(sampler.url, rendered, seed=1, max_tokens=10)
+    assert repeated["token_ids"] == choice["token_ids"]
 
 
-def test_chat_keeps_ids_and_logprobs_to_itself_when_nobody_asks(sampler):
+def test_chat_omits_unrequested_ids_and_logprobs(sampler):
     reply = chat(sampler, max_completion_tokens=3).json()
     assert "prompt_token_ids" not in reply
     assert "token_ids" not in reply["choices"][0]
@@ -136,7 +131,7 @@ def test_chat_keeps_ids_and_logprobs_to_itself_when_nobody_asks(sampler):
     assert reply["usage"]["completion_tokens"] <= 3
 
 
-def test_tools_reach_the_chat_template(sampler):
+def test_chat_template_receives_tools(sampler):
     tools = [{"type": "function", "function": {"name": "shell", "parameters": {}}}]
     plain = chat(sampler, max_tokens=1).json()["usage"]["prompt_tokens"]
     assert chat(sampler, max_tokens=1, tools=tools).json()["usage"]["prompt_tokens"] > plain
@@ -153,13 +148,13 @@ def test_tools_reach_the_chat_template(sampler):
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-def test_chat_refuses_what_it_cannot_do(sampler, body, words):
+def test_chat_refuses_unsupported_settings(sampler, body, words):
     reply = chat(sampler, **body)
     assert reply.status_code == 400
     assert words in reply.json()["error"]["message"]
 
 
-def test_models_lists_the_context_length(sampler):
+def test_models_lists_context_length(sampler):
     (card,) = httpx.get(sampler.url + "/v1/models").json()["data"]
     assert card["id"] == "policy"
     assert card["max_model_len"] == 256
@@ -179,10 +174,10 @@ async def test_renderers_client_accepts_the_replies(sampler, folder):
         client=client, renderer=renderer, messages=messages, model="policy",
         sampling_params={"max_tokens": 9, "temperature": 0.8}, extra_headers={"X-Session-ID": "rendered"},
     )  # fmt: skip
-    (entered,) = sampler.ledger.take("rendered")
-    assert list(entered.token_ids) == result["completion_ids"]
-    assert list(entered.logprobs) == pytest.approx(result["completion_logprobs"])
-    assert entered.prompt_len == len(result["prompt_ids"])
+    (completion,) = sampler.completion_log.pop("rendered")
+    assert list(completion.token_ids) == result["completion_ids"]
+    assert list(completion.logprobs) == pytest.approx(result["completion_logprobs"])
+    assert completion.prompt_len == len(result["prompt_ids"])
     with pytest.raises(OverlongPromptError):
         await render_and_generate(
             client=client, renderer=renderer, messages=messages, model="policy", prompt_ids=[1] * 257
@@ -193,7 +188,7 @@ async def test_renderers_client_accepts_the_replies(sampler, folder):
         )
 
 
-async def test_verifiers_train_client_samples_and_calls_a_full_context_by_its_name(sampler, folder):
+async def test_verifiers_train_client_recognizes_full_context(sampler, folder):
     from renderers.configs import DefaultRendererConfig
     from verifiers.v1.clients.train import TrainClient
     from verifiers.v1.configs.client import TrainClientConfig
@@ -210,10 +205,10 @@ async def test_verifiers_train_client_samples_and_calls_a_full_context_by_its_na
     body = {"model": "policy", "messages": [{"role": "user", "content": "the lazy dog"}]}
     try:
         response = await client.get_response(ChatDialect(), body, sampling, session_id="trace-1")
-        (entered,) = sampler.ledger.take("trace-1")
+        (completion,) = sampler.completion_log.pop("trace-1")
         assert response.tokens is not None
-        assert list(entered.token_ids) == response.tokens.completion_ids
-        assert list(entered.logprobs) == pytest.approx(response.tokens.completion_logprobs)
+        assert list(completion.token_ids) == response.tokens.completion_ids
+        assert list(completion.logprobs) == pytest.approx(response.tokens.completion_logprobs)
         body["messages"][0]["content"] = "word " * 400
         with pytest.raises(OverlongPromptError):
             await client.get_response(ChatDialect(), body, sampling, session_id="trace-2")
@@ -221,13 +216,13 @@ async def test_verifiers_train_client_samples_and_calls_a_full_context_by_its_na
         await client.close()
 
 
-def test_a_client_that_goes_away_frees_its_slot(sampler):
+def test_disconnected_client_frees_its_slot(sampler):
     body = {"token_ids": random_prompt(8, 1), "sampling_params": {"max_tokens": 240, "ignore_eos": True, "n": 20}}
     before = sampler.stats()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(sampler.url + "/inference/v1/generate", json=body, timeout=httpx.Timeout(5, read=0.05))
     ended, deadline, after = 0, time.monotonic() + 60, before
-    # A request counts as cancelled before the engine thread has taken it out of its cache.
+    # A request counts as cancelled before the engine thread removes it from the cache.
     while (ended < 20 or after["cache_used_tokens"]) and time.monotonic() < deadline:
         time.sleep(0.01)
         after = sampler.stats()
@@ -238,13 +233,13 @@ def test_a_client_that_goes_away_frees_its_slot(sampler):
     assert generate(sampler.url, [5])["token_ids"]
 
 
-def test_a_port_in_use_is_one_clear_line(sampler, folder):
+def test_port_in_use_is_one_line_error(sampler, folder):
     port = int(sampler.url.rsplit(":", 1)[1])
     with pytest.raises(UserError, match=f"port {port} is in use"):
         Sampler(folder, port=port)
 
 
-def test_a_folder_without_weights_is_named_with_what_is_missing(tmp_path):
+def test_folder_without_weights_error_names_missing_files(tmp_path):
     folder = build_tiny_model(tmp_path / "model")
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="no weights here") as caught:
@@ -255,7 +250,7 @@ def test_a_folder_without_weights_is_named_with_what_is_missing(tmp_path):
         Sampler(tmp_path / "empty")
 
 
-def test_weights_cut_short_are_one_clear_line(tmp_path):
+def test_truncated_weights_are_one_line_error(tmp_path):
     folder = build_tiny_model(tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -263,12 +258,12 @@ def test_weights_cut_short_are_one_clear_line(tmp_path):
         Sampler(folder)
 
 
-def test_a_context_longer_than_the_models_positions_is_refused(folder):
+def test_refuses_context_beyond_model_positions(folder):
     with pytest.raises(UserError, match="more than the model's 2048 positions"):
         Sampler(folder, max_model_len=4096)
 
 
 @pytest.mark.parametrize(("key", "value"), [("device", "quantum"), ("dtype", "int8"), ("dtype", "nonsense")])
-def test_an_unknown_device_or_dtype_is_refused(folder, key, value):
-    with pytest.raises(UserError, match=f"no such {key}"):
+def test_refuses_unknown_device_or_dtype(folder, key, value):
+    with pytest.raises(UserError, match=f"unknown {key}"):
         Sampler(folder, **{key: value})

@@ -1,4 +1,4 @@
-"""Whether turns are appended exactly as the template would have written them, and only where that is known."""
+"""Appended turns equal the template's own rendering; uncertain cases are rendered whole."""
 
 import pytest
 from renderers import CustomRendererConfig, create_renderer
@@ -49,7 +49,7 @@ def sampled(made: AppendingTemplate, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("first", [[], [{"role": "system", "content": "be\nbrief"}]])
-def test_turns_that_are_appended_are_those_of_the_whole_history(first):
+def test_appended_turns_equal_rendered_history(first):
     made = renderer(CHAT_TEMPLATE)
     messages: list[Message] = [*first, user("begin")]
     prompt = made.render_ids(messages, add_generation_prompt=True)
@@ -62,7 +62,7 @@ def test_turns_that_are_appended_are_those_of_the_whole_history(first):
         prompt = found.token_ids
 
 
-def test_what_is_added_belongs_to_the_question_but_for_the_opening_of_the_answer():
+def test_added_tokens_belong_to_question_except_answer_header():
     made = renderer(CHAT_TEMPLATE)
     prompt = made.render_ids([user("begin")], add_generation_prompt=True)
     found = made.bridge_to_next_turn(prompt, sampled(made, "ls<|im_end|>"), [user("a b")])
@@ -72,7 +72,7 @@ def test_what_is_added_belongs_to_the_question_but_for_the_opening_of_the_answer
 
 
 @pytest.mark.parametrize("template", [TRIMS, NO_SYSTEM])
-def test_what_was_sampled_stays_as_it_was_also_where_the_template_would_trim_it(template):
+def test_sampled_tokens_stay_even_if_template_trims_them(template):
     made = renderer(template)
     prompt = made.render_ids([user("begin")], add_generation_prompt=True)
     said = sampled(made, " ls \n\n<|im_end|>")
@@ -81,7 +81,7 @@ def test_what_was_sampled_stays_as_it_was_also_where_the_template_would_trim_it(
 
 
 @pytest.mark.parametrize("template", ODD.values(), ids=ODD)
-def test_a_template_that_does_more_than_append_is_left_to_render_all_of_it(template):
+def test_position_dependent_template_renders_whole_history(template):
     made = renderer(template)
     prompt = made.render_ids([user("begin")], add_generation_prompt=True)
     assert not made.appends
@@ -98,7 +98,7 @@ def test_a_template_that_does_more_than_append_is_left_to_render_all_of_it(templ
         ("ls<|im_end|>", [user("one")], [{"name": "shell", "description": "", "parameters": {}}]),
     ],
 )
-def test_where_there_is_a_doubt_the_history_is_rendered_anew(answer, messages, tools):
+def test_uncertain_cases_render_history_again(answer, messages, tools):
     made = renderer(CHAT_TEMPLATE)
     prompt = made.render_ids([user("begin")], add_generation_prompt=True)
     assert made.bridge_to_next_turn(prompt, sampled(made, answer), messages, tools=tools) is None

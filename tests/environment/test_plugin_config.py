@@ -1,4 +1,4 @@
-"""The plugin's keys."""
+"""Validation of the plugin's config keys."""
 
 from pathlib import Path
 
@@ -9,23 +9,23 @@ from harbortrainer.environment.plugin_config import HarborHarnessConfig, HarborT
 from harbortrainer.runs.label import TRIALS_DIR_VARIABLE
 
 
-def test_rollout_details_need_a_server() -> None:
+def test_rollout_details_require_server_url() -> None:
     with pytest.raises(ValidationError, match="needs vllm_base_url"):
         HarborHarnessConfig(capture="rollout_details")
 
 
 @pytest.mark.parametrize("key", [{"vllm_base_url": "http://localhost:8000/v1"}, {"model_name": "m"}])
-def test_a_direct_server_is_refused_where_it_would_be_ignored(key: dict) -> None:
+def test_ignored_server_url_is_refused(key: dict) -> None:
     with pytest.raises(ValidationError, match="rollout_details"):
         HarborHarnessConfig(**key)
 
 
-def test_an_unknown_key_is_refused_by_name() -> None:
+def test_unknown_key_is_refused_by_name() -> None:
     with pytest.raises(ValidationError, match="taks_dir"):
         HarborTasksetConfig.model_validate({"taks_dir": "x"})
 
 
-def test_trials_go_where_the_run_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trials_folder_follows_environment_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(TRIALS_DIR_VARIABLE, raising=False)
     assert HarborHarnessConfig().trials_folder == Path("outputs/trials").resolve()
     monkeypatch.setenv(TRIALS_DIR_VARIABLE, str(tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""The plugin module as verifiers finds it."""
+"""The plugin module as verifiers loads it."""
 
 import subprocess
 import sys
@@ -53,9 +53,7 @@ def test_verifiers_finds_one_class_of_each_kind() -> None:
     assert harness_class("harbor_env") is harbor_env.HarborHarness
 
 
-def test_the_taskset_alone_brings_harness_and_plain_process(
-    sample_tasks: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_taskset_alone_selects_harness_and_runtime(sample_tasks: str, caplog: pytest.LogCaptureFixture) -> None:
     config = resolve({"taskset": {"id": "harbor_env", "tasks_dir": sample_tasks}})
     assert isinstance(load_environment(config), harbor_env.HarborEnvironment)
     assert config.agent_harnesses()["agent"].id == "harbor_env"
@@ -74,14 +72,14 @@ def test_a_partial_harness_table_keeps_the_plugins_harness() -> None:
     assert config.agent.retries == plain.agent.retries
 
 
-def test_a_config_survives_the_way_to_a_worker() -> None:
+def test_config_round_trips_to_worker() -> None:
     config = resolve({"taskset": {"id": "harbor_env", "include": ["a*"]}, "agent": {"harness": {"n_parallel_envs": 2}}})
     again = resolve(env_config_data(config))
     assert harness_of(again).n_parallel_envs == 2
     assert again == config
 
 
-def test_a_worker_pays_for_the_imports_before_its_first_task(sample_tasks: str) -> None:
+def test_worker_imports_before_first_task(sample_tasks: str) -> None:
     code = f"""
 import asyncio, sys
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config

@@ -1,4 +1,4 @@
-"""Harbor's record of the sampled tokens becomes a trace, or the trial fails."""
+"""Harbor's recorded tokens become a trace, or the trial fails."""
 
 import math
 
@@ -27,7 +27,7 @@ def branches(trace: Trace) -> list[tuple[list[int], list[bool], list[float]]]:
     return [(b.token_ids, b.sampled_mask, b.logprobs) for b in trace.branches]
 
 
-def test_prompts_that_extend_each_other_are_one_branch() -> None:
+def test_extending_prompts_are_one_branch() -> None:
     trace = empty_trace()
     commit_turns(trace, [turn([1, 2], [3, 4]), turn([1, 2, 3, 4, 5], [6])], "m")
     assert branches(trace) == [
@@ -37,7 +37,7 @@ def test_prompts_that_extend_each_other_are_one_branch() -> None:
     assert trace.num_output_tokens == 3
 
 
-def test_a_rewritten_history_forks_and_shares_what_it_kept() -> None:
+def test_rewritten_history_forks_and_shares_its_prefix() -> None:
     trace = empty_trace()
     commit_turns(trace, [turn([1], [2]), turn([1, 2, 3], [4]), turn([1, 2, 9], [5])], "m")
     assert [ids for ids, _, _ in branches(trace)] == [[1, 2, 3, 4], [1, 2, 9, 5]]
@@ -45,19 +45,19 @@ def test_a_rewritten_history_forks_and_shares_what_it_kept() -> None:
     assert [node.sampled for node in shared].count(True) == 1, "the first answer trains once"
 
 
-def test_a_prompt_that_begins_anew_is_a_root_of_its_own() -> None:
+def test_unrelated_prompt_is_another_root() -> None:
     trace = empty_trace()
     commit_turns(trace, [turn([1, 2], [3]), turn([7, 8], [9])], "m")
     assert [ids for ids, _, _ in branches(trace)] == [[1, 2, 3], [7, 8, 9]]
 
 
-def test_the_same_prompt_asked_twice_is_two_branches() -> None:
+def test_same_prompt_twice_is_two_branches() -> None:
     trace = empty_trace()
     commit_turns(trace, [turn([1, 2], [3]), turn([1, 2], [4])], "m")
     assert [ids for ids, _, _ in branches(trace)] == [[1, 2, 3], [1, 2, 4]]
 
 
-def test_a_cut_answer_counts() -> None:
+def test_cut_answer_is_trained_on() -> None:
     trace = empty_trace()
     commit_turns(trace, [turn([1], [2, 3], cut=True), turn([1, 2, 3, 4], [5])], "m")
     assert branches(trace)[0][0] == [1, 2, 3, 4, 5]
@@ -77,13 +77,13 @@ def test_a_cut_answer_counts() -> None:
         TurnTokens(prompt_ids=[1], completion_ids=[], logprobs=[]),
     ],
 )
-def test_an_incomplete_turn_fails_the_trial_and_leaves_no_tokens(broken: TurnTokens) -> None:
+def test_incomplete_turn_fails_trial_without_tokens(broken: TurnTokens) -> None:
     trace = empty_trace()
     with pytest.raises(TokensMissingError, match="turn 2"):
         commit_turns(trace, [turn([1], [2]), broken], "m")
     assert trace.nodes == []
 
 
-def test_a_server_without_token_ids_fails_the_trial() -> None:
+def test_server_without_token_ids_fails_trial() -> None:
     with pytest.raises(TokensMissingError, match="return_token_ids"):
         commit_turns(empty_trace(), [], "m")

@@ -1,4 +1,4 @@
-"""`n_parallel_envs` is a hard cap over processes."""
+"""`n_parallel_envs` caps concurrent trials over all processes."""
 
 import asyncio
 import os
@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from patience import HANG_S
 
-from harbortrainer.environment.slots import slot
+from harbortrainer.environment.harness import slot
+
+pytestmark = pytest.mark.process  # holders of slots are processes
 
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from harbortrainer.environment.slots import slot
+from harbortrainer.environment.harness import slot
 
 async def main():
     async with slot(Path(sys.argv[1]), 1):
@@ -25,7 +27,7 @@ asyncio.run(main())
 """
 
 
-async def test_at_most_n_run_at_once_and_all_get_their_turn(tmp_path: Path) -> None:
+async def test_at_most_n_run_concurrently_and_all_run(tmp_path: Path) -> None:
     running, most, done = 0, 0, 0
 
     async def work() -> None:
@@ -41,12 +43,12 @@ async def test_at_most_n_run_at_once_and_all_get_their_turn(tmp_path: Path) -> N
     assert (most, done) == (3, 12)
 
 
-async def test_no_cap_waits_for_nobody(tmp_path: Path) -> None:
+async def test_no_cap_never_waits(tmp_path: Path) -> None:
     async with slot(tmp_path, None), slot(tmp_path, None):
         assert not (tmp_path / ".slots").exists()
 
 
-async def test_a_killed_process_gives_its_slot_back(tmp_path: Path) -> None:
+async def test_killed_process_frees_its_slot(tmp_path: Path) -> None:
     holder = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOLDER, str(tmp_path), stdout=asyncio.subprocess.PIPE
     )
@@ -62,7 +64,7 @@ async def test_a_killed_process_gives_its_slot_back(tmp_path: Path) -> None:
     await holder.wait()
 
 
-async def test_a_cancelled_waiter_leaves_the_queue(tmp_path: Path) -> None:
+async def test_cancelled_waiter_leaves_queue(tmp_path: Path) -> None:
     async with slot(tmp_path, 1):
         waiter = asyncio.create_task(slot(tmp_path, 1).__aenter__())
         await asyncio.sleep(0.1)
@@ -73,7 +75,7 @@ async def test_a_cancelled_waiter_leaves_the_queue(tmp_path: Path) -> None:
         pass
 
 
-async def test_a_child_process_does_not_keep_the_slot(tmp_path: Path) -> None:
+async def test_child_process_does_not_keep_slot(tmp_path: Path) -> None:
     async with slot(tmp_path, 1):
         child = await asyncio.create_subprocess_exec("sleep", "600", close_fds=False)
     try:

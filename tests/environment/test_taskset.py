@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_attempts import record
+from test_retries import record
 from test_rollout_details import empty_trace
 
-from harbortrainer.environment.attempts import HarborState, failure
-from harbortrainer.environment.harness import put_record
+from harbortrainer.environment.harness import attach_record
 from harbortrainer.environment.plugin_config import HarborTasksetConfig
+from harbortrainer.environment.rollout_state import HarborState, trace_error
 from harbortrainer.environment.taskset import HarborTaskData, HarborTaskset
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_check import remember
+from harbortrainer.tasks.task_check import record_passed
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import StepRecord
@@ -23,21 +23,21 @@ def taskset(folder: str, **keys) -> HarborTaskset:
     return HarborTaskset(HarborTasksetConfig(tasks_dir=folder, **keys))
 
 
-def test_every_task_is_there_with_its_key_and_prompt(sample_tasks: str) -> None:
+def test_taskset_has_every_task_with_key_and_prompt(sample_tasks: str) -> None:
     refs = load_folder(sample_tasks)
     tasks = list(taskset(sample_tasks))
     assert [(t.data.name, t.key, t.data.prompt) for t in tasks] == [(r.name, r.key, r.instruction) for r in refs]
     assert len({task.key for task in tasks}) == len(tasks)
 
 
-def test_a_task_survives_the_wire(sample_tasks: str) -> None:
+def test_task_data_round_trips_as_json(sample_tasks: str) -> None:
     task = next(iter(taskset(sample_tasks)))
     again = HarborTaskData.model_validate(task.data.model_dump(mode="json"))
     assert again == task.data
     assert type(task)(again).key == task.key
 
 
-def test_the_two_sides_of_the_split_are_disjoint_and_complete(sample_tasks: str) -> None:
+def test_split_sides_are_disjoint_and_complete(sample_tasks: str) -> None:
     names = {
         side: {t.data.name for t in taskset(sample_tasks, split=side, eval_share=0.4)}
         for side in ("train", "eval", "all")
@@ -47,29 +47,29 @@ def test_the_two_sides_of_the_split_are_disjoint_and_complete(sample_tasks: str)
     assert names["train"] and names["eval"]
 
 
-def test_checked_only_plays_what_passed_the_check_as_it_is_now(
+def test_checked_only_selects_tasks_that_passed_in_current_version(
     sample_tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="none of these tasks passed the check"):
         list(taskset(sample_tasks, checked_only=True))
     first, second, *_ = load_folder(sample_tasks)
-    remember([first, replace(second, key="of an earlier content")])
+    record_passed([first, replace(second, key="of an earlier content")])
     assert [task.key for task in taskset(sample_tasks, checked_only=True)] == [first.key]
 
 
-def test_a_taskset_says_what_it_left_out_and_where_its_tasks_came_from(sample_tasks: str, tmp_path: Path) -> None:
+def test_taskset_reports_source_and_left_out_tasks(sample_tasks: str, tmp_path: Path) -> None:
     good, bad = tmp_path / "tasks" / "good", tmp_path / "tasks" / "bad"
     shutil.copytree(Path(sample_tasks) / "csv-clean", good)
     bad.mkdir()
     (bad / "task.toml").write_text("no toml")
     loaded = taskset(str(tmp_path / "tasks"), skip_bad=True)
     assert [task.data.name for task in loaded] == ["good"]
-    assert loaded.played is not None and loaded.played.source == str(tmp_path / "tasks")
-    assert [str(bad) in line for line in loaded.played.left_out] == [True]
+    assert loaded.selection is not None and loaded.selection.source == str(tmp_path / "tasks")
+    assert [str(bad) in line for line in loaded.selection.left_out] == [True]
 
 
-def test_a_missing_folder_is_said_when_tasks_are_asked_for(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_on_load(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         list(taskset(str(tmp_path / "nowhere")))
 
@@ -79,12 +79,12 @@ async def rollout(sample_tasks: str, outcome: Outcome):
     trace = empty_trace()
     trace.state = HarborState()
     await task.setup(trace, None)
-    put_record(trace, record(outcome))
-    trace.state.failure = failure(record(outcome), trace.state.attempts)
+    attach_record(trace, record(outcome))
+    trace.state.failure = trace_error(record(outcome), trace.state.attempts)
     return task, trace
 
 
-async def test_the_reward_is_the_verifiers(sample_tasks: str) -> None:
+async def test_reward_is_the_verifiers(sample_tasks: str) -> None:
     task, trace = await rollout(sample_tasks, Outcome.turn_limit)
     await task.finalize(trace, None)
     await task.score(trace)
@@ -93,25 +93,25 @@ async def test_the_reward_is_the_verifiers(sample_tasks: str) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.turn_limit, Outcome.context_limit, Outcome.output_limit])
-async def test_a_trial_that_a_limit_cut_is_truncated_whoever_kept_it(sample_tasks: str, outcome: Outcome) -> None:
+async def test_trial_at_limit_is_truncated(sample_tasks: str, outcome: Outcome) -> None:
     task, trace = await rollout(sample_tasks, outcome)
     assert trace.is_truncated
     await task.finalize(trace, None)
 
 
-async def test_a_trial_that_no_limit_cut_is_not_truncated(sample_tasks: str) -> None:
+async def test_trial_without_limit_is_not_truncated(sample_tasks: str) -> None:
     _, trace = await rollout(sample_tasks, Outcome.agent_timeout)
     assert not trace.is_truncated and trace.stop_condition is None
 
 
-async def test_a_stopped_trace_without_a_reward_is_no_zero(sample_tasks: str) -> None:
+async def test_stopped_trace_without_reward_raises(sample_tasks: str) -> None:
     task, trace = await rollout(sample_tasks, Outcome.verifier_error)
     trace.stop("max_turns")
     with pytest.raises(Exception, match=r"^verifier_error:"):
         await task.finalize(trace, None)
 
 
-async def test_a_trial_that_never_ended_is_no_zero(sample_tasks: str) -> None:
+async def test_trial_that_never_ended_raises(sample_tasks: str) -> None:
     task = next(iter(taskset(sample_tasks))).for_episode()
     trace = empty_trace()
     trace.state = HarborState()
@@ -119,7 +119,7 @@ async def test_a_trial_that_never_ended_is_no_zero(sample_tasks: str) -> None:
         await task.finalize(trace, None)
 
 
-def test_every_number_of_a_record_is_a_metric() -> None:
+def test_all_numbers_of_record_are_metrics() -> None:
     full = record(Outcome.completed).model_copy(
         update={"rewards": {"speed": 1.0, "style": float("nan")}, "turns": 3, "parse_errors": 1}
     )
@@ -138,19 +138,19 @@ def test_every_number_of_a_record_is_a_metric() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.model_error, Outcome.sandbox_error, Outcome.timeout_masked])
-def test_what_the_verifier_gave_a_trial_that_does_not_train_is_in_no_mean(outcome: Outcome) -> None:
+def test_rewards_of_untrainable_trial_are_no_metrics(outcome: Outcome) -> None:
     """A server that is down leaves 0 behind: `reward_<key>/mean` is over what `reward/mean` is over."""
     numbers = record(outcome).model_copy(update={"rewards": {"speed": 0.0}}).metrics()
     assert [name for name in numbers if name.startswith("reward_")] == []
 
 
-def test_changed_tools_are_a_share_of_the_trials_that_the_policy_ended() -> None:
+def test_changed_tools_metric_only_for_trials_without_failure() -> None:
     changed = {"changed_files": [], "changed_tools": ["python3 was replaced"]}
     assert record(Outcome.tampered).model_copy(update=changed).metrics()["changed_tools"] == 1.0
     assert "changed_tools" not in record(Outcome.sandbox_error).model_copy(update=changed).metrics()
 
 
-def test_a_step_without_a_turn_counts_where_it_was_graded() -> None:
+def test_steps_without_turn_counts_graded_steps() -> None:
     graded, lost = (
         StepRecord(name="s", outcome=Outcome.completed, rewards=r, turns=0) for r in ({"reward": 0.0}, None)
     )

@@ -1,4 +1,4 @@
-"""The mean of a task set and its interval: what scipy says, over tasks, and never narrower than what is known."""
+"""Mean reward of a task set and its confidence interval, compared with scipy."""
 
 import math
 
@@ -12,7 +12,7 @@ from harbortrainer.estimates.interval import Rewards, mean_reward, task_means
 REWARDS = {"a": [1.0, 0.0, 1.0], "b": [0.0, 0.0], "c": [1.0], "d": [0.5, 1.0], "never graded": []}
 
 
-def test_the_interval_is_scipys_over_the_tasks_means():
+def test_interval_equals_scipy_over_task_means():
     found = mean_reward(REWARDS)
     means = [2 / 3, 0.0, 1.0, 0.75]
     expected = stats.ttest_1samp(means, 0.0).confidence_interval(0.95)
@@ -23,47 +23,47 @@ def test_the_interval_is_scipys_over_the_tasks_means():
     assert (found.tasks, found.attempts) == (4, 8)
 
 
-def test_rewards_beyond_one_leave_the_interval_as_it_is():
+def test_rewards_outside_0_and_1_do_not_clip_the_interval():
     found = mean_reward({"a": [0.0], "b": [3.0], "c": [-2.0]})
     expected = stats.ttest_1samp([0.0, 3.0, -2.0], 0.0).confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
 
 
-def test_more_attempts_at_the_same_tasks_do_not_make_it_surer():
+def test_more_attempts_do_not_lower_the_standard_error():
     once, often = ({"a": [1.0] * k, "b": [0.0] * k, "c": [1.0] * k} for k in (1, 50))
     assert mean_reward(once).stderr == mean_reward(often).stderr
 
 
-def test_a_lost_attempt_does_not_move_a_tasks_weight():
+def test_tasks_have_equal_weight_for_any_number_of_attempts():
     assert mean_reward({"a": [1.0], "b": [0.0] * 9}).mean == 0.5
 
 
 @pytest.mark.parametrize(("value", "low", "high"), [(0.0, 0.0, 0.3085), (1.0, 0.6915, 1.0)])
-def test_ten_tasks_that_all_end_alike_are_not_known_exactly(value: float, low: float, high: float):
+def test_equal_task_means_get_the_exact_interval(value: float, low: float, high: float):
     found = mean_reward({str(task): [value] for task in range(10)})
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
     exact = stats.binomtest(int(10 * value), 10).proportion_ci(0.95, method="exact")
     assert (found.low, found.high) == (pytest.approx(exact.low), pytest.approx(exact.high))
 
 
-def test_means_that_differ_by_rounding_alone_are_not_known_exactly():
+def test_means_equal_up_to_rounding_get_the_exact_interval():
     """A third of 0.1 + 0.1 + 0.1 is not 0.1 in floating point."""
     found = mean_reward({"a": [0.1] * 3, "b": [0.1]})
     assert (found.mean, found.stderr) == (pytest.approx(0.1), 0.0)
     assert found.low is not None and found.high is not None and found.high - found.low > 0.5
 
 
-def test_equal_rewards_beyond_one_have_no_interval():
+def test_equal_unbounded_rewards_have_no_interval():
     found = mean_reward({"a": [7.0], "b": [7.0]})
     assert (found.mean, found.low, found.high) == (7.0, None, None)
 
 
-def test_no_graded_attempt_is_no_mean():
+def test_no_graded_attempt_gives_no_mean():
     found = mean_reward({"a": []})
     assert (found.mean, found.tasks, found.attempts, str(found)) == (None, 0, 0, "none")
 
 
-def test_the_bootstrap_is_scipys_and_repeats():
+def test_bootstrap_is_reproducible_and_close_to_t():
     rng = np.random.default_rng(1)
     rewards = {str(task): [float(value)] for task, value in enumerate(rng.random(40))}
     found = mean_reward(rewards, kind="bootstrap", seed=3)
@@ -76,13 +76,13 @@ def test_the_bootstrap_is_scipys_and_repeats():
 @pytest.mark.parametrize(
     "setting", [Setting(20, 4, 1.0, 1.0), Setting(32, 5, 0.5, 1.5), Setting(50, 1, 0.5, 0.5)], ids=str
 )
-def test_95_percent_intervals_hold_the_truth_95_times_in_a_hundred(setting: Setting):
+def test_coverage_of_95_percent_intervals(setting: Setting):
     # 1500 evaluations: a standard error of 0.6 %. benchmarks/interval_coverage.py has more settings.
     assert 0.93 <= coverage(setting, 1500, seed=7) <= 0.97
 
 
-def test_an_interval_over_trials_would_be_caught():
-    """The simulation tells a wrong interval: one that takes attempts for independent holds the truth far too seldom."""
+def test_interval_over_trials_fails_the_coverage_test():
+    """An interval that treats attempts as independent has far too low coverage in the simulation."""
     setting, rng = Setting(32, 5, 0.5, 1.5), np.random.default_rng(7)
 
     def over_trials_holds(rewards: Rewards) -> bool:
@@ -94,5 +94,5 @@ def test_an_interval_over_trials_would_be_caught():
     assert np.mean([over_trials_holds(rewards) for rewards in draws]) < 0.85
 
 
-def test_every_task_counts_once():
+def test_task_means_skip_ungraded_tasks():
     assert task_means(REWARDS).tolist() == [pytest.approx(2 / 3), 0.0, 1.0, 0.75]

@@ -1,17 +1,17 @@
-"""Two policies on the same tasks: what scipy says, and what a simulation with a known difference says."""
+"""Paired comparison of two policies, compared with scipy and a simulation with a known difference."""
 
 import numpy as np
 import pytest
 from interval_coverage import Setting, compared
 from scipy import stats
 
-from harbortrainer.estimates.paired import paired_difference, smallest_difference
+from harbortrainer.estimates.paired import min_detectable_difference, paired_difference
 
 BEFORE = {"a": [0.0, 0.0], "b": [1.0, 0.0], "c": [0.0, 1.0], "d": [0.0, 0.0], "only before": [1.0], "lost": [1.0]}
 AFTER = {"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [1.0, 1.0], "d": [0.0, 0.0], "only after": [0.0], "lost": []}
 
 
-def test_it_is_scipys_paired_test_on_the_tasks_that_both_have():
+def test_paired_test_equals_scipy_on_shared_tasks():
     found = paired_difference(BEFORE, AFTER)
     assert found is not None
     theirs = stats.ttest_rel([0.5, 1.0, 1.0, 0.0], [0.0, 0.5, 0.5, 0.0])
@@ -21,48 +21,48 @@ def test_it_is_scipys_paired_test_on_the_tasks_that_both_have():
     assert (found.first.mean, found.second.mean) == (0.25, 0.625)
 
 
-def test_what_makes_tasks_hard_cancels():
+def test_task_difficulty_cancels():
     rng = np.random.default_rng(0)
     hard = {str(task): [float(rate)] for task, rate in enumerate(rng.random(40))}
     better = {task: [rate + 0.05 + 0.01 * (int(task) % 2)] for task, (rate,) in hard.items()}
     found = paired_difference(hard, better)
-    assert found is not None and found.shown and found.low is not None and found.low > 0.05
+    assert found is not None and found.significant and found.low is not None and found.low > 0.05
 
 
-def test_no_task_in_common_is_no_difference():
+def test_no_shared_task_gives_none():
     assert paired_difference({"a": [1.0], "b": []}, {"b": [1.0], "c": [0.0]}) is None
 
 
-def test_no_difference_on_any_task_is_not_known_exactly():
+def test_zero_differences_get_an_interval():
     found = paired_difference(BEFORE, BEFORE)
-    assert found is not None and (found.mean, found.p, found.smallest) == (0.0, 1.0, None)
+    assert found is not None and (found.mean, found.p, found.min_detectable) == (0.0, 1.0, None)
     assert found.low is not None and found.high is not None and found.low < -0.2 and found.high > 0.2
 
 
-def test_the_same_gain_on_every_task_has_the_p_of_the_sign_test():
+def test_equal_gains_get_the_sign_test():
     tasks = [str(task) for task in range(8)]
     found = paired_difference({task: [0.0] for task in tasks}, {task: [1.0] for task in tasks})
-    assert found is not None and found.p == pytest.approx(stats.binomtest(8, 8).pvalue) and found.shown
+    assert found is not None and found.p == pytest.approx(stats.binomtest(8, 8).pvalue) and found.significant
 
 
 @pytest.mark.parametrize("kind", ["t", "bootstrap"])
-def test_gains_that_differ_by_rounding_alone_are_the_same(kind):
+def test_gains_equal_up_to_rounding_are_equal(kind):
     """Two of five instead of one of five, three instead of two: not 0.2 and 0.2 in floating point."""
     before, after = ({"a": [1.0] * n + [0.0] * (5 - n), "b": [1.0] * (n + 1) + [0.0] * (4 - n)} for n in (1, 2))
     found = paired_difference(before, after, kind=kind)
-    assert found is not None and not found.shown
-    assert (found.mean, found.p, found.smallest) == (pytest.approx(0.2), 0.5, None)
+    assert found is not None and not found.significant
+    assert (found.mean, found.p, found.min_detectable) == (pytest.approx(0.2), 0.5, None)
     assert found.low is not None and found.low < -0.5
 
 
-def test_equal_rewards_of_unequally_many_attempts_are_no_difference():
+def test_equal_rewards_with_different_attempts_are_no_difference():
     tasks = [str(task) for task in range(10)]
     found = paired_difference({task: [0.1] * 3 for task in tasks}, {task: [0.1] for task in tasks})
-    assert found is not None and not found.shown
-    assert (found.mean, found.p, found.smallest) == (pytest.approx(0.0), 1.0, None)
+    assert found is not None and not found.significant
+    assert (found.mean, found.p, found.min_detectable) == (pytest.approx(0.0), 1.0, None)
 
 
-def test_the_bootstrap_comes_with_permuted_signs():
+def test_bootstrap_uses_the_permutation_test():
     rng = np.random.default_rng(2)
     first = {str(task): [float(value)] for task, value in enumerate(rng.random(30))}
     second = {task: [value + float(rng.normal(0.1, 0.2))] for task, (value,) in first.items()}
@@ -73,7 +73,7 @@ def test_the_bootstrap_comes_with_permuted_signs():
     assert by_resampling == paired_difference(first, second, kind="bootstrap")
 
 
-def test_the_smallest_difference_is_shown_four_times_in_five_and_none_is_shown_one_time_in_twenty():
+def test_coverage_false_positives_and_power_of_the_paired_test():
     # 800 comparisons: standard errors of 0.8 % and 1.4 %.
     held, alarms, power = compared(Setting(40, 4, 1.0, 1.0), 800, seed=5)
     assert 0.925 <= held <= 0.975
@@ -81,5 +81,5 @@ def test_the_smallest_difference_is_shown_four_times_in_five_and_none_is_shown_o
     assert 0.74 <= power <= 0.88
 
 
-def test_one_task_has_no_smallest_difference():
-    assert smallest_difference(np.array([0.5])) is None
+def test_one_task_has_no_min_detectable_difference():
+    assert min_detectable_difference(np.array([0.5])) is None

@@ -1,4 +1,4 @@
-"""A model's server that is down, silent, dripping, lying or closed is one line before anything is played."""
+"""A failing model server gives one line of error before any trial."""
 
 import socket
 import threading
@@ -9,13 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from harbortrainer.errors import UserError
-from harbortrainer.evaluation.endpoint_probe import probe
+from harbortrainer.evaluation.candidate import probe
 
 GOOD = '{"choices": [{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]}'
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as its server's `reply` says: status and body by what was asked."""
+    """Handler that answers with the server's `reply`: status and body by request."""
 
     server: "Replying"  # ty: ignore[incompatible-mutable-override] - made by one alone
 
@@ -41,11 +41,11 @@ class Handler(BaseHTTPRequestHandler):
             pass
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 class Replying(ThreadingHTTPServer):
-    """A server that answers everything alike."""
+    """Run a server with one answer for all requests."""
 
     daemon_threads = True
 
@@ -76,7 +76,7 @@ def ask(url: str, answer_s: float = 60.0) -> None:
     probe(url, "m", key="sk-secret", key_var="MY_KEY", answer_s=answer_s)
 
 
-def test_a_server_that_answers_is_asked_once_and_for_no_logprobs() -> None:
+def test_probe_sends_one_request_without_logprobs() -> None:
     with replying(200, GOOD) as server:
         ask(server.url)
     ((path, asked, key),) = server.asked
@@ -84,7 +84,7 @@ def test_a_server_that_answers_is_asked_once_and_for_no_logprobs() -> None:
     assert "logprobs" not in asked and "token_ids" not in asked
 
 
-def test_a_server_that_wants_another_name_for_the_limit_is_asked_again() -> None:
+def test_probe_retries_without_max_tokens() -> None:
     def newer(asked: str) -> tuple[int, str]:
         return (400, "Unsupported parameter: 'max_tokens'") if "max_tokens" in asked else (200, GOOD)
 
@@ -93,7 +93,7 @@ def test_a_server_that_wants_another_name_for_the_limit_is_asked_again() -> None
     assert len(server.asked) == 2
 
 
-def test_nobody_there() -> None:
+def test_probe_reports_unreachable_server() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
         with pytest.raises(UserError, match=r"cannot be reached .*start the server"):
@@ -101,30 +101,30 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize(("status", "body"), [(0, ""), (200, " ")], ids=["silent", "drips"])
-def test_a_server_that_never_ends_its_answer(status: int, body: str) -> None:
-    with replying(status, body) as server, pytest.raises(UserError, match=r"no whole answer within 0\.5 s"):
+def test_probe_reports_endless_answer(status: int, body: str) -> None:
+    with replying(status, body) as server, pytest.raises(UserError, match=r"did not finish its answer within 0\.5 s"):
         ask(server.url, answer_s=0.5)
 
 
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (200, "<html>a proxy's page</html>", "no chat completion .*a proxy's page"),
-        (200, '{"id": "x"}', "no chat completion"),
-        (200, '{"choices": []}', "no chat completion"),
-        (200, "", r"no chat completion \(nothing\)"),
-        (401, "bad key", r"refuses the key .*\$MY_KEY"),
-        (404, "no such model", "knows no 'm'.*ends in /v1"),
+        (200, "<html>a proxy's page</html>", "invalid chat completion .*a proxy's page"),
+        (200, '{"id": "x"}', "invalid chat completion"),
+        (200, '{"choices": []}', "invalid chat completion"),
+        (200, "", r"invalid chat completion \(empty\)"),
+        (401, "bad key", r"rejects the key .*\$MY_KEY"),
+        (404, "no such model", "has no model 'm'.*ends in /v1"),
         (500, "out of memory", "answers 500: out of memory"),
     ],
 )
-def test_what_is_no_answer_is_told_in_one_line(status: int, body: str, told: str) -> None:
+def test_probe_reports_invalid_answer(status: int, body: str, told: str) -> None:
     with replying(status, body) as server, pytest.raises(UserError, match=told) as caught:
         ask(server.url)
     assert "\n" not in str(caught.value) and "sk-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[", "http://no-such-host.invalid/v1"])
-def test_an_address_that_is_none(url: str) -> None:
+def test_probe_reports_invalid_url(url: str) -> None:
     with pytest.raises(UserError, match="cannot be reached"):
         ask(url)

@@ -1,4 +1,4 @@
-"""Two evaluations are compared task by task; what else differs between them is said."""
+"""Paired comparison of two evaluations, with notes about other differences."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ BEFORE = {"a": [0.0, 0.0], "b": [1.0, 0.0], "c": [0.0, 1.0], "d": [0.0, LOST], "
 AFTER = {"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [0.0, 0.0], "d": [1.0, 1.0], "f": [1.0, 1.0]}
 
 
-def test_it_says_the_difference_on_the_tasks_that_both_graded(tmp_path: Path) -> None:
+def test_compares_tasks_graded_in_both(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", BEFORE, policy="before")
     b = evaluation(tmp_path / "b", AFTER, policy="after")
     found = EvalComparison.of(a, b)
@@ -23,20 +23,20 @@ def test_it_says_the_difference_on_the_tasks_that_both_graded(tmp_path: Path) ->
     assert found.found.tasks == 4
     text = "\n".join(found.lines())
     assert "1 tasks of A are not in the other: e" in text and "1 tasks of B are not in the other: f" in text
-    assert "3 of 10 trials of A are lost or not played" in text and "by other rules" not in text
+    assert "3 of 10 trials of A are lost or missing" in text and "the rules differ" not in text
     assert text.index("0.000 -> 1.000  d") < text.index("0.500 -> 0.000  c")
 
 
-def test_other_rules_and_one_policy_are_told(tmp_path: Path) -> None:
+def test_notes_report_other_rules_and_equal_policies(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", AFTER)
     b = evaluation(tmp_path / "b", AFTER, environment="docker")
     text = "\n".join(EvalComparison.of(a, b).lines())
     assert "environment_type was 'local' and is 'docker'" in text and "A and B are the same policy" in text
-    assert "no task came out differently" in text and "none can be told" in text
+    assert "no task has a different mean reward" in text and "unknown" in text
 
 
 @pytest.mark.parametrize("kind", ["t", "bootstrap"])
-def test_a_gain_on_many_tasks_is_shown_and_its_absence_is_not(tmp_path: Path, kind: str, capsys) -> None:
+def test_significance_of_gain(tmp_path: Path, kind: str, capsys) -> None:
     gained = {str(task): [0.0, 0.0, float(task % 3 == 0)] for task in range(24)}
     evaluation(tmp_path / "a", gained)
     evaluation(tmp_path / "b", {task: [own[2], 1.0, 1.0] for task, own in gained.items()}, policy="n")
@@ -44,12 +44,12 @@ def test_a_gain_on_many_tasks_is_shown_and_its_absence_is_not(tmp_path: Path, ki
     said = capsys.readouterr().out
     assert "B is better than A" in said and "could show" in said and f"{kind} over tasks" in said
     assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
-    assert "no difference is shown" in capsys.readouterr().out
+    assert "no significant difference" in capsys.readouterr().out
 
 
-def test_no_task_in_common_is_one_line(tmp_path: Path, capsys) -> None:
+def test_refuses_evaluations_without_common_tasks(tmp_path: Path, capsys) -> None:
     a, b = evaluation(tmp_path / "a", {"x": [1.0]}), evaluation(tmp_path / "b", {"y": [1.0]})
-    with pytest.raises(UserError, match="no task with graded trials is in both"):
+    with pytest.raises(UserError, match="no task has graded trials in both"):
         EvalComparison.of(a, b)
     assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,13 +1,14 @@
-"""A report counts what was graded, says what was lost, and never takes the one for the other."""
+"""A report separates graded and lost trials."""
 
 import pytest
-from eval_folders import LOST, about, row, rows_of
+from eval_folders import LOST, eval_spec, row, rows_of
 from verifiers.v1.episode import WireEpisode
 
 from harbortrainer.estimates.interval import mean_reward
-from harbortrainer.evaluation.eval_report import EvalReport, Prices
-from harbortrainer.evaluation.measuring import attempts_left
-from harbortrainer.evaluation.report_text import as_lines, as_markdown
+from harbortrainer.evaluation.measuring import attempts_left, completed_row
+from harbortrainer.evaluation.report import EvalReport, Prices, as_lines, as_markdown
+
+pytestmark = pytest.mark.process
 
 REWARDS = {"a": [1.0, LOST, 1.0], "b": [0.0, 0.0, 1.0], "c": [LOST, LOST, LOST], "d": [0.0, 0.0]}
 TAGS = {"key-a": ["bash"], "key-b": ["bash", "category:git"], "key-c": ["lost"], "key-d": []}
@@ -15,10 +16,10 @@ TAGS = {"key-a": ["bash"], "key-b": ["bash", "category:git"], "key-c": ["lost"],
 
 @pytest.fixture
 def report() -> EvalReport:
-    return EvalReport.of(about(list(REWARDS), attempts=3), rows_of(REWARDS), tags=TAGS)
+    return EvalReport.of(eval_spec(list(REWARDS), attempts=3), rows_of(REWARDS), tags=TAGS)
 
 
-def test_a_lost_trial_is_counted_apart_and_never_as_0(report: EvalReport) -> None:
+def test_lost_trial_is_not_a_reward_of_0(report: EvalReport) -> None:
     graded = {"a": [1.0, 1.0], "b": [0.0, 0.0, 1.0], "d": [0.0, 0.0]}
     assert report.mean == mean_reward(graded)
     assert (report.mean.tasks, report.mean.attempts) == (3, 7)
@@ -27,29 +28,29 @@ def test_a_lost_trial_is_counted_apart_and_never_as_0(report: EvalReport) -> Non
     assert report.by_task["key-c"].mean_reward is None
     text = "\n".join(as_lines(report))
     assert "4 lost and not counted (sandbox_error 4)" in text and "1 tasks without a graded trial" in text
-    assert "1 not played yet" in text
+    assert "1 not run yet" in text
 
 
-def test_tags_have_figures_of_their_own(report: EvalReport) -> None:
+def test_metrics_by_tag(report: EvalReport) -> None:
     assert list(report.by_tag) == ["bash", "category:git"]
     assert report.by_tag["bash"] == mean_reward({"a": [1.0, 1.0], "b": [0.0, 0.0, 1.0]})
 
 
-def test_tasks_are_listed_hardest_first_and_all_of_them_on_the_page(report: EvalReport) -> None:
+def test_lists_hardest_tasks_first(report: EvalReport) -> None:
     tasks = [line.split()[-1] for line in as_lines(report)[-4:]]
     assert tasks == ["c", "d", "b", "a"]
     assert "| c | 0 | 3 | 0 | none |" in as_markdown(report) and "| category:git | 1 |" in as_markdown(report)
 
 
-def test_two_folders_with_the_same_content_are_one_task() -> None:
+def test_equal_content_is_one_task() -> None:
     """Its attempts were played twice, and then k trials were missing for ever."""
-    twins = about(["a"], attempts=2).model_copy(update={"tasks": {"a": "key-a", "copy": "key-a"}})
+    twins = eval_spec(["a"], attempts=2).model_copy(update={"tasks": {"a": "key-a", "copy": "key-a"}})
     report = EvalReport.of(twins, rows_of({"a": [1.0, 0.0]}))
     assert (report.tasks, report.missing, report.mean.tasks, report.mean.attempts) == (1, 0, 1, 2)
     assert [(trial.index, trial.number) for trial in attempts_left(twins.keys, 2, set())] == [(0, 0), (0, 1)]
 
 
-def test_difficulty_leaves_out_what_was_not_measured(report: EvalReport) -> None:
+def test_measured_rates_exclude_ungraded_tasks(report: EvalReport) -> None:
     rates = report.rates().tasks
     assert {key: (rate.attempts, rate.pass_rate) for key, rate in rates.items()} == {
         "key-a": (2, 1.0),
@@ -58,39 +59,39 @@ def test_difficulty_leaves_out_what_was_not_measured(report: EvalReport) -> None
     }
 
 
-def test_a_partial_reward_is_no_pass_but_counts_in_the_mean() -> None:
-    report = EvalReport.of(about(["a"]), rows_of({"a": [0.5, 1.0]}))
+def test_partial_reward_is_no_pass() -> None:
+    report = EvalReport.of(eval_spec(["a"]), rows_of({"a": [0.5, 1.0]}))
     rate = report.rates().tasks["key-a"]
     assert (rate.pass_rate, rate.mean_reward, report.passes) == (0.5, 0.75, [])
 
 
-def test_a_prompt_counts_whole_where_the_server_says_what_its_cache_held() -> None:
-    """verifiers' `prompt_tokens` are without the tokens that came from a cache."""
+def test_prompt_tokens_include_cached_tokens() -> None:
+    """verifiers' `prompt_tokens` exclude cached tokens."""
     usage = {"prompt_tokens": 20, "cached_input_tokens": 80, "completion_tokens": 5}
     task = {"type": "T", "data": {"name": "a"}, "key": "key-a"}
     trace = {"id": "t", "task": task, "agent": {"config": {}}, "nodes": [], "ok": True, "calls": [{"usage": usage}] * 2}
     episode = WireEpisode.model_validate({"task": task, "ok": True, "traces": [trace]})
-    ended = row("a", 0, LOST).ended(episode, seconds=1.0)
+    ended = completed_row(row("a", 0, LOST), episode, seconds=1.0)
     assert (ended.prompt_tokens, ended.sampled_tokens) == (200, 10)
 
 
-def test_tokens_and_cost_are_of_all_trials_and_turns_of_the_graded() -> None:
+def test_tokens_and_cost_cover_all_trials() -> None:
     rows = [
         row("a", 0, 1.0, turns=2, prompt_tokens=3_000_000, sampled_tokens=500_000, timings={"total": 2.0}),
         row("a", 1, LOST, turns=8, prompt_tokens=1_000_000, sampled_tokens=500_000, timings={"total": 50.0}),
     ]
-    report = EvalReport.of(about(["a"]), rows, prices=Prices(prompt=0.5, sampled=2.0))
+    report = EvalReport.of(eval_spec(["a"]), rows, prices=Prices(prompt=0.5, sampled=2.0))
     assert (report.turns, report.seconds) == (2.0, {"total": 2.0})
     assert (report.prompt_tokens, report.sampled_tokens, report.cost_usd) == (4_000_000, 1_000_000, 4.0)
     assert "4.0000 USD" in "\n".join(as_lines(report))
-    assert EvalReport.of(about(["a"]), rows).cost_usd is None
+    assert EvalReport.of(eval_spec(["a"]), rows).cost_usd is None
 
 
-def test_nothing_graded_is_no_figure() -> None:
-    report = EvalReport.of(about(["a"]), rows_of({"a": [LOST, LOST]}))
+def test_report_without_graded_trials() -> None:
+    report = EvalReport.of(eval_spec(["a"]), rows_of({"a": [LOST, LOST]}))
     assert (report.mean.mean, report.turns, report.passes) == (None, None, [])
     assert "none" in as_lines(report)[2]
 
 
-def test_a_report_survives_its_file(report: EvalReport) -> None:
+def test_report_round_trip(report: EvalReport) -> None:
     assert EvalReport.model_validate_json(report.model_dump_json()) == report

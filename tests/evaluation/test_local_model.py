@@ -1,4 +1,4 @@
-"""A policy from disk is served whole: its adapter changes what is sampled, and one that does not fit is one line."""
+"""A local policy is served with its adapter; an adapter that does not fit is one line of error."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from tiny_model import build_tiny_model
 
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import LocalModel
-from harbortrainer.evaluation.play_rules import PlayRules
+from harbortrainer.evaluation.eval_rules import EvalRules
 from harbortrainer.evaluation.policy_files import PolicyFiles
 
-RULES = PlayRules.of(None).changed(temperature=None, max_tokens=None, max_turns=None, max_model_len=256)
+RULES = EvalRules.of(None).with_overrides(temperature=None, max_tokens=None, max_turns=None, max_model_len=256)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_adapter(folder: Path, base: Path, *, does_something: bool) -> Path:
-    """An adapter as peft writes it: with random weights, or as one starts, which changes nothing."""
+    """Write an adapter with peft: with random weights, or with initial weights that change nothing."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -34,7 +34,7 @@ def write_adapter(folder: Path, base: Path, *, does_something: bool) -> Path:
 
 
 def said_by(policy: Path) -> str:
-    """The likeliest answer of a policy."""
+    """Return the greedy answer of a policy."""
     with LocalModel(PolicyFiles.find(str(policy))).serve(RULES) as served:
         assert served.seeded
         body = {"model": served.model, "messages": [{"role": "user", "content": "the quick brown"}], "temperature": 0}
@@ -43,13 +43,13 @@ def said_by(policy: Path) -> str:
         return reply.json()["choices"][0]["message"]["content"]
 
 
-def test_an_adapter_is_part_of_the_policy(tmp_path: Path, base: Path) -> None:
+def test_local_model_samples_with_adapter(tmp_path: Path, base: Path) -> None:
     alone = said_by(base)
     assert said_by(write_adapter(tmp_path / "fresh", base, does_something=False)) == alone
     assert said_by(write_adapter(tmp_path / "trained", base, does_something=True)) != alone
 
 
-def test_a_checkpoint_of_a_run_is_served_on_the_base_that_it_was_trained_on(tmp_path: Path, base: Path) -> None:
+def test_checkpoint_is_served_on_its_quantized_base(tmp_path: Path, base: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     checkpoint = write_adapter(tmp_path / "run" / "checkpoints" / "step_1", base, does_something=False)
     alone = said_by(base)
@@ -58,7 +58,7 @@ def test_a_checkpoint_of_a_run_is_served_on_the_base_that_it_was_trained_on(tmp_
     assert said_by(checkpoint) != alone
 
 
-def test_an_adapter_of_another_model_is_one_line(tmp_path: Path, base: Path) -> None:
+def test_reports_adapter_of_other_model(tmp_path: Path, base: Path) -> None:
     other = build_tiny_model(tmp_path / "other", hidden=32)
     adapter = write_adapter(tmp_path / "adapter", other, does_something=True)
     config = adapter / "adapter_config.json"

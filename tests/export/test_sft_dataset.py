@@ -1,22 +1,23 @@
-"""Good trials become conversations that TRL and Prime-RL read; what was not said, not graded or held out does not."""
+"""Export of good trials as an SFT dataset for TRL and Prime-RL.
+
+Ungraded trials, held-out trials, and conversations with unsampled answers are left out.
+"""
 
 import json
 from pathlib import Path
 
 import pytest
-from played_run import played_run
+from finished_run import write_finished_run
 
 from harbortrainer.cli import main
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return played_run(tmp_path / "run", tmp_path / "model")
+    return write_finished_run(tmp_path / "run", tmp_path / "model")
 
 
-def test_a_line_is_a_conversation_that_the_policy_led_well(
-    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_dataset_has_conversations_of_good_trials(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "data" / "good.jsonl"
     assert main(["export", str(run), "--sft", str(file)]) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -34,39 +35,37 @@ def test_a_line_is_a_conversation_that_the_policy_led_well(
         "step": 1,
         "reward": 1.0,
     }
-    said = capfd.readouterr().out
-    assert "5 conversations of 4 trials at 4 tasks" in said
-    for why in (
-        "1 under 1",
+    output = capfd.readouterr().out
+    assert "5 conversations from 4 trials of 4 tasks" in output
+    for reason in (
+        "1 with a reward under 1",
         "1 without a reward",
         "1 whose agent changed tools",
-        "1 conversations that show",
+        "1 conversations with an answer that the policy did not give",
     ):
-        assert why in said
+        assert reason in output
 
 
-def test_other_rewards_are_good_enough_where_the_user_says_so(run: Path, tmp_path: Path) -> None:
+def test_min_reward_selects_trials(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "--sft", str(tmp_path / "good.jsonl"), "--min-reward", "0.5"]) == 0
     assert '"trial": "half"' in (tmp_path / "good.jsonl").read_text()
 
 
-def test_what_cannot_be_a_dataset_is_one_line_and_leaves_nothing(
-    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_dataset_export_leaves_no_file(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "good.jsonl"
-    for words, told in (
-        ([str(tmp_path / "none"), "--sft", str(file)], "no trials of a run here"),
-        ([str(run), "--sft", str(file), "--min-reward", "2"], "no trial of this run is good: 7 under 2"),
-        ([str(run), "--sft", str(file), "--merged"], "--sft writes a dataset and no model"),
-        ([str(run), "--sft", str(run / "config.toml")], "is there already"),
+    for arguments, error in (
+        ([str(tmp_path / "none"), "--sft", str(file)], "this run has no trials"),
+        ([str(run), "--sft", str(file), "--min-reward", "2"], "no good trials in this run: 7 with a reward under 2"),
+        ([str(run), "--sft", str(file), "--merged"], "--sft writes a dataset, not a model"),
+        ([str(run), "--sft", str(run / "config.toml")], "already exists"),
     ):
-        assert main(["export", *words]) == 2
+        assert main(["export", *arguments]) == 2
         line = capfd.readouterr().err
-        assert told in line and line.count("\n") == 1, line
+        assert error in line and line.count("\n") == 1, line
     assert not [path.name for path in tmp_path.iterdir() if "good" in path.name]
 
 
-def test_a_dataset_of_a_run_on_prime_rl_comes_from_its_own_episodes(tmp_path: Path) -> None:
+def test_prime_rl_run_is_exported_as_dataset(tmp_path: Path) -> None:
     episodes = tmp_path / "prime" / "rollouts" / "step_3" / "train" / "all" / "traces.jsonl"
     episodes.parent.mkdir(parents=True)
     nodes = [

@@ -1,4 +1,4 @@
-"""A run folder with a real learner's checkpoints, without the hours that it takes to get one."""
+"""Run folder with checkpoints saved by a real learner; no training loop runs."""
 
 import json
 import tomllib
@@ -10,12 +10,12 @@ from tiny_model import build_tiny_model
 
 from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
+from harbortrainer.runs.checkpoints import Progress, save
 from harbortrainer.runs.durable import write_lines
-from harbortrainer.runs.ingredients import FILE, Ingredients, TaskOrigin, weights_of
-from harbortrainer.runs.progress import Progress, save
+from harbortrainer.runs.provenance import FILE, Provenance, TaskOrigin, model_fingerprints
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-IDS = [9, 10, 11, 40, 41, 42, 7, 8]
+TOKEN_IDS = [9, 10, 11, 40, 41, 42, 7, 8]
 SECRET = "sk-very-secret"
 CONFIG = """
 output_dir = "{root}/outputs"
@@ -32,21 +32,21 @@ env.agent.harness.agent_kwargs = {{ api_key = "{secret}" }}
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """One run: its folder, its model and the log-probabilities of its policy."""
+    """Run folder, base model folder, and log-probabilities of the trained policy."""
 
     path: Path
     model: Path
     logprobs: torch.Tensor
-    """[T, V] of `IDS`, from the module that learned."""
+    """[T, V] for `TOKEN_IDS`, from the learner's module."""
 
 
-def trained_run(
-    root: Path, *, on_hub: bool, targets: tuple[str, ...] = ("q_proj", "down_proj"), every_weight: bool = False
+def write_trained_run(
+    root: Path, *, on_hub: bool, targets: tuple[str, ...] = ("q_proj", "down_proj"), full_fine_tuning: bool = False
 ) -> TrainedRun:
-    """A run of two steps. `on_hub`: its model lies where the hub's client puts what it fetched."""
+    """Write a run of two steps; with `on_hub`, its base model is in the hub's cache."""
     model = root / (f"models--org--tiny/snapshots/{COMMIT}" if on_hub else "model")
     build_tiny_model(model)
-    lora = None if every_weight else LoraSettings(rank=4, target_modules=list(targets))
+    lora = None if full_fine_tuning else LoraSettings(rank=4, target_modules=list(targets))
     learner = Learner(str(model), lora, OptimSettings(), LossSettings())
     policy = learner._policy
     torch.manual_seed(5)
@@ -56,36 +56,36 @@ def trained_run(
         save(run / "checkpoints", learner.save, Progress(step=step))
     (run / "config.toml").write_text(CONFIG.format(root=root, model=model, secret=SECRET))
     tasks, origins = {"own": {"sort": "key-1", "join": "key-2"}}, {"own": TaskOrigin(source=f"{root}/tasks")}
-    made_of = Ingredients(weights=weights_of(str(model)), tasks=tasks, origins=origins)
-    (run / FILE).write_text(made_of.model_dump_json())
+    provenance = Provenance(weights=model_fingerprints(str(model)), tasks=tasks, origins=origins)
+    (run / FILE).write_text(provenance.model_dump_json())
     rewards = [{"step": step, "train/agg/all/agent/reward/mean": 0.1 + 0.2 * step} for step in (1, 2)]
-    result = {"mean_reward": 0.75, "n": 64, "stderr": 0.03, "tasks": 32, "low": 0.69, "high": 0.81}
-    write_lines(run / "metrics.jsonl", [*rewards, {"step": 2, **{f"eval/{k}": v for k, v in result.items()}}])
+    evaluation = {"mean_reward": 0.75, "n": 64, "stderr": 0.03, "tasks": 32, "low": 0.69, "high": 0.81}
+    write_lines(run / "metrics.jsonl", [*rewards, {"step": 2, **{f"eval/{k}": v for k, v in evaluation.items()}}])
     return TrainedRun(run, model, logprobs_of(policy.model))
 
 
-def as_prime_rl(run: TrainedRun, root: Path) -> Path:
-    """The same weights as Prime-RL's trainer leaves them: its folders, its names of tensors."""
+def write_prime_rl_run(run: TrainedRun, root: Path) -> Path:
+    """Write the run's adapter with the folders and tensor names of Prime-RL's trainer; step 3 is incomplete."""
     from safetensors.torch import load_file, save_file
 
-    prime = root / "prime"
-    (prime / "configs").mkdir(parents=True)
+    prime_rl_run = root / "prime"
+    (prime_rl_run / "configs").mkdir(parents=True)
     config = tomllib.loads((run.path / "config.toml").read_text())
-    (prime / "configs" / "rl.json").write_text(json.dumps(config))
+    (prime_rl_run / "configs" / "rl.json").write_text(json.dumps(config))
     for step in (1, 2, 3):
-        folder = prime / "broadcasts" / f"step_{step}"
+        folder = prime_rl_run / "broadcasts" / f"step_{step}"
         folder.mkdir(parents=True)
         tensors = load_file(run.path / "checkpoints/step_2/adapter_model.safetensors")
-        bare = {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
-        save_file(bare, folder / "adapter_model.safetensors")
-        told = json.loads((run.path / "checkpoints/step_2/adapter_config.json").read_text())
-        (folder / "adapter_config.json").write_text(json.dumps(told))
+        prime_rl_tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
+        save_file(prime_rl_tensors, folder / "adapter_model.safetensors")
+        adapter_config = json.loads((run.path / "checkpoints/step_2/adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(adapter_config))
         if step < 3:
             (folder / "STABLE").touch()
-    return prime
+    return prime_rl_run
 
 
 @torch.no_grad()
 def logprobs_of(model: torch.nn.Module) -> torch.Tensor:
-    """[T, V] that a model gives."""
-    return model.eval()(input_ids=torch.tensor([IDS])).logits[0].float().log_softmax(-1)
+    """Return the log-probabilities [T, V] of a model."""
+    return model.eval()(input_ids=torch.tensor([TOKEN_IDS])).logits[0].float().log_softmax(-1)

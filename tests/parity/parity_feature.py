@@ -1,4 +1,4 @@
-"""A feature of Harbor's as a small task, with what the model types and which sandboxes refuse it."""
+"""A Harbor feature as a small task, with the model's input and the sandboxes that refuse it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,10 @@ SOLVED = "test -f /app/answer && echo 1 > /logs/verifier/reward.txt || echo 0 > 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One row of the table."""
+    """One row of the table in docs/harbor.md.
+
+    The values of these fields are part of a feature's hash, except `refused`, `differs` and `needs`.
+    """
 
     name: str
     toml: str = ""
@@ -24,29 +27,29 @@ class Feature:
     test: str = SOLVED
     """Body of tests/test.sh; none when empty."""
     types: str = "touch answer"
-    """What the model types in its first turn, of each step."""
+    """Lines that the model types in the first turn of each step."""
     types_s: float = 1.0
-    """How long it waits after each line."""
+    """Wait in seconds after each line."""
     steps: Mapping[str, str] = field(default_factory=dict)
     """Body of each step's test.sh by the step's name."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Further files of the task; one that ends in .sh can be run."""
+    """Further files of the task; those named .sh are executable."""
     prompted: str = ""
-    """What the model has to be told with the first message."""
+    """Text that the model's first message must contain."""
     host_env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of this machine."""
+    """Environment variables of this machine."""
     timeout_multiplier: float = 1.0
     thinks_s: float = 0.0
-    """How long the model takes over its first answer."""
+    """Delay in seconds of the model's first answer."""
     refused: Mapping[Place, str] = field(default_factory=dict)
-    """What the refusal before the run names, where there is one."""
+    """Text of the refusal before the run, by place."""
     differs: Mapping[Place, str] = field(default_factory=dict)
-    """Where it is not what Harbor's own trial gives, and in which way, in words."""
+    """Difference from Harbor's own trial, by place, as text for the table."""
     needs: str = ""
-    """What Harbor's own containers need for it that a machine may lack: `buildx`."""
+    """Tool that Harbor's containers need for it: `buildx`, or none."""
 
     def write(self, folder: Path) -> Path:
-        """Write the task; its folder."""
+        """Write the task into a folder and return the folder."""
         own = {"task.toml": self._toml()}
         if self.dockerfile:
             own["environment/Dockerfile"] = self.dockerfile

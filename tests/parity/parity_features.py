@@ -1,4 +1,4 @@
-"""The features of Harbor's, each a row of the table in docs/harbor.md."""
+"""Harbor's features, each a row of the table in docs/harbor.md."""
 
 from parity_feature import SOLVED, Feature, Place
 
@@ -310,7 +310,7 @@ SURROUNDINGS = (
         dockerfile="FROM debian:12-slim\nWORKDIR /app\nENV ONE=1\n",
         types="true",
         test=f"echo $PWD:$ONE; {ONE}",
-        differs={"host": "on the host's root its Dockerfile is carried out in place of docker_image"},
+        differs={"host": "on the host's root, the Dockerfile's steps run and docker_image is ignored"},
     ),
     Feature(
         name="artifacts: links, odd names, other users",

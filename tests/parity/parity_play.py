@@ -1,6 +1,6 @@
-"""Plays a feature in one place, with the same scripted model everywhere, and reads what Harbor wrote about it.
+"""Runs one trial of a feature in one place, with the same scripted model everywhere, and reads Harbor's results.
 
-`harbor` is Harbor's own: its Trial, its Docker environment, its Terminus-2, with nothing of ours in between.
+The place `harbor` uses only Harbor's Trial, Docker environment and Terminus-2, without this project's code.
 """
 
 import json
@@ -21,33 +21,33 @@ _KEPT = ("artifacts", "verifier")
 
 
 class HarborRefusedError(Exception):
-    """Harbor's own trial cannot be made."""
+    """Harbor refused to create the trial."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a trial, as far as it is the task's and not the machine's."""
+    """Results of a trial that do not depend on the machine."""
 
     rewards: dict[str, float] | None
     steps: list[tuple[str, dict[str, float] | None, str | None]]
     """Name, rewards and exception of each step."""
     exception: str | None
-    """Type and, of a limit of time, the message."""
+    """Type of the exception, and the message of a timeout."""
     phases: list[str]
     prompted: bool = False
-    """Whether the model was told what the feature adds to the first message."""
+    """Whether the first message contained the feature's text."""
     files: dict[str, str] = field(default_factory=dict)
-    """What Harbor collected of artifacts and verifiers, by path."""
+    """Artifacts and verifier files that Harbor collected, by path."""
 
     def to_json(self) -> Any:
-        """As JSON reads it back."""
+        """Return the value that JSON reads back."""
         return json.loads(json.dumps(asdict(self)))
 
     def __str__(self) -> str:
-        """A cell of the table."""
+        """Format as a cell of the table."""
         steps = ", ".join(_shown(rewards) for _, rewards, _ in self.steps)
-        said = self.exception or _shown(self.rewards)
-        return f"{said} ({steps})" if steps else said
+        result = self.exception or _shown(self.rewards)
+        return f"{result} ({steps})" if steps else result
 
 
 def _shown(rewards: Mapping[str, float] | None) -> str:
@@ -59,18 +59,18 @@ def _shown(rewards: Mapping[str, float] | None) -> str:
 
 
 async def play(feature: Feature, place: Place, folder: Path) -> Played:
-    """One trial of the feature's task."""
+    """Run one trial of the feature's task."""
     task = feature.write(folder / "task")
     first = Reply(content=keys(*feature.types.splitlines(), duration=feature.types_s), delay_s=feature.thinks_s)
     phases: list[str] = []
     async with ScriptedModel([first, DONE, DONE]).serve() as model:
         with _variables(feature.host_env):
             if place == "harbor":
-                trial = await _by_harbor(feature, task, folder, model.url, phases)
+                trial = await _play_harbor(feature, task, folder, model.url, phases)
             else:
-                trial = await _by_us(feature, place, task, folder, model.url, phases)
-    told = str(model.requests[0]["messages"]) if model.requests else ""
-    return replace(read(trial, phases), prompted=bool(feature.prompted) and feature.prompted in told)
+                trial = await _play_ours(feature, place, task, folder, model.url, phases)
+    messages = str(model.requests[0]["messages"]) if model.requests else ""
+    return replace(read(trial, phases), prompted=bool(feature.prompted) and feature.prompted in messages)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _variables(env: Mapping[str, str]):
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-async def _by_us(feature: Feature, place: Place, task: Path, folder: Path, url: str, phases: list[str]) -> Path:
+async def _play_ours(feature: Feature, place: Place, task: Path, folder: Path, url: str, phases: list[str]) -> Path:
     async def note(event: str) -> None:
         phases.append(event)
 
@@ -101,7 +101,7 @@ async def _by_us(feature: Feature, place: Place, task: Path, folder: Path, url: 
     return folder / "trials" / folder.name
 
 
-async def _by_harbor(feature: Feature, task: Path, folder: Path, url: str, phases: list[str]) -> Path:
+async def _play_harbor(feature: Feature, task: Path, folder: Path, url: str, phases: list[str]) -> Path:
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.hooks import TrialEvent, TrialHookEvent
     from harbor.trial.trial import Trial
@@ -135,12 +135,12 @@ async def _by_harbor(feature: Feature, task: Path, folder: Path, url: str, phase
 
 
 def read(trial: Path, phases: list[str]) -> Played:
-    """What Harbor wrote into a trial's folder."""
+    """Read Harbor's results from a trial's folder."""
     result = json.loads((trial / "result.json").read_text())
     steps = result.get("step_results") or []
     files = dict(sorted(_files(trial)))
     if (_exception(result) or "").startswith("VerifierTimeoutError"):
-        files.pop("verifier/test-stdout.txt", None)  # how far it came is the machine's doing
+        files.pop("verifier/test-stdout.txt", None)  # its length depends on the machine's speed
     return Played(
         rewards=_rewards(result),
         steps=[(step["step_name"], _rewards(step), _exception(step)) for step in steps],
@@ -169,10 +169,10 @@ def _files(trial: Path):
             for path in sorted((folder / part).rglob("*")):
                 if path.is_file() and not path.is_symlink():
                     text = path.read_text(errors="replace")
-                    yield str(path.relative_to(trial)), _fates(text) if path.name == "manifest.json" else text
+                    yield str(path.relative_to(trial)), _artifact_status(text) if path.name == "manifest.json" else text
 
 
-def _fates(manifest: str) -> str:
-    """What became of each artifact that the task names; Harbor's own folder is `empty` only where it is mounted."""
+def _artifact_status(manifest: str) -> str:
+    """Return the status of the task's artifacts, without Harbor's own folder: it is `empty` only if mounted."""
     entries = [entry for entry in json.loads(manifest) if entry["source"] != "/logs/artifacts"]
     return ", ".join(f"{entry['source']} {entry['type']} {entry['status']}" for entry in entries)

@@ -1,9 +1,9 @@
-"""What was played, kept in `played.json`, and the table that is made of it for docs/harbor.md.
+"""The recorded results in `played.json`, and the table of them in docs/harbor.md.
 
     python tests/parity/parity_record.py [PLACE,...] [NAME ...]
 
-plays what the record lacks (and what is named), writes the record and the table. Invariant: what is recorded of a
-feature belongs to the feature as it is now: `asked` is its hash.
+runs the trials that are missing from the record and those of the named features, then writes the record and the table.
+Invariant: a recorded result belongs to the current feature, whose hash is the key `asked`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from parity_features import FEATURES
 from parity_play import KWARGS, HarborRefusedError, Played, play
 
 from harbortrainer.runs.durable import write_whole
-from harbortrainer.sandbox.task_demands import TaskDemands
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 RECORD = Path(__file__).with_name("played.json")
 PAGE = Path(__file__).parents[2] / "docs" / "harbor.md"
@@ -37,33 +37,33 @@ AT_ONCE = 2
 type Record = dict[str, dict[str, Any]]
 
 
-def asked(feature: Feature) -> str:
-    """Hash of what is played."""
-    said = {key: value for key, value in vars(feature).items() if key not in NOT_PLAYED and value}
-    return hashlib.sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
+def feature_hash(feature: Feature) -> str:
+    """Return a hash of the fields that affect the trial."""
+    fields = {key: value for key, value in vars(feature).items() if key not in NOT_PLAYED and value}
+    return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:16]
 
 
-def recorded() -> Record:
-    """What is known of the features as they are now."""
+def load_record() -> Record:
+    """Return the recorded results whose feature has not changed."""
     known = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
-    return {f.name: known[f.name] for f in FEATURES if known.get(f.name, {}).get("asked") == asked(f)}
+    return {f.name: known[f.name] for f in FEATURES if known.get(f.name, {}).get("asked") == feature_hash(f)}
 
 
 def refusal(feature: Feature, place: Place, task: Path) -> list[str]:
-    """Why the task is refused in a place before any run; Harbor itself refuses when its trial is made."""
+    """Return why a place refuses the task before a run. Harbor itself refuses when it creates the trial."""
     if place == "harbor":
         return []
-    demands = TaskDemands(feature.write(task))
+    requirements = TaskRequirements(feature.write(task))
     kind = "docker" if place == "docker" else "local"
-    return [*demands.beyond(kind, KWARGS[place]), *demands.unset(feature.host_env)]
+    return [*requirements.unsupported(kind, KWARGS[place]), *requirements.unset_variables(feature.host_env)]
 
 
-async def found(feature: Feature, place: Place) -> object:
-    """What a place makes of a feature, as the record has it: what was played, or why it is refused."""
+async def run_feature(feature: Feature, place: Place) -> object:
+    """Run a feature in a place; return the result or the refusal, in the form of the record."""
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        if why := refusal(feature, place, Path(folder) / "asked"):
-            return {"refused": why}
-        name = f"parity-{asked(feature)}-{place}"
+        if reasons := refusal(feature, place, Path(folder) / "requested"):
+            return {"refused": reasons}
+        name = f"parity-{feature_hash(feature)}-{place}"
         (trial := Path(folder) / name).mkdir()
         try:
             return (await play(feature, place, trial)).to_json()
@@ -71,8 +71,8 @@ async def found(feature: Feature, place: Place) -> object:
             return {"refused": [str(error)]}
 
 
-def lacks(feature: Feature) -> str:
-    """What this machine lacks for the feature in containers."""
+def missing_tool(feature: Feature) -> str:
+    """Return the tool that the feature needs in containers if this machine lacks it, else ""."""
     if feature.needs != "buildx":
         return ""
     done = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False)
@@ -80,32 +80,32 @@ def lacks(feature: Feature) -> str:
 
 
 def cell(feature: Feature, known: dict[str, Any], place: Place) -> str:
-    """One cell of the table."""
+    """Return one cell of the table."""
     what = known.get(place)
     what = known["harbor"] if what == AS_HARBOR else what
     if what is None:
-        return f"not played: {feature.needs or 'nobody has'}"
+        return f"not tested: needs {feature.needs}" if feature.needs else "not tested"
     if "refused" in what:
         return f"refused: {'; '.join(what['refused'])}"
     return str(Played(**what))
 
 
 def same(feature: Feature, known: dict[str, Any]) -> str:
-    """The last cell of a row."""
+    """Return the last cell of a row."""
     if feature.differs:
         return "no: " + "; ".join(sorted(set(feature.differs.values())))
     refused = [place for place in PLACES if isinstance(known.get(place), dict) and "refused" in known[place]]
     if "harbor" not in known:
-        return "not compared"
+        return "not tested"
     if "harbor" in refused:
         return "yes" if len(refused) == len(PLACES) else "no"
-    return "yes" if not refused else "yes, where it is played"
+    return "yes" if not refused else "yes, where supported"
 
 
 def table(record: Record) -> str:
-    """The table of docs/harbor.md."""
+    """Return the table of docs/harbor.md."""
     lines = [
-        "| feature | local, host's root | local, image | docker | Harbor itself | same? |",
+        "| feature | `local`, host's root | `local`, task's image | our `docker` | Harbor itself | same? |",
         "|---|---|---|---|---|---|",
     ]
     for feature in FEATURES:
@@ -116,13 +116,13 @@ def table(record: Record) -> str:
 
 
 def page(record: Record) -> str:
-    """docs/harbor.md with the table of the record."""
+    """Return docs/harbor.md with the current table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + table(record) + END + rest.partition(END)[2]
 
 
 def write(record: Record) -> None:
-    """Write the record and the page."""
+    """Write the record and docs/harbor.md."""
     for known in record.values():
         known.update(
             {place: AS_HARBOR for place in PLACES[:-1] if place in known and known[place] == known.get("harbor")}
@@ -133,18 +133,18 @@ def write(record: Record) -> None:
         write_whole(PAGE, page(record))
 
 
-async def complete(record: Record, places: tuple[Place, ...], again: list[str]) -> None:
-    """Play what is missing, two at a time."""
+async def run_missing(record: Record, places: tuple[Place, ...], rerun: list[str]) -> None:
+    """Run the missing trials, two at a time."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(feature: Feature) -> None:
-        known = record.setdefault(feature.name, {"asked": asked(feature)})
+        known = record.setdefault(feature.name, {"asked": feature_hash(feature)})
         for place in sorted(places, key=lambda place: place != "harbor"):
-            todo = place not in known or any(name in feature.name for name in again)
-            if not todo or (place in ("docker", "harbor") and lacks(feature)):
+            todo = place not in known or any(name in feature.name for name in rerun)
+            if not todo or (place in ("docker", "harbor") and missing_tool(feature)):
                 continue
             async with gate:
-                what = await found(feature, place)
+                what = await run_feature(feature, place)
             known[place] = AS_HARBOR if place != "harbor" and what == known.get("harbor") else what
             if place == "harbor":
                 known["release"] = version("harbor")
@@ -157,7 +157,7 @@ async def complete(record: Record, places: tuple[Place, ...], again: list[str]) 
 
 
 if __name__ == "__main__":
-    told = sys.argv[1].split(",") if len(sys.argv) > 1 else PLACES
-    now = recorded()
-    asyncio.run(complete(now, tuple(place for place in PLACES if place in told), sys.argv[2:]))
+    requested = sys.argv[1].split(",") if len(sys.argv) > 1 else PLACES
+    now = load_record()
+    asyncio.run(run_missing(now, tuple(place for place in PLACES if place in requested), sys.argv[2:]))
     write(now)

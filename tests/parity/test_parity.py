@@ -1,7 +1,7 @@
-"""Each feature of Harbor's in each kind of sandbox, against what Harbor's own trial makes of it.
+"""Each Harbor feature in each kind of sandbox gives the same result as Harbor's own trial.
 
-What Harbor itself and Docker give takes half a minute a feature; it is kept in `played.json`, which `make parity` plays
-again. Here the local sandbox is played for real, and the table of docs/harbor.md is compared with what was played.
+A trial by Harbor or in Docker takes half a minute, so their results are recorded in `played.json`; `make parity` runs
+them again. These tests run the local sandbox and compare the table in docs/harbor.md with the record.
 """
 
 import asyncio
@@ -10,24 +10,24 @@ import pytest
 from image_setup import needs_images
 from parity_feature import PLACES, Feature, Place
 from parity_features import FEATURES
-from parity_record import AS_HARBOR, PAGE, found, lacks, page, recorded
+from parity_record import AS_HARBOR, PAGE, load_record, missing_tool, page, run_feature
 
-RECORD = recorded()
-AGAIN = "play it: python tests/parity/parity_record.py"
+RECORD = load_record()
+AGAIN = "run python tests/parity/parity_record.py to record it"
 AT_ONCE: dict[Place, int] = {"host": 8, "image": 8, "docker": 2, "harbor": 2}
 EACH = pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 
 
 @pytest.fixture(scope="session")
 def played(request: pytest.FixtureRequest):
-    """What a place makes of the features whose tests were chosen; several at a time, since most of it is waiting."""
+    """Results of the selected features in a place; several trials run at once, since they mostly wait."""
     known: dict[Place, dict[str, object]] = {}
 
     def of(feature: Feature, place: Place) -> object:
         if place not in known:
             chosen = [spec.params for item in request.session.items if (spec := getattr(item, "callspec", None))]
-            asked = {p["feature"].name: p["feature"] for p in chosen if isinstance(p.get("feature"), Feature)}
-            known[place] = asyncio.run(play_all(list(asked.values()), place))
+            selected = {p["feature"].name: p["feature"] for p in chosen if isinstance(p.get("feature"), Feature)}
+            known[place] = asyncio.run(play_all(list(selected.values()), place))
         what = known[place][feature.name]
         if isinstance(what, BaseException):
             raise what
@@ -37,21 +37,21 @@ def played(request: pytest.FixtureRequest):
 
 
 async def play_all(features: list[Feature], place: Place) -> dict[str, object]:
-    """What a place makes of each, or what went wrong."""
+    """Run features in a place; return each result or exception by name."""
     gate = asyncio.Semaphore(AT_ONCE[place])
 
     async def one(feature: Feature) -> object:
-        if place in ("docker", "harbor") and lacks(feature):
+        if place in ("docker", "harbor") and missing_tool(feature):
             return None
         async with gate:
-            return await found(feature, place)
+            return await run_feature(feature, place)
 
     results = await asyncio.gather(*map(one, features), return_exceptions=True)
     return {feature.name: result for feature, result in zip(features, results, strict=True)}
 
 
 def expected(feature: Feature, place: Place) -> object:
-    """What the record has of a place."""
+    """Return the recorded result of a feature in a place."""
     assert feature.name in RECORD, AGAIN
     known = RECORD[feature.name]
     return known["harbor"] if known[place] == AS_HARBOR else known[place]
@@ -59,14 +59,14 @@ def expected(feature: Feature, place: Place) -> object:
 
 @pytest.mark.e2e
 @EACH
-def test_on_the_hosts_root(feature: Feature, played) -> None:
+def test_host_root_gives_recorded_result(feature: Feature, played) -> None:
     assert played(feature, "host") == expected(feature, "host")
 
 
 @pytest.mark.e2e
 @needs_images
 @EACH
-def test_from_the_tasks_image(feature: Feature, played) -> None:
+def test_task_image_gives_recorded_result(feature: Feature, played) -> None:
     assert played(feature, "image") == expected(feature, "image")
 
 
@@ -74,17 +74,19 @@ def test_from_the_tasks_image(feature: Feature, played) -> None:
 @pytest.mark.docker
 @pytest.mark.parametrize("place", ["docker", "harbor"])
 @EACH
-def test_in_containers(feature: Feature, place: Place, played, request: pytest.FixtureRequest) -> None:
+def test_container_gives_recorded_result(
+    feature: Feature, place: Place, played, request: pytest.FixtureRequest
+) -> None:
     if not request.config.getoption("--in-containers"):
-        pytest.skip("takes half a minute: `make parity` plays it")
+        pytest.skip("takes half a minute; run `make parity`")
     request.getfixturevalue("container")
-    if missing := lacks(feature):
-        pytest.skip(f"{missing} is not here")
+    if missing := missing_tool(feature):
+        pytest.skip(f"{missing} is not installed")
     assert played(feature, place) == expected(feature, place)
 
 
 @EACH
-def test_what_differs_from_harbor_is_said(feature: Feature) -> None:
+def test_declares_differences_and_refusals(feature: Feature) -> None:
     known = RECORD.get(feature.name)
     assert known is not None, AGAIN
     own = {place: known[place] for place in PLACES if place != "harbor" and place in known}
@@ -97,5 +99,5 @@ def test_what_differs_from_harbor_is_said(feature: Feature) -> None:
         assert feature.refused[place] in "; ".join(own[place]["refused"])
 
 
-def test_the_table_is_what_was_played() -> None:
-    assert PAGE.read_text() == page(RECORD), "python tests/parity/parity_record.py writes it"
+def test_docs_table_equals_record() -> None:
+    assert PAGE.read_text() == page(RECORD), "run python tests/parity/parity_record.py to write it"

@@ -1,7 +1,7 @@
-"""In the place of Prime-RL's trainer, which needs CUDA: reads its batches from disk, publishes adapters to disk.
+"""A CPU replacement for Prime-RL's trainer, which needs CUDA: reads batches from disk, publishes adapters to disk.
 
-The wire is Prime-RL's own: msgpack of positional `MicroBatch`es under rollouts/step_N, a peft folder and the marker
-STABLE under broadcasts/step_N. Run as a program it takes the words of Prime-RL's `torchrun`.
+The files have Prime-RL's formats: msgpack of positional `MicroBatch`es under rollouts/step_N, a peft folder and the
+marker STABLE under broadcasts/step_N. As a program it takes the arguments of Prime-RL's `torchrun`.
 """
 
 import json
@@ -23,7 +23,7 @@ INPUT_IDS, LOSS_MASK, ADVANTAGES, LOGPROBS, POSITIONS = range(5)
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sample as the trainer sees it; the lists have one length."""
+    """One sample as the trainer reads it; the lists have equal lengths."""
 
     token_ids: list[int]
     mask: list[bool]
@@ -32,7 +32,7 @@ class Sequence:
 
 
 def decode(path: Path) -> Iterator[Sequence]:
-    """The samples of one batch file. Packed samples are told apart by their positions, which start at 0."""
+    """Yield the samples of one batch file; each packed sample starts where the position is 0."""
     for batch in msgpack.unpackb(path.read_bytes()):
         starts = [i for i, position in enumerate(batch[POSITIONS]) if position == 0]
         for start, end in zip(starts, [*starts[1:], len(batch[POSITIONS])], strict=True):
@@ -41,7 +41,7 @@ def decode(path: Path) -> Iterator[Sequence]:
 
 
 class StandInTrainer(threading.Thread):
-    """Publishes the version that it starts at, then for every batch it reads another adapter."""
+    """Publishes its starting version, then one more adapter for each batch that it reads."""
 
     def __init__(self, model: Path, output_dir: Path, steps: int, *, start: int = 0) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class StandInTrainer(threading.Thread):
         (folder / "STABLE").touch()
 
     def run(self) -> None:
-        """Read a batch, publish a version, as often as there are steps."""
+        """Read one batch and publish one version a step."""
         for step in range(self.start_at + 1, self.steps + 1):
             path = self.output_dir / "rollouts" / f"step_{step}" / "rank_0.bin"
             while not path.exists():
@@ -73,7 +73,7 @@ class StandInTrainer(threading.Thread):
 
 
 def main(config_file: Path) -> None:
-    """Train as the file says; a resumed run starts at the orchestrator's last checkpoint."""
+    """Run the trainer from a config file; a resumed run starts at the orchestrator's last checkpoint."""
     config = json.loads(config_file.read_text())
     output_dir = Path(config["output_dir"])
     saved = [int(path.name.removeprefix("step_")) for path in output_dir.glob("checkpoints/step_*")]

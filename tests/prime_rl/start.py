@@ -1,8 +1,8 @@
 """Starts one of Prime-RL's programs (`rl`, `orchestrator`, `env-server`) on a machine without a GPU.
 
-Run by the Python of Prime-RL's environment. Its code is used as it is; two imports are cut that only its trainer and
-its in-memory weight transports need and that pull in vllm and flash-attn: `prime_rl.trainer.model`, of which the
-orchestrator uses `setup_tokenizer`, and `prime_rl.transports.weights`.
+Needs the Python of Prime-RL's environment. Prime-RL's code is unchanged, but two modules that import vllm and
+flash-attn are replaced: `prime_rl.trainer.model` and `prime_rl.transports.weights`. Only Prime-RL's trainer and its
+in-memory weight transports need them; the orchestrator uses only `setup_tokenizer`.
 """
 
 import importlib
@@ -18,7 +18,7 @@ PROGRAMS = {
 
 
 def setup_tokenizer(config: Any) -> Any:
-    """What `prime_rl.trainer.model.setup_tokenizer` does."""
+    """Load the tokenizer as `prime_rl.trainer.model.setup_tokenizer` does."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(config.name, trust_remote_code=config.trust_remote_code)
@@ -27,23 +27,23 @@ def setup_tokenizer(config: Any) -> Any:
 
 
 class ModelExpressSession:
-    """Only named in annotations when weights go through the file system."""
+    """Placeholder for annotations; unused when weights go through the file system."""
 
 
-def module(name: str, **names: object) -> None:
-    """Put a module with these names in the place of one that cannot be imported here."""
-    stand_in = ModuleType(name)
-    stand_in.__path__ = []
-    vars(stand_in).update(names)
-    sys.modules[name] = stand_in
+def replace_module(name: str, **members: object) -> None:
+    """Register a stub with these members for a module that cannot be imported here."""
+    stub = ModuleType(name)
+    stub.__path__ = []
+    vars(stub).update(members)
+    sys.modules[name] = stub
 
 
 def main(program: str, arguments: list[str]) -> None:
-    """Cut the imports and hand over."""
-    module("prime_rl.trainer.model", setup_tokenizer=setup_tokenizer, pre_download_model=lambda *_, **__: None)
-    module("prime_rl.transports.weights")
-    module("prime_rl.transports.weights.nixl")
-    module("prime_rl.transports.weights.nixl.model_express", ModelExpressSession=ModelExpressSession)
+    """Replace the GPU modules and start the program."""
+    replace_module("prime_rl.trainer.model", setup_tokenizer=setup_tokenizer, pre_download_model=lambda *_, **__: None)
+    replace_module("prime_rl.transports.weights")
+    replace_module("prime_rl.transports.weights.nixl")
+    replace_module("prime_rl.transports.weights.nixl.model_express", ModelExpressSession=ModelExpressSession)
     sys.argv = [program, *arguments]
     importlib.import_module(PROGRAMS[program]).main()
 

@@ -1,7 +1,7 @@
-"""Our advantages, loss and learning rates against Prime-RL's own code, imported from the submodule.
+"""Our advantages, loss and learning rates equal those computed by Prime-RL's code, imported from the submodule.
 
-Its files need packages that only Prime-RL's environment has, mostly for annotations and type checks; empty stand-ins
-for those are enough to import them.
+Prime-RL's files need packages that only its environment has, mostly for annotations and type checks. Empty stub
+modules are enough to import them.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM
 from verifiers.v1.trace import WireTrace
 
-from harbortrainer.config.algo_table import EchoRoles, LengthPenalty
+from harbortrainer.config.algorithm_config import EchoRoles, LengthPenalty
 from harbortrainer.config.trainer_table import (
     CosineScheduler,
     LinearScheduler,
@@ -27,12 +27,12 @@ from harbortrainer.config.trainer_table import (
     LossSettings,
 )
 from harbortrainer.engines.local.learner.learner import learning_rate
-from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
 from harbortrainer.engines.local.learner.loss import Scales, forward_backward, policy_loss, token_metrics
-from harbortrainer.engines.local.learner.micro_batch import fit, pack
+from harbortrainer.engines.local.learner.micro_batch import pack, truncate_samples
+from harbortrainer.engines.local.learner.policies import LoraPolicy
 from harbortrainer.engines.local.learner.training_sample import Sample, predicted_tokens
-from harbortrainer.engines.local.rollouts.group import TrialLength, group_advantages
-from harbortrainer.engines.local.rollouts.rollout import samples_of
+from harbortrainer.engines.local.rollouts.advantage import TrialLength, group_advantages
+from harbortrainer.engines.local.rollouts.trace_samples import trace_samples
 
 SOURCE = Path(os.environ.get("HARBORTRAINER_PRIME_RL", Path(__file__).parents[2] / "prime-rl"))
 PACKAGE = SOURCE / "src/prime_rl"
@@ -43,8 +43,8 @@ pytestmark = [
 ]
 
 
-class Anything:
-    """Stands for a type that is only named in annotations, or a base class that does nothing."""
+class StubType:
+    """A stub for a type used only in annotations, or for an empty base class."""
 
     def __init__(self, *_args) -> None:
         pass
@@ -57,15 +57,15 @@ def identity(*args, **_kwargs):
     return args[0] if args else identity
 
 
-def pairs(traces):
+def trace_pairs(traces):
     return ((None, trace) for trace in traces)
 
 
-def assign(trace, advantage):
+def assign_advantage(trace, advantage):
     trace.advantage = advantage
 
 
-def stand_in(name: str, **members) -> ModuleType:
+def stub_module(name: str, **members) -> ModuleType:
     module = ModuleType(name)
     vars(module).update(members)
     return module
@@ -73,29 +73,29 @@ def stand_in(name: str, **members) -> ModuleType:
 
 @pytest.fixture
 def prime_rl(monkeypatch):
-    """Imports one file of Prime-RL."""
+    """Return a function that imports one file of Prime-RL."""
     configs = dict.fromkeys(
-        ("CustomLossConfig", "DefaultLossConfig", "IPOLossConfig", "LossConfig", "SchedulerConfig"), Anything
+        ("CustomLossConfig", "DefaultLossConfig", "IPOLossConfig", "LossConfig", "SchedulerConfig"), StubType
     )
     for module in (
-        stand_in("beartype", beartype=identity),
-        stand_in("jaxtyping", Bool=Anything, Float=Anything, Int=Anything, jaxtyped=identity),
-        stand_in("prime_rl"),
-        stand_in("prime_rl.configs"),
-        stand_in("prime_rl.configs.trainer", **configs),
-        stand_in("prime_rl.utils"),
-        stand_in("prime_rl.utils.utils", import_object=identity),
-        stand_in("prime_rl.trainer"),
-        stand_in("prime_rl.trainer.optim", OffloadOptimizer=Anything, OptimizerLike=Anything),
-        stand_in("prime_rl.configs.algorithm", GRPOAlgoConfig=Anything, EchoAlgoConfig=Anything),
-        stand_in("prime_rl.utils.logger", get_logger=logging.getLogger),
-        stand_in("prime_rl.transports"),
-        stand_in("prime_rl.transports.rollouts", TrainingSample=SimpleNamespace),
-        stand_in("prime_rl.transports.rollouts.types", EncodedTensor=Anything, RoutedExperts=Anything),
-        stand_in("prime_rl.orchestrator"),
-        stand_in("prime_rl.orchestrator.algo"),
-        stand_in("prime_rl.orchestrator.algo.base", Algorithm=Anything, iter_trainable_traces=pairs),
-        stand_in("prime_rl.orchestrator.algo.routing", assign_advantages=assign),
+        stub_module("beartype", beartype=identity),
+        stub_module("jaxtyping", Bool=StubType, Float=StubType, Int=StubType, jaxtyped=identity),
+        stub_module("prime_rl"),
+        stub_module("prime_rl.configs"),
+        stub_module("prime_rl.configs.trainer", **configs),
+        stub_module("prime_rl.utils"),
+        stub_module("prime_rl.utils.utils", import_object=identity),
+        stub_module("prime_rl.trainer"),
+        stub_module("prime_rl.trainer.optim", OffloadOptimizer=StubType, OptimizerLike=StubType),
+        stub_module("prime_rl.configs.algorithm", GRPOAlgoConfig=StubType, EchoAlgoConfig=StubType),
+        stub_module("prime_rl.utils.logger", get_logger=logging.getLogger),
+        stub_module("prime_rl.transports"),
+        stub_module("prime_rl.transports.rollouts", TrainingSample=SimpleNamespace),
+        stub_module("prime_rl.transports.rollouts.types", EncodedTensor=StubType, RoutedExperts=StubType),
+        stub_module("prime_rl.orchestrator"),
+        stub_module("prime_rl.orchestrator.algo"),
+        stub_module("prime_rl.orchestrator.algo.base", Algorithm=StubType, iter_trainable_traces=trace_pairs),
+        stub_module("prime_rl.orchestrator.algo.routing", assign_advantages=assign_advantage),
     ):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
@@ -111,7 +111,7 @@ def prime_rl(monkeypatch):
 
 
 @pytest.mark.parametrize("staleness", [0.0, 0.2, 2.0])
-def test_loss_gradient_and_masks_are_prime_rls(prime_rl, staleness):
+def test_loss_gradient_and_masks_match_prime_rl(prime_rl, staleness):
     theirs = prime_rl("trainer/rl/loss.py")
     settings = LossSettings(kl_tau=0.05, adv_tau=1.5, dppo_mask_low=0.1, dppo_mask_high=0.15)
     torch.manual_seed(0)
@@ -119,16 +119,16 @@ def test_loss_gradient_and_masks_are_prime_rls(prime_rl, staleness):
     moved = (sampled + staleness * torch.randn(400)).clamp_max(-1e-4)
     advantages = torch.randn(400) * (torch.rand(400) > 0.1)
     mask = torch.rand(400) > 0.3
-    ours_in, theirs_in = moved.clone().requires_grad_(), moved.clone().requires_grad_()
+    our_logprobs, their_logprobs = moved.clone().requires_grad_(), moved.clone().requires_grad_()
 
-    ours = policy_loss(ours_in, sampled, advantages, mask, settings, scale=int(mask.sum()))
-    inputs = theirs.LossInputs(theirs_in, sampled, None, advantages, mask)
+    ours = policy_loss(our_logprobs, sampled, advantages, mask, settings, scale=int(mask.sum()))
+    inputs = theirs.LossInputs(their_logprobs, sampled, None, advantages, mask)
     expected = theirs.default_loss_fn(inputs, settings)
     (expected.loss / mask.sum()).backward()
     ours.loss.backward()
 
     torch.testing.assert_close(ours.loss, expected.loss / mask.sum())
-    torch.testing.assert_close(ours_in.grad, theirs_in.grad)
+    torch.testing.assert_close(our_logprobs.grad, their_logprobs.grad)
     assert (staleness == 2.0) <= bool(ours.masked.any())
     torch.testing.assert_close(ours.masked[mask].float().mean(), expected.metrics["is_masked"])
     if ours.masked.any():
@@ -146,7 +146,7 @@ def test_loss_gradient_and_masks_are_prime_rls(prime_rl, staleness):
     ],
     ids=str,
 )
-def test_learning_rates_are_prime_rls(prime_rl, scheduler):
+def test_learning_rates_match_prime_rl(prime_rl, scheduler):
     peak, steps = 1e-6, 30
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
     theirs = prime_rl("trainer/scheduler.py").setup_scheduler(
@@ -160,7 +160,7 @@ def test_learning_rates_are_prime_rls(prime_rl, scheduler):
 
 
 @pytest.mark.parametrize("penalty", [None, LengthPenalty(), LengthPenalty(num_turns_weight=0.5)], ids=str)
-def test_advantages_are_prime_rls(prime_rl, penalty):
+def test_advantages_match_prime_rl(prime_rl, penalty):
     theirs = prime_rl("orchestrator/algo/grpo.py").GRPOAlgorithm(SimpleNamespace(length_penalty=penalty), None)
     generator = random.Random(0)
     lengths = [
@@ -181,7 +181,7 @@ def test_advantages_are_prime_rls(prime_rl, penalty):
     assert ours == pytest.approx([trace.advantage for trace in traces], abs=1e-6)
 
 
-def test_advantages_of_max_rl_are_prime_rls(prime_rl):
+def test_max_rl_advantages_match_prime_rl(prime_rl):
     theirs = prime_rl("orchestrator/algo/max_rl.py").MaxRLAlgorithm(None, None)
     generator = random.Random(0)
     for _ in range(50):
@@ -191,19 +191,19 @@ def test_advantages_of_max_rl_are_prime_rls(prime_rl):
         assert ours == pytest.approx([trace.advantage for trace in traces], abs=1e-5)
 
 
-def random_trace(dice: random.Random) -> WireTrace:
-    """A graph of messages of all roles with branches, bodies that are known or not, and answers that were rewritten."""
+def random_trace(rng: random.Random) -> WireTrace:
+    """Return a random message graph: all roles, branches, content masks that may be missing, rewritten answers."""
     nodes: list[dict] = []
-    for index in range(dice.randint(2, 14)):
-        parent = dice.randrange(max(0, index - 2), index) if index else None
-        role = dice.choice(["system", "user", "assistant", "assistant", "tool"])
-        sampled, length = role == "assistant" and dice.random() < 0.8, dice.randint(0, 4)
+    for index in range(rng.randint(2, 14)):
+        parent = rng.randrange(max(0, index - 2), index) if index else None
+        role = rng.choice(["system", "user", "assistant", "assistant", "tool"])
+        sampled, length = role == "assistant" and rng.random() < 0.8, rng.randint(0, 4)
         message = {"role": role, "content": str(index)} | ({"tool_call_id": "c"} if role == "tool" else {})
-        mask = [sampled and place > 0 for place in range(length)]
-        body = [dice.random() < 0.6 for _ in range(length)] if dice.random() < 0.7 else []
-        tokens = [dice.randint(1, 99) for _ in range(length)]
+        mask = [sampled and position > 0 for position in range(length)]
+        is_content = [rng.random() < 0.6 for _ in range(length)] if rng.random() < 0.7 else []
+        tokens = [rng.randint(1, 99) for _ in range(length)]
         node = {"parent": parent, "message": message, "sampled": sampled, "token_ids": tokens, "mask": mask}
-        nodes.append(node | {"is_content": body, "logprobs": [-0.5] * sum(mask)})
+        nodes.append(node | {"is_content": is_content, "logprobs": [-0.5] * sum(mask)})
     agent = {"config": {}, "trainable": True}
     return WireTrace.model_validate({"id": "t", "task": {"type": "T", "data": {}}, "agent": agent, "nodes": nodes})
 
@@ -211,17 +211,17 @@ def random_trace(dice: random.Random) -> WireTrace:
 @pytest.mark.parametrize(
     "weights", [{"user": 0.1}, {"user": 0.1, "tool": 0.3, "assistant": 0.7, "system": 1.0}], ids=str
 )
-def test_the_tokens_that_echo_predicts_are_prime_rls(prime_rl, monkeypatch, weights):
+def test_echo_predicted_tokens_match_prime_rl(prime_rl, monkeypatch, weights):
     trajectories = prime_rl("orchestrator/trajectories.py")
     monkeypatch.setitem(sys.modules, "prime_rl.orchestrator.trajectories", trajectories)
     monkeypatch.setitem(sys.modules, "prime_rl.orchestrator.algo.grpo", prime_rl("orchestrator/algo/grpo.py"))
     roles = EchoRoles.model_validate({role: {"alpha": alpha} for role, alpha in weights.items()})
     config = SimpleNamespace(roles=roles, filter=None, length_penalty=None)
     theirs = prime_rl("orchestrator/algo/echo.py").EchoAlgorithm(config, None)
-    dice, predicted = random.Random(0), 0
+    rng, predicted = random.Random(0), 0
     for _ in range(300):
-        trace = random_trace(dice)
-        ours = samples_of(trace, {}, 1.0, roles.weights, task="", trial="")
+        trace = random_trace(rng)
+        ours = trace_samples(trace, {}, 1.0, roles.weights, task="", trial="")
         theirs._weight_observations(trace)
         expected = trajectories.trace_to_samples(trace) if trace.num_branches else []
         assert [s.token_ids for s in ours] == [s.token_ids for s in expected]
@@ -231,53 +231,61 @@ def test_the_tokens_that_echo_predicts_are_prime_rls(prime_rl, monkeypatch, weig
     assert predicted > 200
 
 
-def test_the_loss_of_echo_and_its_gradient_are_prime_rls(prime_rl, tmp_path):
-    """Two samples of one step: one with an advantage and tokens to predict, one with tokens to predict alone."""
+def test_echo_loss_and_gradient_match_prime_rl(prime_rl, tmp_path):
+    """Compare two samples of one step: with and without an advantage, both with predicted tokens."""
     torch.manual_seed(0)
     settings = LossSettings(kl_tau=0.05, dppo_mask_low=0.01, dppo_mask_high=0.01)
-    length, given = 12, [0.0, 0.0, 0.0, 0.3, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0, 0.3, 0.0]
+    length, ce_weights = 12, [0.0, 0.0, 0.0, 0.3, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0, 0.3, 0.0]
     mask = [t in (2, 5, 6, 9, 11) for t in range(length)]
     samples = [
-        Sample(torch.randint(3, 300, (length,)).tolist(), mask, [-5.0 * m for m in mask], [0] * length, 0.8, a, given)
-        for a in (0.6, 0.0)
+        Sample(
+            torch.randint(3, 300, (length,)).tolist(),
+            mask,
+            [-5.0 * m for m in mask],
+            [0] * length,
+            0.8,
+            advantage,
+            ce_weights,
+        )
+        for advantage in (0.6, 0.0)
     ]
     base = AutoModelForCausalLM.from_pretrained(build_tiny_model(tmp_path, hidden=32, layers=1))
     policy = LoraPolicy(base, LoraSettings(rank=2, target_modules=["q_proj"]), device=torch.device("cpu"), seed=0)
     policy.set_weights({name: torch.full_like(weight, 0.05) for name, weight in policy.weights().items()})
-    batch = fit(samples, 100)
+    batch = truncate_samples(samples, 100)
     scales = Scales(batch.trained, batch.predicted)
     micro_batches = pack(batch.samples, 12, torch.device("cpu"))
-    done = [forward_backward(policy, m, settings, scales=scales) for m in micro_batches]
-    ours = [weight.grad.clone() for weight in policy.parameters if weight.grad is not None]
+    results = [forward_backward(policy, m, settings, scales=scales) for m in micro_batches]
+    our_grads = [weight.grad.clone() for weight in policy.parameters if weight.grad is not None]
     for weight in policy.parameters:
         weight.grad = None
     theirs = prime_rl("trainer/rl/loss.py")
-    logprobs = []
+    their_logprobs = []
     for sample in samples:
         logits = policy.model(input_ids=torch.tensor([sample.token_ids])).logits[0, :-1] / sample.temperature
         ids = torch.tensor(sample.token_ids[1:])
-        logprobs.append(torch.cat([torch.zeros(1), logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]]))
-    trains = [torch.tensor(s.mask) for s in samples]
-    pruned = [m.float() * (s.advantage != 0) for m, s in zip(trains, samples, strict=True)]
+        their_logprobs.append(torch.cat([torch.zeros(1), logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]]))
+    masks = [torch.tensor(s.mask) for s in samples]
+    policy_masks = [m.float() * (s.advantage != 0) for m, s in zip(masks, samples, strict=True)]
     loss, metrics = theirs.compute_loss(
-        logprobs,
+        their_logprobs,
         [torch.tensor(s.logprobs) for s in samples],
         None,
         [torch.full((length,), s.advantage) for s in samples],
-        trains,
-        pruned,
-        [torch.tensor(given)] * 2,
+        masks,
+        policy_masks,
+        [torch.tensor(ce_weights)] * 2,
         None,
         lambda inputs: theirs.default_loss_fn(inputs, settings),
-        int(sum(p.sum() for p in pruned)),
-        2 * sum(map(bool, given)),
+        int(sum(p.sum() for p in policy_masks)),
+        2 * sum(map(bool, ce_weights)),
         1,
     )
     loss.backward()
-    torch.testing.assert_close(sum(d.result.loss for d in done), loss.detach())
-    for mine, weight in zip(ours, policy.parameters, strict=True):
-        torch.testing.assert_close(mine, weight.grad)
-    numbers = token_metrics(done, len(batch.samples), 0)
-    assert numbers["nll/mean"] == pytest.approx(metrics["nll"].mean().item(), rel=1e-5)
+    torch.testing.assert_close(sum(output.result.loss for output in results), loss.detach())
+    for grad, weight in zip(our_grads, policy.parameters, strict=True):
+        torch.testing.assert_close(grad, weight.grad)
+    our_metrics = token_metrics(results, len(batch.samples), 0)
+    assert our_metrics["nll/mean"] == pytest.approx(metrics["nll"].mean().item(), rel=1e-5)
     for name in ("is_masked", "unmasked_mismatch_kl", "masked_mismatch_kl"):
-        assert numbers[f"{name}/mean"] == pytest.approx(metrics[name].mean().item(), rel=1e-4)
+        assert our_metrics[f"{name}/mean"] == pytest.approx(metrics[name].mean().item(), rel=1e-4)

@@ -1,4 +1,4 @@
-"""The endpoints that Prime-RL's orchestrator needs beside the product's; they need nothing of Prime-RL's."""
+"""Tests of the sampler's extra endpoints for Prime-RL's orchestrator; Prime-RL itself is not needed."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,11 +9,6 @@ import torch
 from orchestrator_endpoints import OrchestratorSampler
 from sampler_setup import LORA, PROMPT, Reference, agrees, generate
 from tiny_model import build_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -30,7 +25,7 @@ def save(folder: Path, state: dict[str, torch.Tensor]) -> None:
     save_file(state, folder / "adapter_model.safetensors")
 
 
-def test_prime_rls_orchestrator_loads_an_adapter_over_http(sampler, adapters, references, tmp_path):
+def test_adapter_is_loaded_and_unloaded_over_http(sampler, adapters, references, tmp_path):
     save(tmp_path / "step_7", adapters[2])
     url = sampler.url
     load = {"lora_name": "r8", "lora_path": str(tmp_path / "step_7")}
@@ -45,7 +40,7 @@ def test_prime_rls_orchestrator_loads_an_adapter_over_http(sampler, adapters, re
     assert agrees(generate(url, PROMPT), references[0])
 
 
-def test_a_missing_or_broken_adapter_gets_the_status_that_prime_rl_retries_or_does_not(sampler, tmp_path):
+def test_missing_adapter_is_404_and_broken_adapter_is_400(sampler, tmp_path):
     url = sampler.url + "/load_lora_adapter"
     missing = httpx.post(url, json={"lora_name": "r8", "lora_path": str(tmp_path / "nothing")}, timeout=30)
     assert missing.status_code == 404
@@ -55,7 +50,7 @@ def test_a_missing_or_broken_adapter_gets_the_status_that_prime_rl_retries_or_do
     assert httpx.post(url, json={"lora_name": "r8"}, timeout=30).status_code == 400
 
 
-def test_pause_lets_running_requests_end_and_keeps_new_ones_waiting(sampler):
+def test_pause_finishes_running_requests_and_holds_new_ones(sampler):
     url = sampler.url
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(generate, url, PROMPT, max_tokens=200, ignore_eos=True)
@@ -73,10 +68,10 @@ def test_pause_lets_running_requests_end_and_keeps_new_ones_waiting(sampler):
         assert waiting.result(timeout=30)["token_ids"]
 
 
-def test_full_weights_are_read_from_a_folder_while_paused(sampler, adapters, references, tmp_path):
+def test_full_weights_are_loaded_from_a_folder_while_paused(sampler, adapters, references, tmp_path):
     other = build_tiny_model(tmp_path / "step_3", seed=5)
-    for loaded in (False, True):
-        if loaded:  # with LoRA layers in place the names differ
+    for lora_layers in (False, True):
+        if lora_layers:  # LoRA layers change the names of the weights
             sampler.load_adapter(adapters[1], 1, config=LORA)
             httpx.post(sampler.url + "/unload_lora_adapter", json={"lora_name": "policy"})
             sampler.load_adapter({k: torch.zeros_like(t) for k, t in adapters[1].items()}, 2)
@@ -89,18 +84,18 @@ def test_full_weights_are_read_from_a_folder_while_paused(sampler, adapters, ref
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"), [({"weight_dir": None}, 400), ({"weight_dir": "/nowhere"}, 404), ([], 400)]
+    ("body", "status"), [({"weight_dir": None}, 400), ({"weight_dir": "/nowhere"}, 404), ([], 400)]
 )
-def test_weights_that_cannot_be_had_are_refused(sampler, asked, status):
-    assert httpx.post(sampler.url + "/update_weights", json=asked, timeout=10).status_code == status
+def test_missing_weights_are_refused(sampler, body, status):
+    assert httpx.post(sampler.url + "/update_weights", json=body, timeout=10).status_code == status
 
 
-def test_bodies_that_are_not_json_are_bad_requests(sampler):
+def test_non_json_bodies_are_bad_requests(sampler):
     for path in ("/load_lora_adapter", "/update_weights"):
         assert httpx.post(sampler.url + path, content=b"{nonsense").status_code == 400
 
 
-def test_metrics_are_prometheus_text_under_vllms_names(sampler):
+def test_metrics_are_prometheus_text_with_vllm_names(sampler):
     generate(sampler.url, [5, 6, 7], max_tokens=2)
     text = httpx.get(sampler.url + "/metrics").text
     values = {}
@@ -114,7 +109,7 @@ def test_metrics_are_prometheus_text_under_vllms_names(sampler):
     assert 'kv_cache_size_tokens="' in text
 
 
-def test_metrics_answer_when_the_engine_has_died(sampler):
+def test_metrics_are_served_after_the_engine_died(sampler):
     def broken(*_args, **_kwargs):
         raise RuntimeError("out of memory")
 

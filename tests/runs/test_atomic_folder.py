@@ -1,4 +1,4 @@
-"""A checkpoint folder is there completely or not at all, also when the process is killed."""
+"""A folder is written atomically, even if the process is killed."""
 
 import signal
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from harbortrainer.runs.durable import atomic_folder, settle
+from harbortrainer.runs.durable import atomic_folder, recover_folder
 
 WRITER = """
 import os, signal, sys
@@ -34,10 +34,10 @@ def killed_writer(path, moment):
 
 
 @pytest.mark.parametrize("moment", ["in the middle", "before the rename"])
-def test_a_kill_leaves_no_half_folder(tmp_path, moment):
+def test_kill_leaves_no_partial_folder(tmp_path, moment):
     killed_writer(tmp_path / "step_1", moment)
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == []
-    settle(tmp_path / "step_1")
+    recover_folder(tmp_path / "step_1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,20 +47,20 @@ def test_a_kill_while_replacing_keeps_the_old_folder(tmp_path, moment):
     with atomic_folder(path) as fresh:
         (fresh / "one").write_text("old")
     killed_writer(path, moment)
-    settle(path)
+    recover_folder(path)
     assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
     assert (path / "one").read_text() == "old"
     assert not (path / "two").exists()
 
 
-def test_an_exception_leaves_nothing(tmp_path):
+def test_exception_leaves_no_folder(tmp_path):
     with pytest.raises(RuntimeError), atomic_folder(tmp_path / "a") as fresh:
         (fresh / "one").write_text("new")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
+def test_folder_is_replaced_atomically(tmp_path):
     for name in ("one", "two"):
         with atomic_folder(tmp_path / "a") as fresh:
             (fresh / name).write_text(name)

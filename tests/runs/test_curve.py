@@ -1,4 +1,4 @@
-"""The reward curve and what it is drawn from."""
+"""The reward curve."""
 
 import re
 
@@ -15,33 +15,34 @@ ROWS = [
 ]
 
 
-def test_the_curve_has_both_lines_and_leaves_holes_out():
+def test_curve_has_train_and_held_out_points():
     curve = curve_of(ROWS)
     assert curve.train == [(1, 0.25)]
     assert curve.held_out == [(0, 0.2), (2, 0.8)]
 
 
-def test_the_curve_is_drawn_in_plain_characters():
+def test_curve_as_text():
     text = as_text(curve_of(ROWS))
     assert "held-out tasks" in text
     assert "\x1b" not in text
 
 
-def test_the_curve_is_drawn_as_a_picture(tmp_path):
+@pytest.mark.process  # matplotlib runs fc-list on a machine's first use
+def test_curve_as_png(tmp_path):
     path = tmp_path / "reward.png"
     as_png(curve_of(ROWS), path, "run")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("rewards", "shown"), [([-3.5, 0.2], (-3.5, 1.0)), ([7.0], (0.0, 7.0)), ([0.5], (0.0, 1.0))])
-def test_any_finite_reward_lies_within_the_picture(rewards, shown):
+def test_axis_includes_every_finite_reward(rewards, shown):
     curve = curve_of([{"step": step, TRAIN_KEY: reward} for step, reward in enumerate(rewards)])
     assert span(curve) == shown
     ticks = [float(number) for number in re.findall(r"^ *(-?\d+\.\d+)┤", as_text(curve), flags=re.MULTILINE)]
     assert (min(ticks), max(ticks)) == shown
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path):
+def test_empty_curve_is_not_drawn(tmp_path):
     assert as_text(curve_of([])) == ""
     as_png(curve_of([]), tmp_path / "none.png", "run")
     assert not (tmp_path / "none.png").exists()
@@ -49,5 +50,5 @@ def test_nothing_is_drawn_of_nothing(tmp_path):
 
 def test_peak_memory_is_at_least_that_of_this_process():
     with PeakMemory() as memory:
-        memory.look()
+        memory.sample()
     assert memory.peak_mb > 10

@@ -1,4 +1,4 @@
-"""What is shown: bars on a terminal, few lines elsewhere."""
+"""Progress output: bars on a terminal, few lines elsewhere."""
 
 import io
 
@@ -13,7 +13,7 @@ def shown(*, terminal: bool) -> tuple[Display, io.StringIO]:
     return Display(Console(file=out, force_terminal=terminal, width=100)), out
 
 
-def test_without_a_terminal_a_fast_bar_says_nothing():
+def test_fast_bar_prints_nothing_without_terminal():
     it, out = shown(terminal=False)
     with it, it.bar("sampling", 3) as bar:
         for _ in range(3):
@@ -21,7 +21,7 @@ def test_without_a_terminal_a_fast_bar_says_nothing():
     assert out.getvalue() == ""
 
 
-def test_without_a_terminal_a_slow_bar_says_how_far_it_is(monkeypatch):
+def test_slow_bar_prints_progress_without_terminal(monkeypatch):
     monkeypatch.setattr(display, "PLAIN_EVERY_S", 0.0)
     it, out = shown(terminal=False)
     with it, it.bar("sampling", 3) as bar, it.bar("steps", 9, plain=False) as steps:
@@ -31,7 +31,7 @@ def test_without_a_terminal_a_slow_bar_says_how_far_it_is(monkeypatch):
     assert out.getvalue().splitlines() == ["sampling: 1/3", "sampling: 2/3"]
 
 
-def test_a_terminal_gets_bars_and_keeps_lines():
+def test_terminal_shows_bars_and_lines():
     it, out = shown(terminal=True)
     with it, it.bar("sampling", 3) as bar:
         bar.advance()
@@ -42,7 +42,7 @@ def test_a_terminal_gets_bars_and_keeps_lines():
     assert "1/3" in out.getvalue()
 
 
-def test_a_line_is_shown_as_it_is():
+def test_line_is_printed_unchanged():
     it, out = shown(terminal=False)
     it.line("[bold]not markup[/bold]")
     assert out.getvalue() == "[bold]not markup[/bold]\n"

@@ -1,4 +1,4 @@
-"""Every figure is in the file; a monitor gets each line once, over kills and resumes too, and never ends the run."""
+"""The file has all metrics; a monitor gets each line once across resumes, and never ends the run."""
 
 import struct
 from collections.abc import Mapping
@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 from patience import wait_until
 
-from harbortrainer.config.monitors_table import WandbKeys
+from harbortrainer.config.run_sections import WandbKeys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.errors import UserError
 from harbortrainer.runs import monitors
 from harbortrainer.runs.durable import read_lines
 from harbortrainer.runs.metrics_log import MetricsLog
-from harbortrainer.runs.monitors import TensorboardMonitor, WandbMonitor, imported, need_monitors
+from harbortrainer.runs.monitors import TensorboardMonitor, WandbMonitor, imported, require_monitors
+
+pytestmark = pytest.mark.process
 
 
 class Listener:
-    """A monitor that remembers; it fails at the line that it is told to fail at."""
+    """A monitor that records its lines, and fails at a given line."""
 
     def __init__(self, name: str = "listener", fails_at: int | None = None) -> None:
         self.name, self.fails_at = name, fails_at
@@ -45,7 +47,7 @@ def steps(log: MetricsLog, *numbers: int) -> None:
         log.publish()
 
 
-def test_a_monitor_hears_each_line_once_over_a_resume_and_what_it_missed(tmp_path: Path) -> None:
+def test_monitor_gets_each_line_once_across_resume(tmp_path: Path) -> None:
     first, late = Listener(), Listener("late")
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.start([first], print)
@@ -61,7 +63,7 @@ def test_a_monitor_hears_each_line_once_over_a_resume_and_what_it_missed(tmp_pat
     assert late.heard == [1, 2, 3, 4] and late.closed
 
 
-def test_a_monitor_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failing_monitor_is_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     bad, good = Listener("bad", fails_at=2), Listener("good")
     log = MetricsLog(tmp_path / "metrics.jsonl")
@@ -77,9 +79,7 @@ def test_a_monitor_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path) 
     assert mended.heard == [2, 3]
 
 
-def test_wandb_gets_the_figures_offline_and_a_resume_is_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_offline_resume_continues_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     said: list[str] = []
@@ -95,7 +95,7 @@ def test_wandb_gets_the_figures_offline_and_a_resume_is_the_same_run(
     wait_until(lambda: all(b"loss" in path.read_bytes() for path in files), lambda: [p.stat().st_size for p in files])
 
 
-def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_written_metrics(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.start([TensorboardMonitor(tmp_path)], print)
     steps(log, 1, 2)
@@ -108,7 +108,7 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def events(path: Path):
-    """The events of a file: each a length, its checksum, a message, its checksum."""
+    """Read the events of a file; each is a length, its checksum, a message, its checksum."""
     message, data = imported("tensorboardX.proto.event_pb2").Event, path.read_bytes()
     while data:
         (length,) = struct.unpack("<Q", data[:8])
@@ -116,11 +116,11 @@ def events(path: Path):
         data = data[16 + length :]
 
 
-def test_a_package_that_is_not_there_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_monitor_package_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"trainer": {"model": {"lora": {}}}, "orchestrator": {"train": {"source": [{"env": {"id": "x"}}]}}}
-    need_monitors(RunConfig.model_validate(table))
+    require_monitors(RunConfig.model_validate(table))
     monkeypatch.setattr(monitors, "find_spec", lambda name: None)
-    need_monitors(RunConfig.model_validate(table))
+    require_monitors(RunConfig.model_validate(table))
     for own, told in (({"monitors": {"wandb": {}}}, "wandb"), ({"tensorboard": True}, "tensorboardX")):
-        with pytest.raises(UserError, match=f"{told} is not installed; take that out of the file, or run `uv sync"):
-            need_monitors(RunConfig.model_validate(table | own))
+        with pytest.raises(UserError, match=f"{told} is not installed; remove that key, or run `uv sync"):
+            require_monitors(RunConfig.model_validate(table | own))

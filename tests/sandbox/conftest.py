@@ -1,4 +1,4 @@
-"""Real sandboxes for tests: made from a few words, stopped at the end of the test."""
+"""Fixtures for real sandboxes, which stop at the end of the test."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def layer_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def make_sandbox(tmp_path: Path, layer_cache: Path) -> AsyncIterator[MakeSandbox]:
-    """`await make_sandbox(dockerfile=..., files={...}, network=..., **kwargs)`: a started sandbox."""
+    """Start a sandbox: `await make_sandbox(dockerfile=..., files={...}, network=..., **kwargs)`."""
     started: list[LocalEnvironment] = []
 
     async def make(

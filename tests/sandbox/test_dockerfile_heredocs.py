@@ -1,11 +1,9 @@
-"""Heredocs are found where BuildKit finds them, and no line of a Dockerfile is lost to what is none."""
+"""Heredocs in Dockerfiles: detected like in BuildKit, and converted for older builders."""
 
 import pytest
 
-from harbortrainer.sandbox.dockerfile import parse
-from harbortrainer.sandbox.dockerfile_heredocs import taken_out, tightened
-from harbortrainer.sandbox.images.heredocs import without_heredocs
-from harbortrainer.sandbox.sandbox_errors import SandboxBuildError
+from harbortrainer.sandbox.dockerfile import extract_heredocs, inline_heredocs, normalize_heredocs, parse
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 
 AFTER = "\nENV AFTER=1\n"
 
@@ -24,9 +22,9 @@ AFTER = "\nENV AFTER=1\n"
         ("run cat 3<<EOF\na\nEOF", [("EOF", "a\n")]),
     ],
 )
-def test_a_heredoc_is_what_follows_its_instruction(text: str, bodies: list[tuple[str, str]]) -> None:
-    plain, found = taken_out(f"FROM x\n{text}{AFTER}")
-    assert found == {1: bodies}
+def test_extracts_heredoc_bodies(text: str, bodies: list[tuple[str, str]]) -> None:
+    plain, heredocs = extract_heredocs(f"FROM x\n{text}{AFTER}")
+    assert heredocs == {1: bodies}
     assert plain.count("\n") == f"FROM x\n{text}{AFTER}".count("\n")
     assert [step.name for step in parse(f"FROM x\n{text}{AFTER}").steps][-1] == "ENV"
 
@@ -46,30 +44,30 @@ def test_a_heredoc_is_what_follows_its_instruction(text: str, bodies: list[tuple
         "LABEL a='<<EOF'",
     ],
 )
-def test_what_is_none_takes_no_line(text: str) -> None:
-    whole = f"FROM x\n{text}{AFTER}"
-    assert taken_out(whole) == (whole, {})
-    assert tightened(whole) == whole
+def test_ignores_text_that_only_looks_like_heredoc(text: str) -> None:
+    dockerfile = f"FROM x\n{text}{AFTER}"
+    assert extract_heredocs(dockerfile) == (dockerfile, {})
+    assert normalize_heredocs(dockerfile) == dockerfile
 
 
-def test_one_that_has_no_end_is_an_error_with_its_line() -> None:
+def test_unterminated_heredoc_error_names_its_line() -> None:
     with pytest.raises(SandboxBuildError, match=r"Dockerfile line 3: the heredoc <<'EOF' has no end"):
         parse("FROM x\nENV A=1\nRUN cat <<'EOF'\na\n")
 
 
-def test_a_blank_before_the_name_is_taken_away_and_all_else_stays() -> None:
+def test_normalize_removes_only_space_before_delimiter() -> None:
     text = "FROM x\nRUN cat > /a << 'EOF' && \\\n  cat > /b <<  END\n<< 'EOF' stays\nEOF\n2\nEND\nRUN echo '<< EOF'\n"
-    tight = text.replace("/a << 'EOF'", "/a <<'EOF'").replace("<<  END", "<<END")
-    assert tightened(text) == tight
-    assert without_heredocs(text) == without_heredocs(tight)
+    normalized = text.replace("/a << 'EOF'", "/a <<'EOF'").replace("<<  END", "<<END")
+    assert normalize_heredocs(text) == normalized
+    assert inline_heredocs(text) == inline_heredocs(normalized)
 
 
-def test_a_blank_in_quotes_beside_a_heredoc_stays() -> None:
+def test_normalize_keeps_quoted_space_beside_heredoc() -> None:
     text = "FROM x\nRUN cat <<EOF > /a && echo '<< EOF'\n1\nEOF\n"
-    assert tightened(text) == text
+    assert normalize_heredocs(text) == text
 
 
-def test_without_heredocs_a_script_is_what_it_was() -> None:
-    assert without_heredocs("FROM x\nRUN cat > /a << 'EOF'\n$A\nEOF\n") == (
+def test_inline_heredocs_keeps_script() -> None:
+    assert inline_heredocs("FROM x\nRUN cat > /a << 'EOF'\n$A\nEOF\n") == (
         'FROM x\nRUN ["/bin/sh", "-c", "cat > /a <<\'EOF\'\\n$A\\nEOF\\n"]\n'
     )

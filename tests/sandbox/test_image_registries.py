@@ -1,4 +1,4 @@
-"""Images from a registry that wants a login, and what a name without a registry means."""
+"""Images from a registry with a login, and the default registry of bare names."""
 
 import base64
 import hashlib
@@ -12,42 +12,42 @@ from pathlib import Path
 import pytest
 from image_setup import needs_images
 
-from harbortrainer.sandbox.images import registries
-from harbortrainer.sandbox.sandbox_errors import SandboxBuildError
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
+from harbortrainer.sandbox.images import build_support
 
 LOGIN = base64.b64encode(b"me:swordfish").decode()
 
 
 class Registry(BaseHTTPRequestHandler):
-    """Serves one image, an OCI layout on the disk, to who has logged in."""
+    """Registry that serves one image, an OCI layout on disk, to authenticated clients."""
 
     layout: Path
 
     def do_GET(self) -> None:
         if self.headers.get("Authorization") != f"Basic {LOGIN}":
-            self._answer(401, b"{}", "application/json", {"WWW-Authenticate": 'Basic realm="here"'})
+            self._send(401, b"{}", "application/json", {"WWW-Authenticate": 'Basic realm="here"'})
         elif self.path.startswith("/v2/team/image/"):
-            self._blob(self.path.rpartition("/")[2])
+            self._send_content(self.path.rpartition("/")[2])
         else:
-            self._answer(200, b"{}", "application/json", {})
+            self._send(200, b"{}", "application/json", {})
 
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+        """Suppress the request log."""
 
-    def _blob(self, name: str) -> None:
+    def _send_content(self, name: str) -> None:
         if not name.startswith("sha256:"):
             name = json.loads((self.layout / "index.json").read_text())["manifests"][0]["digest"]
         content = (self.layout / "blobs/sha256" / name.removeprefix("sha256:")).read_bytes()
         is_manifest = "/manifests/" in self.path
-        kind = "application/vnd.oci.image.manifest.v1+json" if is_manifest else "application/octet-stream"
+        content_type = "application/vnd.oci.image.manifest.v1+json" if is_manifest else "application/octet-stream"
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        self._answer(200, content, kind, {"Docker-Content-Digest": digest})
+        self._send(200, content, content_type, {"Docker-Content-Digest": digest})
 
-    def _answer(self, code: int, content: bytes, kind: str, headers: dict[str, str]) -> None:
+    def _send(self, code: int, content: bytes, content_type: str, headers: dict[str, str]) -> None:
         self.send_response(code)
-        for name, value in (headers | {"Content-Type": kind, "Content-Length": str(len(content))}).items():
+        for name, value in (headers | {"Content-Type": content_type, "Content-Length": str(len(content))}).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
@@ -56,14 +56,14 @@ class Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a registry with the image team/image:1, which this machine may reach without TLS."""
+    """Address of a registry without TLS that serves the image team/image:1."""
     store = ("--root", str(tmp_path / "store"), "--runroot", str(tmp_path / "run"))
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /recipe\nENV FROM_REGISTRY=yes\n")
-    built = ("build", "-q", "--isolation", "chroot", "-t", "localhost/it", str(tmp_path))
-    for command in (built, ("push", "-q", "localhost/it", f"oci:{tmp_path}/layout")):
+    build = ("build", "-q", "--isolation", "chroot", "-t", "localhost/it", str(tmp_path))
+    for command in (build, ("push", "-q", "localhost/it", f"oci:{tmp_path}/layout")):
         subprocess.run(["buildah", *store, *command], check=True, capture_output=True)
-    kind = type("Serving", (Registry,), {"layout": tmp_path / "layout"})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+    handler = type("ServedRegistry", (Registry,), {"layout": tmp_path / "layout"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
         (tmp_path / "registries.conf").write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
@@ -74,21 +74,21 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @needs_images
-async def test_images_come_with_the_users_docker_login(make_sandbox, registry, tmp_path):
+async def test_pull_uses_docker_login(make_sandbox, registry, tmp_path):
     task = {"docker_image": f"{registry}/team/image:1"}
-    stranger = await make_sandbox(task=task, image="build", start=False, cache_dir=str(tmp_path / "cache"))
+    anonymous = await make_sandbox(task=task, image="build", start=False, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(SandboxBuildError, match=r"cannot be pulled:(?s:.*)(unauthorized|authentication)"):
-        await stranger.start(force_build=False)
+        await anonymous.start(force_build=False)
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker/config.json").write_text(json.dumps({"auths": {registry: {"auth": LOGIN}}}))
-    user = await make_sandbox(task=task, image="build", start=False, cache_dir=str(tmp_path / "cache"))
-    image = await user._built(60, False)
+    logged_in = await make_sandbox(task=task, image="build", start=False, cache_dir=str(tmp_path / "cache"))
+    image = await logged_in._build_image(60, False)
     assert image.env["FROM_REGISTRY"] == "yes"
     assert (Path(image.lowers[0]) / "recipe").read_text().startswith("FROM scratch")
 
 
 @pytest.mark.parametrize(
-    ("users", "ours"),
+    ("user_config", "sets_docker_hub"),
     [
         ("", True),
         ('# unqualified-search-registries = ["x"]\n[[registry]]\nlocation = "mirror"\n', True),
@@ -96,12 +96,12 @@ async def test_images_come_with_the_users_docker_login(make_sandbox, registry, t
         ("not toml [", False),
     ],
 )
-def test_a_bare_name_is_docker_hubs_unless_the_user_says_otherwise(tmp_path, monkeypatch, users, ours):
+def test_bare_name_is_on_docker_hub_unless_configured(tmp_path, monkeypatch, user_config, sets_docker_hub):
     monkeypatch.delenv("CONTAINERS_REGISTRIES_CONF", raising=False)
-    monkeypatch.setattr(registries, "_users_file", lambda: users)
-    named = registries.variables(tmp_path).get("CONTAINERS_REGISTRIES_CONF")
-    assert (named is not None) == ours
-    if named:
-        text = Path(named).read_text()
+    monkeypatch.setattr(build_support, "_read_user_config", lambda: user_config)
+    config_path = build_support.builder_environment(tmp_path).get("CONTAINERS_REGISTRIES_CONF")
+    assert (config_path is not None) == sets_docker_hub
+    if config_path:
+        text = Path(config_path).read_text()
         assert text.startswith('unqualified-search-registries = ["docker.io"]')
-        assert ("mirror" in users) == ("mirror" in text)
+        assert ("mirror" in user_config) == ("mirror" in text)

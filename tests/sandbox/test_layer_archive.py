@@ -1,4 +1,4 @@
-"""A saved image's layer becomes a folder that an overlay takes, and never reaches out of it."""
+"""Unpacking a saved image's layer for an overlay, and archives that try to write outside its folder."""
 
 import gzip
 import io
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images.layer_archive import unpack
-from harbortrainer.sandbox.sandbox_errors import SandboxBuildError
 
-MARKS = {True: "trusted.overlay.opaque", False: "user.overlay.opaque"}
-both = pytest.mark.parametrize(
+OPAQUE_ATTRIBUTES = {True: "trusted.overlay.opaque", False: "user.overlay.opaque"}
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can set trusted.* attributes")
+with_and_without_privileges = pytest.mark.parametrize(
     "privileged",
-    [pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="root alone has these marks")), False],
+    [pytest.param(True, marks=needs_root), False],
 )
 
 
@@ -45,19 +46,19 @@ def link(name: str, to: str) -> tuple:
 
 
 def names_in(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
+    return sorted(child.name for child in path.iterdir())
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """An empty folder beside a file that nothing may touch."""
+    """An empty folder next to a file that must not change."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/file").write_text("untouched")
     (tmp_path / "layer").mkdir()
     return tmp_path / "layer"
 
 
-def assert_untouched(target: Path) -> None:
+def assert_outside_unchanged(target: Path) -> None:
     outside = target.parent / "outside"
     assert names_in(target.parent) == ["layer", "outside"]
     assert names_in(outside) == ["file"]
@@ -67,8 +68,8 @@ def assert_untouched(target: Path) -> None:
     assert not os.listxattr(target.parent)
 
 
-@both
-def test_what_a_layer_holds_is_in_its_folder(target, privileged):
+@with_and_without_privileges
+def test_unpacks_every_entry_type(target, privileged):
     big = b"x" * 70_000
     size = unpack(
         layer(
@@ -103,12 +104,12 @@ def test_what_a_layer_holds_is_in_its_folder(target, privileged):
     assert stat.S_IMODE((target / "closed").stat().st_mode) == (0o555 if privileged else 0o755)
 
 
-@both
-def test_what_a_layer_takes_away_is_marked_as_an_overlay_marks_it(target, privileged):
+@with_and_without_privileges
+def test_archive_whiteouts_become_overlay_whiteouts(target, privileged):
     unpack(
         layer(
             folder("d"),
-            entry("d/.wh.gone"),
+            entry("d/.wh.removed"),
             entry("hides/.wh..wh..opq"),
             entry("hides/new", content=b"n"),
             entry(".wh.anew"),
@@ -120,17 +121,17 @@ def test_what_a_layer_takes_away_is_marked_as_an_overlay_marks_it(target, privil
         target,
         privileged=privileged,
     )
-    gone = (target / "d/gone").lstat()
-    assert stat.S_ISCHR(gone.st_mode)
-    assert gone.st_rdev == os.makedev(0, 0)
-    assert names_in(target / "d") == ["gone"]
+    whiteout = (target / "d/removed").lstat()
+    assert stat.S_ISCHR(whiteout.st_mode)
+    assert whiteout.st_rdev == os.makedev(0, 0)
+    assert names_in(target / "d") == ["removed"]
     for name in ("hides", "anew"):
-        assert os.getxattr(target / name, MARKS[privileged]) == b"y"
+        assert os.getxattr(target / name, OPAQUE_ATTRIBUTES[privileged]) == b"y"
     assert (target / "file").read_text() == "again"
     assert names_in(target) == ["anew", "d", "file", "hides"]
 
 
-def test_a_compressed_layer_is_read_and_another_file_refused(target):
+def test_reads_compressed_layer_and_refuses_other_files(target):
     unpack(io.BytesIO(gzip.compress(layer(entry("a", content=b"1")).read())), target, privileged=False)
     assert (target / "a").read_text() == "1"
     with pytest.raises(SandboxBuildError, match="a layer of the image cannot be unpacked"):
@@ -150,15 +151,15 @@ def test_a_compressed_layer_is_read_and_another_file_refused(target):
         [entry("copy", tarfile.LNKTYPE, linkname="nothing")],
     ],
 )
-@both
-def test_an_archive_that_leads_out_of_itself_or_nowhere_is_refused(target, privileged, entries):
+@with_and_without_privileges
+def test_refuses_archive_that_points_outside_or_nowhere(target, privileged, entries):
     with pytest.raises(SandboxBuildError):
         unpack(layer(*entries), target, privileged=privileged)
-    assert_untouched(target)
+    assert_outside_unchanged(target)
 
 
-@both
-def test_links_are_followed_as_if_the_folder_were_the_root(target, privileged):
+@with_and_without_privileges
+def test_links_are_resolved_with_folder_as_root(target, privileged):
     out = str(target.parent / "outside")
     unpack(
         layer(
@@ -181,7 +182,7 @@ def test_links_are_followed_as_if_the_folder_were_the_root(target, privileged):
         target,
         privileged=privileged,
     )
-    assert_untouched(target)
+    assert_outside_unchanged(target)
     assert (target / "etc/absolute").read_text() == "a"
     assert (target / "outside/file").read_text() == "b"
     inside = target / out.lstrip("/")

@@ -1,4 +1,4 @@
-"""Sandboxes of an ordinary user on images that the user's own podman builds, without any right of root's."""
+"""Sandboxes of an unprivileged user, on images that the user's own podman builds."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from image_setup import missing_in
+from image_setup import engine_skip_reason
 from ordinary_user import NOBODY, TUN, run_on_image
 
 IMAGE = """\
@@ -23,20 +23,20 @@ COMMANDS = (
 )
 
 
-def why_not() -> str:
-    """Why no user's podman can be tried here; "" when one can."""
+def skip_reason() -> str:
+    """Return why rootless podman cannot be tested here; "" if it can."""
     if os.geteuid() != 0:
-        return "only root can make an ordinary user's podman here"
+        return "only root can set up an unprivileged user's podman"
     if missing := [name for name in ("newuidmap", "setpriv", "unshare") if shutil.which(name) is None]:
-        return f"{', '.join(missing)} is not here"
-    return missing_in("podman")
+        return f"{', '.join(missing)} is not installed"
+    return engine_skip_reason("podman")
 
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+pytestmark = pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
 
 
-# What commands need, with their libraries, from the root filesystem of this machine.
-SMALL = r"""
+# Copies some programs of this machine with their libraries.
+COPY_PROGRAMS_SCRIPT = r"""
 mkdir -p bin usr tmp srv && chmod 1777 tmp && cp --parents /etc/passwd /etc/group . && ln -s ../bin usr/bin
 for name in bash sh cat ls id stat mkdir rm ln chmod chown touch; do
   program=$(readlink -f "$(command -v $name)")
@@ -46,22 +46,23 @@ done
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rootfs_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small root filesystem as an archive."""
     folder = tmp_path_factory.mktemp("base")
     (folder / "slim").mkdir()
-    subprocess.run(["bash", "-ec", SMALL], cwd=folder / "slim", check=True)
+    subprocess.run(["bash", "-ec", COPY_PROGRAMS_SCRIPT], cwd=folder / "slim", check=True)
     subprocess.run(["tar", "-cf", "slim.tar", "-C", "slim", "."], cwd=folder, check=True)
     return folder / "slim.tar"
 
 
-def of_user(base: Path, ids: str) -> list[str]:
-    """What a user with these further ids has of an image, line by line."""
-    (base.parent / "ids").write_text(ids)
+def run_as_user(rootfs_archive: Path, ids: str) -> list[str]:
+    """Run the commands on the image as a user with these subordinate ids; return the output lines."""
+    ids_file = rootfs_archive.parent / "ids"
+    ids_file.write_text(ids)
     prepare = (
-        # A home of the user's own, and the archive where the user sees it, wherever root keeps it.
-        f"{TUN} && mount -t tmpfs none /media && mkdir -p /media/home/run && cp {base} /media/slim.tar"
-        f" && mount --bind {base.parent}/ids /etc/subuid && mount --bind {base.parent}/ids /etc/subgid"
+        # A home for the user, and the archive in a place that the user can read.
+        f"{TUN} && mount -t tmpfs none /media && mkdir -p /media/home/run && cp {rootfs_archive} /media/slim.tar"
+        f" && mount --bind {ids_file} /etc/subuid && mount --bind {ids_file} /etc/subgid"
         f" && chown -R {NOBODY} /media/home && chmod 700 /media/home/run"
         f" && setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups podman import -q"
         " --change 'ENV PATH=/usr/bin:/bin' /media/slim.tar localhost/slim:1 >&2"
@@ -69,8 +70,8 @@ def of_user(base: Path, ids: str) -> list[str]:
     return run_on_image(IMAGE, *COMMANDS, prepare=prepare, HOME="/media/home", XDG_RUNTIME_DIR="/media/home/run")
 
 
-def test_the_root_is_the_image_that_the_users_podman_has_built(base: Path):
-    assert of_user(base, "nobody:200000:65536\n") == [
+def test_sandbox_runs_on_image_from_users_podman(rootfs_archive: Path):
+    assert run_as_user(rootfs_archive, "nobody:200000:65536\n") == [
         "/app hello you 0 /emptied: new /kept: a /bin/bash",
         "0 0 1 more new one two",
         "bytes: True",
@@ -78,7 +79,7 @@ def test_the_root_is_the_image_that_the_users_podman_has_built(base: Path):
     ]
 
 
-def test_a_user_who_has_no_ids_for_images_is_told(base: Path):
-    (refused,) = of_user(base, "")
-    assert refused.startswith("refused: image = 'build'")
-    assert "podman has no user ids for this user's images (sudo usermod --add-subuids" in refused
+def test_error_without_subordinate_ids_names_fix(rootfs_archive: Path):
+    (message,) = run_as_user(rootfs_archive, "")
+    assert message.startswith("refused: image = 'build'")
+    assert "podman has no subordinate user ids for this user (sudo usermod --add-subuids" in message

@@ -1,63 +1,63 @@
-"""What was changed in a sandbox, and which changes touch what a verifier is run with."""
+"""Changed files in a sandbox, and changes to the tools that a verifier runs with."""
 
 import pytest
 
-from harbortrainer.sandbox.inside.changed_tools import said_of
+from harbortrainer.sandbox.errors_and_changes import ChangedFile, SandboxChanges
+from harbortrainer.sandbox.inside.overlay_diff import describe_tampering
 from harbortrainer.sandbox.local import LocalEnvironment
-from harbortrainer.sandbox.sandbox_changes import ChangedFile, SandboxChanges
 
 
 async def changes(sandbox: LocalEnvironment) -> SandboxChanges:
-    found = await sandbox.changes()
-    assert found is not None
-    return found
+    changed = await sandbox.changes()
+    assert changed is not None
+    return changed
 
 
-async def test_files_that_were_added_changed_and_removed_are_told(make_sandbox):
+async def test_reports_added_changed_and_removed_files(make_sandbox):
     sandbox = await make_sandbox(
         dockerfile="FROM x\nWORKDIR /app\nCOPY a b ./\nRUN echo 1 > kept", files={"a": "1", "b": "2"}
     )
     await sandbox.exec("echo before > /app/before")
-    await sandbox.room_is_over()  # the agent begins
+    await sandbox.restore_limits()  # the agent's part starts here
     await sandbox.exec(
         "cd /app; echo 123456 > a; touch -d 2001-01-01 a; mkdir -p d/e; echo new > d/e/f; ln -s x l; "
         "echo > /etc/passwd; rm /etc/hostname; mkfifo p; touch /logs/agent/x; touch /app/gone; rm /app/gone"
     )
-    found = await changes(sandbox)
-    assert sorted(found.files, key=lambda file: file.path) == [
+    changed = await changes(sandbox)
+    assert sorted(changed.files, key=lambda file: file.path) == [
         ChangedFile("/app/a", "changed", 7),
         ChangedFile("/app/d/e/f", "added", 4),
         ChangedFile("/app/l", "added", 1),
         ChangedFile("/etc/hostname", "removed", 0),
         ChangedFile("/etc/passwd", "changed", 1),
     ]
-    assert (found.total, found.tools) == (5, [])
+    assert (changed.total, changed.tools) == (5, [])
 
 
-async def test_a_list_of_many_is_short_and_says_how_many(sandbox: LocalEnvironment):
+async def test_long_list_is_truncated_but_counted_in_full(sandbox: LocalEnvironment):
     await sandbox.exec("mkdir /many; cd /many; touch {1..1500}; printf x > $'bad \\xff\\n name'")
-    found = await changes(sandbox)
-    assert (len(found.files), found.total) == (100, 1501)
+    changed = await changes(sandbox)
+    assert (len(changed.files), changed.total) == (100, 1501)
 
 
-async def test_more_than_can_be_looked_through_is_told(make_sandbox):
+async def test_reports_too_many_changes(make_sandbox):
     sandbox = await make_sandbox(disk_mb=100)
     await sandbox.exec("mkdir /many; cd /many; seq 60000 | xargs touch")
-    assert (await changes(sandbox)).tools == ["more than 50000 entries were changed: not all were looked at"]
+    assert (await changes(sandbox)).tools == ["more than 50000 entries were changed: the rest was not inspected"]
 
 
-async def test_a_link_planted_in_place_of_a_folder_is_not_followed(sandbox: LocalEnvironment):
+async def test_does_not_follow_added_links_to_folders(sandbox: LocalEnvironment):
     await sandbox.exec("ln -s /usr /srv/usr; ln -s / /root/all")
     assert {file.path for file in (await changes(sandbox)).files} == {"/srv/usr", "/root/all"}
 
 
-TOOLS = {
+TAMPERING_MESSAGES = {
     "echo 'exit 0' > /usr/bin/grep": "the program /usr/bin/grep was changed",
     "cp /bin/true /usr/bin/.x; mv /usr/bin/.x /usr/bin/bash": "the program /usr/bin/bash was changed",
     "rm -f /usr/bin/env": "the program /usr/bin/env was removed",
     "cp /bin/true /usr/local/bin/cat": "the program /usr/local/bin/cat was added in front of /usr/bin/cat",
     "ln -s /bin/true /usr/local/sbin/cat": "the program /usr/local/sbin/cat was added in front of /usr/bin/cat",
-    "echo /evil.so > /etc/ld.so.preload": "/etc/ld.so.preload, which the loader reads, was added",
+    "echo /evil.so > /etc/ld.so.preload": "/etc/ld.so.preload, which the dynamic loader reads, was added",
     "mkdir -p /usr/local/lib/python3.9/site-packages; "
     "echo 'import os' > /usr/local/lib/python3.9/site-packages/x.pth": (
         "/usr/local/lib/python3.9/site-packages/x.pth, code that Python runs when it starts, was added"
@@ -69,14 +69,14 @@ TOOLS = {
 }
 
 
-@pytest.mark.parametrize("command", TOOLS)
-async def test_a_changed_tool_is_found(sandbox: LocalEnvironment, command: str):
+@pytest.mark.parametrize("command", TAMPERING_MESSAGES)
+async def test_finds_tampered_tool(sandbox: LocalEnvironment, command: str):
     await sandbox.exec(command)
-    assert (await changes(sandbox)).tools == [TOOLS[command]]
+    assert (await changes(sandbox)).tools == [TAMPERING_MESSAGES[command]]
 
 
 @pytest.mark.parametrize(
-    ("path", "how", "text"),
+    ("path", "change", "content"),
     [
         ("/usr/local/bin/mytool", "added", ""),
         ("/usr/lib/python3/dist-packages/mine.pth", "added", "/somewhere/else\n"),
@@ -88,12 +88,12 @@ async def test_a_changed_tool_is_found(sandbox: LocalEnvironment, command: str):
         ("/root/.bashrc", "changed", ""),
     ],
 )
-def test_what_an_honest_agent_installs_is_no_tool_that_was_changed(path: str, how: str, text: str):
-    assert said_of(path, how, exists=lambda _: False, read=lambda: text) == ""
+def test_installed_package_is_not_reported_as_tampering(path: str, change: str, content: str):
+    assert describe_tampering(path, change, exists=lambda _: False, read=lambda: content) == ""
 
 
 @pytest.mark.parametrize(
-    ("path", "how", "text"),
+    ("path", "change", "content"),
     [
         ("/usr/lib/python3/dist-packages/mine/entry_points.txt", "added", "[pytest11]\nx = y\n"),
         ("/usr/lib/python3/dist-packages/_pytest/runner.py", "changed", ""),
@@ -104,5 +104,5 @@ def test_what_an_honest_agent_installs_is_no_tool_that_was_changed(path: str, ho
         ("/root/.config/pip/pip.conf", "added", ""),
     ],
 )
-def test_other_tools(path: str, how: str, text: str):
-    assert path in said_of(path, how, exists=lambda _: False, read=lambda: text)
+def test_reports_tampering_with_libraries_and_installers(path: str, change: str, content: str):
+    assert path in describe_tampering(path, change, exists=lambda _: False, read=lambda: content)

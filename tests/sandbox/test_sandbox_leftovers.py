@@ -1,4 +1,4 @@
-"""Nothing is left of a sandbox: after a normal end, after the parent was killed, after parts of it were."""
+"""No leftovers of a sandbox after it stops, or after its parent, fork server or init process is killed."""
 
 import asyncio
 import os
@@ -11,23 +11,24 @@ import psutil
 import pytest
 from patience import HANG_S, wait_until
 
-from harbortrainer.sandbox import nursery_client
-from harbortrainer.sandbox.sandbox_errors import SandboxDiedError
+from harbortrainer.sandbox import fork_server_client
+from harbortrainer.sandbox.errors_and_changes import SandboxDiedError
 
-OWNER = """
+PARENT_SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from harbortrainer.sandbox import host_view
-from harbortrainer.sandbox.guest import Guest
+from harbortrainer.sandbox.running_sandbox import RunningSandbox
 from harbortrainer.sandbox.inside.messages import Command, SandboxSpec
 
 async def main():
-    guests = [await Guest.start(SandboxSpec(), host_view.view_of(Path("/"))) for _ in range(3)]
+    sandboxes = [await RunningSandbox.start(SandboxSpec(), host_view.view_of(Path("/"))) for _ in range(3)]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-    for guest in guests:
-        done = await guest.run(Command(["/bin/bash", "-c", "tmux new -d 'sleep 1000'; sleep 1001 & disown"], env=env))
-        assert done.code == 0, done.stderr
-    busy = [asyncio.create_task(guest.run(Command(["/bin/sleep", "1002"], env=env))) for guest in guests]
+    for sandbox in sandboxes:
+        start = "tmux new -d 'sleep 1000'; sleep 1001 & disown"
+        result = await sandbox.run(Command(["/bin/bash", "-c", start], env=env))
+        assert result.code == 0, result.stderr
+    busy = [asyncio.create_task(sandbox.run(Command(["/bin/sleep", "1002"], env=env))) for sandbox in sandboxes]
     await asyncio.sleep(0.1)
     print("ready", flush=True)
     await asyncio.gather(*busy)
@@ -37,8 +38,8 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def owner():
-    process = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+def parent():
+    process = subprocess.Popen([sys.executable, "-c", PARENT_SCRIPT], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     yield process
@@ -46,92 +47,92 @@ def owner():
     process.wait()
 
 
-def test_kill_9_of_the_parent_leaves_nothing(owner):
-    footprint = leftovers.footprint(owner.pid)
+def test_killed_parent_leaves_nothing(parent):
+    footprint = leftovers.footprint(parent.pid)
     names = [process.name() for process in footprint.processes]
     assert names.count("sleep") == 9
     assert any("tmux" in name for name in names)
     assert footprint.remains()
-    owner.kill()
-    owner.wait()
+    parent.kill()
+    parent.wait()
     assert footprint.wait_gone() == []
 
 
-def test_kill_9_of_the_helper_leaves_nothing_when_the_parent_ends(owner):
-    footprint = leftovers.footprint(owner.pid)
-    helper = next(p for p in psutil.Process(owner.pid).children())
-    helper.kill()
-    owner.send_signal(signal.SIGTERM)
-    owner.wait()
+def test_killed_fork_server_leaves_nothing_after_parent_exit(parent):
+    footprint = leftovers.footprint(parent.pid)
+    fork_server = next(p for p in psutil.Process(parent.pid).children())
+    fork_server.kill()
+    parent.send_signal(signal.SIGTERM)
+    parent.wait()
     assert footprint.wait_gone() == []
 
 
-def test_ctrl_c_leaves_nothing(owner):
-    footprint = leftovers.footprint(owner.pid)
-    owner.send_signal(signal.SIGINT)
-    owner.wait(timeout=300)  # a hang, not a slow machine
+def test_ctrl_c_leaves_nothing(parent):
+    footprint = leftovers.footprint(parent.pid)
+    parent.send_signal(signal.SIGINT)
+    parent.wait(timeout=300)  # a hang, not a slow machine
     assert footprint.wait_gone() == []
 
 
-async def test_a_stopped_sandbox_leaves_nothing_but_the_helper(make_sandbox):
+async def test_stopped_sandbox_leaves_only_fork_server(make_sandbox):
     sandbox = await make_sandbox()
     await sandbox.exec("tmux new -d 'sleep 1000'; setsid sleep 1003 & disown")
     before = leftovers.footprint(os.getpid())
     await sandbox.stop(delete=True)
-    helper = psutil.Process(nursery_client.shared().pid)
-    before.processes.remove(helper)
-    before.namespaces.discard(os.readlink(f"/proc/{helper.pid}/ns/mnt"))  # noqa: PTH115
+    fork_server = psutil.Process(fork_server_client.shared().pid)
+    before.processes.remove(fork_server)
+    before.namespaces.discard(os.readlink(f"/proc/{fork_server.pid}/ns/mnt"))  # noqa: PTH115
     assert await asyncio.to_thread(before.wait_gone) == []
 
 
-async def test_a_killed_first_process_is_a_death_and_leaves_nothing(make_sandbox):
+async def test_killed_init_process_raises_and_leaves_nothing(make_sandbox):
     sandbox = await make_sandbox()
-    before = {p.pid for p in psutil.Process(nursery_client.shared().pid).children(recursive=True)}
+    before = {p.pid for p in psutil.Process(fork_server_client.shared().pid).children(recursive=True)}
     running = asyncio.create_task(sandbox.exec("sleep 1004"))
     await asyncio.sleep(0.1)
-    monitors = psutil.Process(nursery_client.shared().pid).children()
-    first = monitors[-1].children()[0]
-    first.kill()
+    monitors = psutil.Process(fork_server_client.shared().pid).children()
+    init_process = monitors[-1].children()[0]
+    init_process.kill()
     with pytest.raises(SandboxDiedError):
         await running
     await sandbox.stop(delete=True)
-    assert not any(psutil.pid_exists(pid) for pid in before if pid == first.pid)
+    assert not any(psutil.pid_exists(pid) for pid in before if pid == init_process.pid)
 
 
-async def test_the_next_sandbox_starts_after_the_helper_was_killed(make_sandbox):
+async def test_next_sandbox_starts_after_fork_server_was_killed(make_sandbox):
     await make_sandbox()
-    psutil.Process(nursery_client.shared().pid).kill()
+    psutil.Process(fork_server_client.shared().pid).kill()
     sandbox = await make_sandbox()
     assert (await sandbox.exec("echo ok")).stdout == "ok\n"
 
 
-async def test_a_helper_that_was_killed_is_replaced_also_before_it_counts_as_ended(make_sandbox, monkeypatch):
+async def test_killed_fork_server_is_replaced_before_its_exit_is_visible(make_sandbox, monkeypatch):
     await make_sandbox()
-    helper = nursery_client.shared()._process
-    os.kill(helper.pid, signal.SIGKILL)
-    lives, ended = iter([None, None]), helper.poll
-    monkeypatch.setattr(helper, "poll", lambda: next(lives, 0) if helper.returncode is None else ended())
+    fork_server = fork_server_client.shared()._process
+    os.kill(fork_server.pid, signal.SIGKILL)
+    first_polls, poll = iter([None, None]), fork_server.poll
+    monkeypatch.setattr(fork_server, "poll", lambda: next(first_polls, 0) if fork_server.returncode is None else poll())
     assert (await (await make_sandbox()).exec("echo ok")).stdout == "ok\n"
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(make_sandbox):
+async def test_cancelled_start_leaves_nothing(make_sandbox):
     sandboxes = [await make_sandbox(start=False) for _ in range(6)]
-    ends = []
+    results = []
     for steps, sandbox in enumerate(sandboxes):
         starting = asyncio.create_task(sandbox.start(force_build=False))
         await asyncio.sleep(0.001 * steps)
         starting.cancel()
-        ends += await asyncio.gather(starting, return_exceptions=True)
+        results += await asyncio.gather(starting, return_exceptions=True)
         await sandbox.stop(delete=True)
-    assert any(isinstance(end, asyncio.CancelledError) for end in ends)
-    helper = psutil.Process(nursery_client.shared().pid)
-    await asyncio.to_thread(wait_until, lambda: all(map(leftovers.ended, helper.children())))
+    assert any(isinstance(result, asyncio.CancelledError) for result in results)
+    fork_server = psutil.Process(fork_server_client.shared().pid)
+    await asyncio.to_thread(wait_until, lambda: all(map(leftovers.ended, fork_server.children())))
 
 
-async def test_a_first_process_that_hangs_is_ended_all_the_same(make_sandbox):
+async def test_hanging_init_process_is_killed(make_sandbox):
     sandbox = await make_sandbox()
-    monitor = psutil.Process(nursery_client.shared().pid).children()[-1]
-    first = monitor.children()[0]
-    first.suspend()
+    monitor = psutil.Process(fork_server_client.shared().pid).children()[-1]
+    init_process = monitor.children()[0]
+    init_process.suspend()
     await asyncio.wait_for(sandbox.stop(delete=True), HANG_S)
-    assert not psutil.pid_exists(first.pid)
+    assert not psutil.pid_exists(init_process.pid)

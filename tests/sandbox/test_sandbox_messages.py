@@ -1,4 +1,4 @@
-"""What is said to a sandbox and by it: encoded in one place, and light enough for the process that starts sandboxes."""
+"""Messages to and from a sandbox, and the imports of the fork server that uses them."""
 
 import subprocess
 import sys
@@ -50,18 +50,18 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_arrives_as_it_was_sent(message: Message):
+def test_message_round_trip(message: Message):
     assert decode(encode(message)) == message
 
 
-def test_the_process_that_starts_sandboxes_imports_only_what_is_light():
+def test_fork_server_imports_only_light_modules():
     code = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
-        "from harbortrainer.sandbox.inside import nursery\n"
+        "from harbortrainer.sandbox.inside import fork_server\n"
         "print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
-    imported = done.stdout.split()
-    ours = [name for name in imported if name.startswith("harbortrainer.") and ".inside" not in name]
-    assert ours == ["harbortrainer.sandbox"]
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    imported = result.stdout.split()
+    project_modules = [name for name in imported if name.startswith("harbortrainer.") and ".inside" not in name]
+    assert project_modules == ["harbortrainer.sandbox"]
     assert not {"pathlib", "typing", "asyncio", "logging", "psutil"} & set(imported)

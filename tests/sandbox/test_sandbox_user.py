@@ -1,4 +1,4 @@
-"""The same as an ordinary user, where the kernel lets one have namespaces. Skipped in words where it does not."""
+"""Local sandboxes as an ordinary user; skipped if the kernel denies ordinary users namespaces."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_setup import SLIM, missing_in
+from image_setup import SLIM, engine_skip_reason
 from ordinary_user import as_nobody, run_on_image
 
 SCRIPT = """
@@ -57,25 +57,25 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the script said when it ran as an ordinary user, by its headings."""
+def output(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Output of the script as an ordinary user, by heading."""
     command = [sys.executable, "-c", SCRIPT]
     environment = {"PATH": os.defpath, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None or shutil.which("unshare") is None:
-            pytest.skip("util-linux is not here to become an ordinary user with")
-        command, more = as_nobody(command)
-        environment |= more
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd="/")
-    if "Operation not permitted" in done.stderr and "SandboxStartError" in done.stderr:
-        pytest.skip(f"the kernel gives ordinary users no namespaces: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found, heading = {}, ""
-    for line in done.stdout.splitlines():
+            pytest.skip("setpriv and unshare (util-linux) are not installed")
+        command, variables = as_nobody(command)
+        environment |= variables
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd="/")
+    if "Operation not permitted" in result.stderr and "SandboxStartError" in result.stderr:
+        pytest.skip(f"the kernel gives ordinary users no namespaces: {result.stderr.strip().splitlines()[-1]}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    outputs, heading = {}, ""
+    for line in result.stdout.splitlines():
         if line.partition(": ")[0] in HEADINGS:
             heading, _, line = line.partition(": ")
-        found[heading] = f"{found.get(heading, '')}{line}\n"
-    return {heading: text.strip() for heading, text in found.items()}
+        outputs[heading] = f"{outputs.get(heading, '')}{line}\n"
+    return {heading: text.strip() for heading, text in outputs.items()}
 
 
 HEADINGS = (
@@ -84,37 +84,37 @@ HEADINGS = (
 )
 
 
-def test_the_dockerfile_is_honoured(said):
-    assert said["built"] == "copied0\nx"
+def test_dockerfile_steps_run(output):
+    assert output["built"] == "copied0\nx"
 
 
-def test_it_is_root_inside_and_sees_no_secret(said):
-    assert said["user"] == "0"
-    assert "swordfish" not in said["secret"]
+def test_is_root_inside_and_sees_no_secret(output):
+    assert output["user"] == "0"
+    assert "swordfish" not in output["secret"]
 
 
-def test_there_is_no_network_and_no_way_to_more_rights(said):
-    assert said["network"] == "1"
-    assert said["nested"].startswith("1")
+def test_has_no_network_and_gains_no_capabilities(output):
+    assert output["network"] == "1"
+    assert output["nested"].startswith("1")
 
 
-def test_tmux_works(said):
-    assert said["tmux"] == "1"
+def test_tmux_works(output):
+    assert output["tmux"] == "1"
 
 
-def test_the_limits_hold_without_control_groups(said):
-    assert "No space left" in said["disk"]
-    assert said["memory"].splitlines()[-1] != "0" or said["memory"].startswith("137")
-    assert sum(line.isdigit() and int(line) for line in said["processes"].splitlines()) <= 50
-    assert said["after"] == "alive"
+def test_limits_hold_without_cgroups(output):
+    assert "No space left" in output["disk"]
+    assert output["memory"].splitlines()[-1] != "0" or output["memory"].startswith("137")
+    assert sum(line.isdigit() and int(line) for line in output["processes"].splitlines()) <= 50
+    assert output["after"] == "alive"
 
 
-def test_a_user_that_cannot_be_is_said(said):
-    assert "cannot become user 65534" in said["other user"]
+def test_other_user_is_refused(output):
+    assert "cannot become user 65534" in output["other user"]
 
 
-def test_files_go_in_and_out(said):
-    assert said["down"] == "copied"
+def test_file_round_trip(output):
+    assert output["down"] == "copied"
 
 
 IMAGE = f"""\
@@ -127,22 +127,22 @@ WORKDIR /app
 """
 
 
-def of_image(dockerfile: str, *commands: str) -> list[str]:
-    """What an ordinary user who may talk to Docker has of an image, line by line."""
+def run_with_docker_access(dockerfile: str, *commands: str) -> list[str]:
+    """Run commands on an image as an ordinary user with access to Docker; return the output lines."""
     socket = Path("/var/run/docker.sock")
     if os.geteuid() != 0 or not socket.is_socket():
-        pytest.skip("nobody here is root who can become a user of Docker's group, or Docker is elsewhere")
+        pytest.skip("needs a local Docker daemon, and root to join the group of its socket")
     return run_on_image(dockerfile, *commands, groups=f"--groups {socket.stat().st_gid}")
 
 
-@pytest.mark.skipif(bool(missing_in("docker")), reason=missing_in("docker") or "-")
-def test_the_root_is_the_image_of_an_ordinary_user_who_may_talk_to_docker():
+@pytest.mark.skipif(bool(engine_skip_reason("docker")), reason=engine_skip_reason("docker") or "-")
+def test_docker_image_as_ordinary_user():
     commands = (
         "pwd; echo $GREETING; id -u; ls -A /kept /emptied; ls /bin/bash",
         "stat -c '%u %g' /srv/one; echo more >> /srv/one; touch /srv/new; cat /srv/two; ls /srv",
         "rm -r /kept /srv; ls -d /kept /srv 2> /dev/null | wc -l; ls -d /emptied",
     )
-    assert of_image(IMAGE, *commands) == [
+    assert run_with_docker_access(IMAGE, *commands) == [
         "/app hello you 0 /emptied: new /kept: a /bin/bash",
         "0 0 1 more new one two",
         "0 /emptied",
@@ -151,8 +151,8 @@ def test_the_root_is_the_image_of_an_ordinary_user_who_may_talk_to_docker():
     ]
 
 
-@pytest.mark.skipif(bool(missing_in("docker")), reason=missing_in("docker") or "-")
-def test_an_image_for_another_user_is_refused():
-    refused, left = of_image(f"{SLIM}USER 1234\n")
-    assert refused.startswith("refused: the image's USER is '1234': only root can give a sandbox other users")
-    assert left == "left: 0 []"
+@pytest.mark.skipif(bool(engine_skip_reason("docker")), reason=engine_skip_reason("docker") or "-")
+def test_image_for_other_user_is_refused():
+    message, leftovers = run_with_docker_access(f"{SLIM}USER 1234\n")
+    assert message.startswith("refused: the image's USER is '1234': only root can give a sandbox other users")
+    assert leftovers == "left: 0 []"

@@ -1,4 +1,4 @@
-"""What was uploaded for grading is compared with what is there."""
+"""Changes to files that were uploaded for grading are detected."""
 
 import io
 import tarfile
@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from harbortrainer.sandbox.uploaded_tests import changed, files_of, is_whole
+from harbortrainer.sandbox.uploaded_tests import changed_uploads, is_intact, uploaded_files
 
 
-def folder(path: Path, **files: str) -> Path:
+def write_folder(path: Path, **files: str) -> Path:
     path.mkdir()
     for name, text in files.items():
         (path / name).write_text(text)
     return path
 
 
-def archive(**files: str | None) -> io.BytesIO:
-    """Of /tests, as a container gives it; None stands for a link."""
+def archive_of_tests(**files: str | None) -> io.BytesIO:
+    """Return an archive of /tests as a container sends it; None makes a symbolic link."""
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w") as tar:
         for name, text in files.items():
@@ -31,34 +31,34 @@ def archive(**files: str | None) -> io.BytesIO:
     return memory
 
 
-def test_the_later_of_two_uploads_to_one_path_counts(tmp_path: Path):
-    shared, step = folder(tmp_path / "a", test="1", other="2"), folder(tmp_path / "b", test="3")
-    found = files_of([(shared, "/tests"), (step, "/tests/")])
-    assert found == {"/tests/test": step / "test", "/tests/other": shared / "other"}
+def test_later_upload_to_same_path_wins(tmp_path: Path):
+    shared, step = write_folder(tmp_path / "a", test="1", other="2"), write_folder(tmp_path / "b", test="3")
+    files_by_target = uploaded_files([(shared, "/tests"), (step, "/tests/")])
+    assert files_by_target == {"/tests/test": step / "test", "/tests/other": shared / "other"}
 
 
 @pytest.mark.parametrize(
-    ("there", "whole"),
+    ("content", "intact"),
     [
-        (archive(test="1", more="x"), True),
-        (archive(test="2"), False),
-        (archive(test=None), False),
-        (archive(more="x"), False),
+        (archive_of_tests(test="1", more="x"), True),
+        (archive_of_tests(test="2"), False),
+        (archive_of_tests(test=None), False),
+        (archive_of_tests(more="x"), False),
         (io.BytesIO(b"no archive"), False),
     ],
 )
-def test_an_archive_is_whole_when_every_file_is_as_it_was_put(tmp_path: Path, there: io.BytesIO, whole: bool):
-    assert is_whole(there, "/tests", [(folder(tmp_path / "a", test="1"), "/tests")]) is whole
+def test_archive_is_intact_if_every_uploaded_file_is_unchanged(tmp_path: Path, content: io.BytesIO, intact: bool):
+    assert is_intact(content, "/tests", [(write_folder(tmp_path / "a", test="1"), "/tests")]) is intact
 
 
-async def test_what_was_removed_or_changed_is_named(tmp_path: Path):
-    there = {"/tests/kept": b"1", "/tests/other": b"9"}
+async def test_names_removed_and_changed_files(tmp_path: Path):
+    content = {"/tests/kept": b"1", "/tests/other": b"9"}
 
     async def read(path: str) -> bytes | None:
-        return there.get(path)
+        return content.get(path)
 
-    uploads = [(folder(tmp_path / "a", kept="1", other="2", gone="3"), "/tests")]
-    assert await changed(uploads, read) == [
+    uploads = [(write_folder(tmp_path / "a", kept="1", other="2", gone="3"), "/tests")]
+    assert await changed_uploads(uploads, read) == [
         "/tests/gone was removed while it was graded",
         "/tests/other was changed while it was graded",
     ]

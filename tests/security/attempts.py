@@ -1,4 +1,4 @@
-"""One real trial with a scripted model, played as a policy that looks for a way out would play it."""
+"""Runs one real trial with a scripted model that abuses its sandbox."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ LEAVES_LOOPS = (
     'perl -e \'system("rm -rf --no-preserve-root / 2>/dev/null"); '
     "for (qw(/tests /logs /bin /tmp)) { rmdir; symlink($_, $_) }'"
 )
-"""Removes everything, and leaves links to themselves."""
+"""Removes everything and leaves links to themselves."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """A trial that ended."""
+    """A finished trial."""
 
     record: TrialRecord
     prompts: list[str]
-    """The last message of each call: what the model was told."""
+    """The last message of each model call."""
 
 
 async def play(
     folder: Path, script: Sequence[Scripted], *, test: str = SOLVED, task: dict[str, Any] | None = None, **spec: Any
 ) -> Played:
-    """Play a task made for it (the agent is to create /app/answer) with a model that answers `script`."""
+    """Run a new task, to create /app/answer, with a model that answers `script`."""
     task_dir = make_task(folder / "task", test=test, **(task or {}))
     async with ScriptedModel(list(script)).serve() as model:
         endpoint = ModelEndpoint(name="scripted", base_url=model.url)

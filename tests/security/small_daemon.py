@@ -1,4 +1,4 @@
-"""A Docker daemon of its own on a small disk, which an agent can fill without taking the machine's."""
+"""A separate Docker daemon on a small disk, so that an agent can fill it without filling the machine's."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ _NO_NETWORK = ("--bridge=none", "--iptables=false", "--ip6tables=false")
 
 
 def why_not() -> str:
-    """Why none can be started here; "" when one can."""
+    """Return why no daemon can be started here, or ""."""
     if os.geteuid() != 0:
         return "only root starts a Docker daemon"
     return "" if shutil.which("dockerd") else "there is no dockerd on this machine"
@@ -23,12 +23,12 @@ def why_not() -> str:
 
 @contextmanager
 def small_daemon(folder: Path) -> Generator[str]:
-    """Serve it as long as the context lasts: its address. `folder` is its disk; its image is the usual daemon's."""
+    """Run the daemon in `folder` and yield its address. It gets its image from the machine's daemon."""
     run(["mount", "-t", "tmpfs", "-o", f"size={_MOUNTED_MB}m", "tmpfs", str(folder)])
     address = f"unix://{folder}/socket"
     places = [f"--data-root={folder}/root", f"--exec-root={folder}.exec", f"--pidfile={folder}.pid"]
     with (folder / "log").open("wb") as log:
-        # In a network of its own: a daemon without a bridge removes that of the usual one.
+        # In its own network namespace: a daemon without a bridge removes that of the machine's daemon.
         words = ["unshare", "--net", "dockerd", "-H", address, *places, *_NO_NETWORK]
         daemon = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:

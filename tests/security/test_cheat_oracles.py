@@ -1,4 +1,4 @@
-"""Oracles that forge instead of solving get the true reward. Real trials, graded where they worked."""
+"""Oracles that forge a reward instead of solving get the real one. Real trials with a shared sandbox."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 GRADES = "sleep 0.4; test -f /app/answer || echo 0.25 > /logs/verifier/reward.txt; sleep 0.4"
 FORGED = "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
-LIVING_ON = {
+LEFTOVERS = {
     "writes the reward again and again": f"while :; do {FORGED}; done",
     "waits for the reward to appear": f"until [ -s /logs/verifier/reward.txt ]; do :; done; {FORGED}",
     "waits for the verifier's end": (
@@ -40,15 +40,15 @@ LIVING_ON = {
 
 
 async def oracle(folder: Path, solution: str, *, test: str = GRADES, **spec: Any) -> TrialRecord:
-    """The record of a trial whose solution is not one."""
+    """Run a trial whose solution cheats; return its record."""
     task_dir = make_task(folder / "task", test=test)
     (task_dir / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{solution}\n")
     return await run_trial(TrialSpec(task_dir=task_dir, trials_dir=folder / "trials", agent="oracle", **spec))
 
 
-@pytest.mark.parametrize("case", LIVING_ON)
-async def test_what_lives_on_into_grading_gets_the_true_reward(tmp_path: Path, case: str):
-    started = f"cat > /cheat.sh <<'EOF'\n{LIVING_ON[case]}\nEOF\nsetsid bash /cheat.sh > /dev/null 2>&1 < /dev/null &"
+@pytest.mark.parametrize("case", LEFTOVERS)
+async def test_leftover_process_cannot_change_reward(tmp_path: Path, case: str):
+    started = f"cat > /cheat.sh <<'EOF'\n{LEFTOVERS[case]}\nEOF\nsetsid bash /cheat.sh > /dev/null 2>&1 < /dev/null &"
     record = await oracle(tmp_path, started)
     assert (record.outcome, record.reward) == (Outcome.completed, 0.25), record
 
@@ -65,15 +65,15 @@ TOOLS = {
 
 
 @pytest.mark.parametrize("case", TOOLS)
-async def test_tools_that_were_changed_are_named(tmp_path: Path, case: str):
+async def test_names_tampered_tools(tmp_path: Path, case: str):
     attack, named = TOOLS[case]
     record = await oracle(tmp_path, f"FORGE='{FORGED}'\n{attack}")
-    assert [said for said in record.changed_tools if named in said], record
+    assert [tool for tool in record.changed_tools if named in tool], record
     assert record.metrics()["changed_tools"] == 1.0
     assert named in "".join(file.path for file in record.changed_files or [])
 
 
-async def test_an_honest_oracle_changes_no_tool(tmp_path: Path):
+async def test_honest_oracle_has_no_tampered_tools(tmp_path: Path):
     record = await oracle(tmp_path, "mkdir -p /app; echo x > /app/other; echo y > /usr/local/bin/mine")
     assert (record.outcome, record.reward, record.changed_tools) == (Outcome.completed, 0.25, [])
     assert record.metrics()["changed_tools"] == 0.0
@@ -81,7 +81,7 @@ async def test_an_honest_oracle_changes_no_tool(tmp_path: Path):
     assert found["/app/other"] == ("added", 2)
 
 
-async def test_what_was_changed_is_known_of_a_trial_that_is_graded_elsewhere_too(tmp_path: Path):
+async def test_reports_changes_with_separate_verifier(tmp_path: Path):
     task_dir = make_task(tmp_path / "task", test="echo 0.5 > /logs/verifier/reward.txt")
     toml = (task_dir / "task.toml").read_text()
     (task_dir / "task.toml").write_text(toml.replace("[verifier]", '[verifier]\nenvironment_mode = "separate"'))
@@ -100,7 +100,7 @@ async def test_what_was_changed_is_known_of_a_trial_that_is_graded_elsewhere_too
     assert record.changed_tools == ["the program /usr/bin/env was removed"]
 
 
-async def test_leftovers_are_killed_when_it_is_asked_for(tmp_path: Path):
+async def test_kills_leftovers_if_configured(tmp_path: Path):
     test = "sleep 0.2; pgrep -f 'sleep 777' > /dev/null && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
     for leftovers, reward in (("keep", 1.0), ("kill", 0.0)):
         folder = tmp_path / leftovers
@@ -108,8 +108,8 @@ async def test_leftovers_are_killed_when_it_is_asked_for(tmp_path: Path):
         assert (record.outcome, record.reward) == (Outcome.completed, reward), record
 
 
-async def test_in_a_trial_of_several_steps_each_step_is_graded_out_of_reach(tmp_path: Path):
-    """Agent, verifier, agent again: what the first step left cannot touch the second's grade either."""
+async def test_each_step_is_graded_out_of_reach(tmp_path: Path):
+    """Leftovers of the first step cannot change the second step's grade either."""
     steps = {"one": GRADES, "two": GRADES}
     task_dir = make_task(tmp_path / "task", steps=steps)
     for name in steps:
@@ -122,7 +122,7 @@ async def test_in_a_trial_of_several_steps_each_step_is_graded_out_of_reach(tmp_
 
 
 @pytest.mark.docker
-async def test_in_a_container_what_lives_on_can_be_killed_first(tmp_path: Path, container: str):
+async def test_kills_leftovers_in_container_if_configured(tmp_path: Path, container: str):
     started = f"(while :; do {FORGED}; done) > /dev/null 2>&1 < /dev/null &"
     record = await oracle(tmp_path, started, environment_type=container, leftovers="kill")
     assert (record.outcome, record.reward, record.changed_files) == (Outcome.completed, 0.25, None), record

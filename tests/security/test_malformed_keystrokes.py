@@ -1,4 +1,4 @@
-"""Answers that cannot be typed: the model is told, the trial goes on and is graded. Real trials."""
+"""Malformed answers are reported to the model; the trial continues and is graded. Real trials."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ SOLVE = keys("mkdir -p /app && touch /app/answer")
 
 
 def typed(keystrokes: str, duration: str = "0.1") -> str:
-    """An answer whose keystrokes are written as they stand, escapes included."""
+    """Return an answer with these keystrokes, escapes included."""
     return (
         '{"analysis": "a \\ud83d", "plan": "p", "commands": [{"keystrokes": "'
         f'{keystrokes}", "duration": {duration}}}]}}'
@@ -34,15 +34,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_the_model_is_told_and_the_trial_goes_on(tmp_path: Path, case: str):
-    answer, told = BAD[case]
+async def test_malformed_answer_is_reported_to_model_and_trial_continues(tmp_path: Path, case: str):
+    answer, message = BAD[case]
     trial = await play(tmp_path, [answer, SOLVE, DONE, DONE])
     assert (trial.record.outcome, trial.record.reward) == (Outcome.completed, 1.0), trial.record.error
     assert trial.record.parse_errors == 1
-    assert told in trial.prompts[1]
+    assert message in trial.prompts[1]
 
 
-async def test_a_broken_character_in_the_thoughts_is_only_replaced(tmp_path: Path):
+async def test_invalid_character_outside_commands_is_replaced(tmp_path: Path):
     trial = await play(tmp_path, [typed("mkdir -p /app; touch /app/answer\\n"), DONE, DONE])
     assert (trial.record.outcome, trial.record.reward) == (Outcome.completed, 1.0), trial.record.error
     assert trial.record.parse_errors == 0
@@ -52,7 +52,7 @@ async def test_a_broken_character_in_the_thoughts_is_only_replaced(tmp_path: Pat
 
 
 @pytest.mark.docker
-async def test_also_in_a_container(tmp_path: Path, container: str):
+async def test_malformed_answers_in_container(tmp_path: Path, container: str):
     script = [BAD["NUL"][0], BAD["half of a pair"][0], SOLVE, DONE, DONE]
     trial = await play(tmp_path, script, environment_type=container)
     assert (trial.record.outcome, trial.record.reward) == (Outcome.completed, 1.0), trial.record.error

@@ -1,4 +1,4 @@
-"""Measured pass rates choose tasks; a changed task was not measured, and no other file is overwritten."""
+"""Measured pass rates: filter, changed tasks, and no overwriting of other files."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.environment.plugin_config import HarborTasksetConfig
 from harbortrainer.environment.taskset import HarborTaskset
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, read_rates, within_rates, write_rates
+from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, filter_by_pass_rate, read_rates, write_rates
 from harbortrainer.tasks.task_folder import TaskRef, load_folder
 
 RATES = {"never": 0.0, "seldom": 0.25, "always": 1.0}
@@ -44,34 +44,34 @@ def measured(tmp_path: Path) -> tuple[list[TaskRef], Path]:
         ({"max_pass_rate": 0.0}, ["never"]),
     ],
 )
-def test_both_ends_are_inclusive_and_what_was_not_measured_is_left_out(measured, keys: dict, names: list[str]) -> None:
+def test_pass_rate_limits_are_inclusive_and_exclude_unmeasured_tasks(measured, keys: dict, names: list[str]) -> None:
     tasks, file = measured
-    assert [task.name for task in within_rates(tasks, TasksetKeys(difficulty=file, **keys))] == names
+    assert [task.name for task in filter_by_pass_rate(tasks, TasksetKeys(difficulty=file, **keys))] == names
 
 
-def test_a_taskset_plays_the_tasks_of_that_difficulty(measured) -> None:
+def test_taskset_filters_by_pass_rate(measured) -> None:
     tasks, file = measured
     config = HarborTasksetConfig(tasks_dir=tasks[0].path.parent, difficulty=file, min_pass_rate=0.1, max_pass_rate=0.9)
     assert [task.data.name for task in HarborTaskset(config).load()] == ["seldom"]
 
 
-def test_a_task_that_was_changed_was_not_measured(measured) -> None:
+def test_changed_task_is_unmeasured(measured) -> None:
     tasks, file = measured
     (tasks[-1].path / "instruction.md").write_text("Do it otherwise.")
     again = load_folder(tasks[0].path.parent)
-    assert [task.name for task in within_rates(again, TasksetKeys(difficulty=file, min_pass_rate=0.0))] == [
+    assert [task.name for task in filter_by_pass_rate(again, TasksetKeys(difficulty=file, min_pass_rate=0.0))] == [
         "always",
         "never",
     ]
 
 
-def test_no_task_left_is_one_line(measured) -> None:
+def test_no_matching_task_is_an_error(measured) -> None:
     tasks, file = measured
     with pytest.raises(UserError, match=r"none of the 4 tasks has a pass rate of 0.5 to 0.6 \(1 were not measured\)"):
-        within_rates(tasks, TasksetKeys(difficulty=file, min_pass_rate=0.5, max_pass_rate=0.6))
+        filter_by_pass_rate(tasks, TasksetKeys(difficulty=file, min_pass_rate=0.5, max_pass_rate=0.6))
 
 
-def test_keys_that_cannot_be_together_are_refused() -> None:
+def test_refuses_conflicting_difficulty_keys() -> None:
     with pytest.raises(ValueError, match="min_pass_rate needs difficulty"):
         TasksetKeys(min_pass_rate=0.1)
     with pytest.raises(ValueError, match="is above max_pass_rate"):
@@ -79,16 +79,16 @@ def test_keys_that_cannot_be_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"tasks": {"k": {"name": "a"}}}', '{"model": "x", "tasks": {}}'])
-def test_another_file_is_told_and_never_overwritten(tmp_path: Path, text: str) -> None:
+def test_never_overwrites_another_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
-    with pytest.raises(UserError, match="no file of measured pass rates"):
+    with pytest.raises(UserError, match="not a file of measured pass rates"):
         read_rates(file)
-    with pytest.raises(UserError, match="would be overwritten"):
+    with pytest.raises(UserError, match="will not be overwritten"):
         write_rates(file, MeasuredRates(tasks={}))
     assert file.read_text() == text
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_reports_missing_rates_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_rates(tmp_path / "none.json")

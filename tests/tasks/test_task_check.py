@@ -1,4 +1,4 @@
-"""`tasks check` on a folder with planted faults: all of them found, none wrongly, and one does not hide the others."""
+"""`tasks check` finds exactly the faulty tasks of a folder."""
 
 import asyncio
 import json
@@ -10,11 +10,13 @@ from patience import wait_until
 
 from harbortrainer.cli import main
 from harbortrainer.tasks.cheats import CHEATS
-from harbortrainer.tasks.task_check import CHECKED, check_tasks, passed
+from harbortrainer.tasks.task_check import CHECKED_FILE, check_tasks, passed_keys
 from harbortrainer.tasks.task_folder import load_folder
-from harbortrainer.tasks.verdict import CheckedTrial, Verdict, judge
+from harbortrainer.tasks.verdict import CheckedTrial, Verdict, verdict_of
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import Timings
+
+pytestmark = pytest.mark.process
 
 RIGHT = """
 if [ -f /app/done ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
@@ -25,10 +27,12 @@ SOLVES_OUT = "touch /app/out/done"
 BY_COMPARING = (
     "echo right | cmp -s - /app/done && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
 )
-AT_TIMES = "if [ -f /app/done ]; then echo $(($(cat /start-number) % 2)); else echo 0; fi > /logs/verifier/reward.txt"
+PASSES_EVERY_SECOND_START = (
+    "if [ -f /app/done ]; then echo $(($(cat /start-number) % 2)); else echo 0; fi > /logs/verifier/reward.txt"
+)
 
 
-def plant(
+def write_task(
     folder: Path, name: str, *, test: str = RIGHT, solution: str | None = "touch /app/done", toml: str = ""
 ) -> None:
     task = folder / name
@@ -44,22 +48,22 @@ def plant(
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def faulty_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "tasks"
-    plant(folder, "good")
-    plant(folder, "no-solution", solution=None)
-    plant(folder, "passes-everybody", test="echo 1 > /logs/verifier/reward.txt")
-    plant(folder, "oracle-fails", solution="true")
-    plant(folder, "gives-up", test="echo pytest: command not found")
-    plant(folder, "cannot-build")
+    write_task(folder, "good")
+    write_task(folder, "no-solution", solution=None)
+    write_task(folder, "passes-everybody", test="echo 1 > /logs/verifier/reward.txt")
+    write_task(folder, "oracle-fails", solution="true")
+    write_task(folder, "gives-up", test="echo pytest: command not found")
+    write_task(folder, "cannot-build")
     (folder / "cannot-build/environment/Dockerfile").write_text("FROM debian:12-slim\nRUN false\n")
     return folder
 
 
 @pytest.mark.e2e
-async def test_what_harbor_refuses_is_told_as_the_list_tells_it(tmp_path: Path) -> None:
-    plant(tmp_path, "named", toml='[task]\nname = "without an organization"\n')
+async def test_check_and_list_report_the_same_harbor_error(tmp_path: Path) -> None:
+    write_task(tmp_path, "named", toml='[task]\nname = "without an organization"\n')
     (verdict,) = await check_tasks(load_folder(tmp_path))
     problem = verdict.problem
     assert problem.startswith(f"{tmp_path / 'named' / 'task.toml'}: task.name: Package name must be in")
@@ -67,33 +71,31 @@ async def test_what_harbor_refuses_is_told_as_the_list_tells_it(tmp_path: Path) 
 
 
 @pytest.mark.e2e
-def test_a_kept_folder_that_is_moved_away_ends_the_check_in_one_line_with_what_it_plays(
+def test_check_stops_when_kept_folder_is_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LosesItsFolder, "started", started := [])
     monkeypatch.setattr(LosesItsFolder, "ended", ended := [])
     for name in "abc":
-        plant(tmp_path / "tasks", name)
-    plant(tmp_path / "tasks", "d", solution="sleep 3000")
-    words = ["--parallel", "3", "--repeats", "1", "--cheats", "none", "--keep", "kept", "--json", "found.json"]
+        write_task(tmp_path / "tasks", name)
+    write_task(tmp_path / "tasks", "d", solution="sleep 3000")
+    options = ["--parallel", "3", "--repeats", "1", "--cheats", "none", "--keep", "kept", "--json", "found.json"]
     where = ["--environment", "e2e_environments:LosesItsFolder", "--environment-kwarg", "image=host"]
-    code = main(["tasks", "check", "tasks", *words, *where])
+    code = main(["tasks", "check", "tasks", *options, *where])
     out, err = capfd.readouterr()
-    told = "stopped: kept, the folder of --keep, was removed or moved away while the check was going; "
-    assert (code, err) == (1, f"{told}the same command with --resume leaves out what passed\n")
-    assert out == "ok   a\n" and len(passed()) == 1
+    stopped = "stopped: the --keep folder kept was removed or moved during the check; "
+    assert (code, err) == (1, f"{stopped}run the same command with --resume to skip tasks that passed\n")
+    assert out == "ok   a\n" and len(passed_keys()) == 1
     assert [task["task"] for task in json.loads(Path("found.json").read_text())["tasks"]] == ["a"]
     assert sorted(started) == sorted(ended) == ["a", "a", "b", "c", "d"]
 
 
 @pytest.mark.e2e
-async def test_a_check_that_is_cancelled_while_a_sandbox_ends_plays_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_check_starts_no_more_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LosesItsFolder, "started", started := [])
     monkeypatch.setattr(LosesItsFolder, "ended", ended := [])
-    plant(tmp_path, "c")
+    write_task(tmp_path, "c")
     where = "e2e_environments:LosesItsFolder"
     checking = asyncio.create_task(check_tasks(load_folder(tmp_path), environment_type=where))
     await asyncio.to_thread(wait_until, lambda: ended)
@@ -104,13 +106,13 @@ async def test_a_check_that_is_cancelled_while_a_sandbox_ends_plays_nothing_more
 
 
 @pytest.mark.e2e
-async def test_every_planted_fault_is_found_with_its_reason(planted: Path, tmp_path: Path) -> None:
-    verdicts = await check_tasks(load_folder(planted), concurrency=4, keep=tmp_path / "kept")
+async def test_check_finds_every_faulty_task(faulty_tasks: Path, tmp_path: Path) -> None:
+    verdicts = await check_tasks(load_folder(faulty_tasks), concurrency=4, keep=tmp_path / "kept")
     by_name = {verdict.task: verdict for verdict in verdicts}
     assert list(by_name) == sorted(by_name)
     assert {name for name, verdict in by_name.items() if not verdict.problem} == {"good", "no-solution"}
-    assert by_name["no-solution"].note == "no solution: the oracle was not tried"
-    assert "passes everybody" in by_name["passes-everybody"].problem
+    assert by_name["no-solution"].note == "no solution, so the oracle was not run"
+    assert "the verifier accepts any result" in by_name["passes-everybody"].problem
     assert "the oracle's reward is 0" in by_name["oracle-fails"].problem
     assert "/app/done is missing" in by_name["oracle-fails"].problem
     assert "sandbox_error" in by_name["cannot-build"].problem
@@ -120,9 +122,9 @@ async def test_every_planted_fault_is_found_with_its_reason(planted: Path, tmp_p
 
 
 @pytest.mark.e2e
-async def test_windows_line_ends_are_named_where_a_task_does_not_fit(tmp_path: Path) -> None:
+async def test_bad_task_verdict_names_crlf_scripts(tmp_path: Path) -> None:
     for name in ("solves", "grades", "passes"):
-        plant(tmp_path, name)
+        write_task(tmp_path, name)
         for script in ("solution/solve.sh", "tests/test.sh"):
             path = tmp_path / name / script
             path.write_text(f"#!/bin/bash\n{path.read_text()}")
@@ -131,16 +133,16 @@ async def test_windows_line_ends_are_named_where_a_task_does_not_fit(tmp_path: P
         lines = path.read_text() if path.exists() else "#!/bin/bash\n"
         path.write_text(lines, newline="\r\n")
     grades, passes, solves = await check_tasks(load_folder(tmp_path), environment_kwargs={"image": "host"})
-    told = "; Windows line ends, on which Linux's shells fail, in {}: take them away (sed -i 's/\\r$//' FILE)"
-    assert "ended as verifier_error" in grades.problem and grades.problem.endswith(told.format("tests/test.sh"))
-    assert "oracle's reward is 0" in solves.problem and solves.problem.endswith(told.format("solution/solve.sh"))
+    remedy = "; Windows line endings, which Linux shells cannot run, in {}: remove them (sed -i 's/\\r$//' FILE)"
+    assert "ended as verifier_error" in grades.problem and grades.problem.endswith(remedy.format("tests/test.sh"))
+    assert "oracle's reward is 0" in solves.problem and solves.problem.endswith(remedy.format("solution/solve.sh"))
     assert passes.problem == passes.note == ""
 
 
 @pytest.mark.e2e
-async def test_a_verifier_that_changes_its_mind_is_flaky_and_no_cheat_is_blamed(tmp_path: Path) -> None:
-    plant(tmp_path, "flaky", test=AT_TIMES)
-    plant(tmp_path, "good")
+async def test_random_verifier_is_flaky(tmp_path: Path) -> None:
+    write_task(tmp_path, "flaky", test=PASSES_EVERY_SECOND_START)
+    write_task(tmp_path, "good")
     flaky, good = await check_tasks(
         load_folder(tmp_path), repeats=3, concurrency=1, environment_type="e2e_environments:NumbersItsStarts"
     )
@@ -150,13 +152,13 @@ async def test_a_verifier_that_changes_its_mind_is_flaky_and_no_cheat_is_blamed(
 
 
 @pytest.mark.e2e
-async def test_a_cheat_that_gets_a_reward_is_named_and_a_verifier_out_of_reach_rewards_none(tmp_path: Path) -> None:
-    plant(tmp_path, "asks-a-tool", test=BY_COMPARING, solution="echo right > /app/done")
-    plant(tmp_path, "asks-python", test="python3 /tests/check.py > /logs/verifier/reward.txt", solution=None)
-    (tmp_path / "asks-python/tests/check.py").write_text("print(0)")
+async def test_names_successful_cheats_and_separate_verifier_resists(tmp_path: Path) -> None:
+    write_task(tmp_path, "calls-cmp", test=BY_COMPARING, solution="echo right > /app/done")
+    write_task(tmp_path, "calls-python", test="python3 /tests/check.py > /logs/verifier/reward.txt", solution=None)
+    (tmp_path / "calls-python/tests/check.py").write_text("print(0)")
     needs = "RUN which python3 || (apt-get update && apt-get install -y --no-install-recommends python3)\n"
-    (tmp_path / "asks-python/environment/Dockerfile").write_text(f"FROM debian:12-slim\n{needs}")
-    plant(tmp_path, "out-of-reach", toml=SEPARATE, test=RIGHT.replace("/app/", "/app/out/"), solution=SOLVES_OUT)
+    (tmp_path / "calls-python/environment/Dockerfile").write_text(f"FROM debian:12-slim\n{needs}")
+    write_task(tmp_path, "out-of-reach", toml=SEPARATE, test=RIGHT.replace("/app/", "/app/out/"), solution=SOLVES_OUT)
     dockerfile = "FROM debian:12-slim\nWORKDIR /app\n"
     (tmp_path / "out-of-reach/environment/Dockerfile").write_text(f"{dockerfile}RUN mkdir /app/out\n")
     (tmp_path / "out-of-reach/tests/Dockerfile").write_text(f"{dockerfile}COPY . /tests\n")
@@ -167,32 +169,32 @@ async def test_a_cheat_that_gets_a_reward_is_named_and_a_verifier_out_of_reach_r
     assert out_of_reach.seconds.verifier and out_of_reach.seconds.agent_execution
 
 
-async def test_what_a_compose_file_gives_beyond_a_sandbox_is_noted(tmp_path: Path) -> None:
-    plant(tmp_path, "open", toml="[environment]\ngpus = 1\n")
+async def test_warns_about_privileged_compose_service(tmp_path: Path) -> None:
+    write_task(tmp_path, "open", toml="[environment]\ngpus = 1\n")
     (tmp_path / "open/environment/docker-compose.yaml").write_text("services: {main: {privileged: true}}")
     (verdict,) = await check_tasks(load_folder(tmp_path), environment_type="docker")
-    assert verdict.problem.startswith("cannot be played in docker: [environment] gpus = 1")
-    assert verdict.note == "its sandbox is open: main is privileged"
+    assert verdict.problem.startswith("cannot run in docker: [environment] gpus = 1")
+    assert verdict.note == "sandbox not isolated: main is privileged"
 
 
-async def test_ports_that_its_trials_share_are_noted(tmp_path: Path) -> None:
-    plant(tmp_path, "serves", toml="[environment]\ngpus = 1\n")
+async def test_warns_about_shared_ports(tmp_path: Path) -> None:
+    write_task(tmp_path, "serves", toml="[environment]\ngpus = 1\n")
     (tmp_path / "serves/instruction.md").write_text("Serve it at localhost:8080.")
     (verdict,) = await check_tasks(load_folder(tmp_path), environment_kwargs={"network": "host"})
-    assert verdict.note == "its trials share the ports 8080 of this machine"
+    assert verdict.note == "concurrent trials share this machine's ports: 8080"
 
 
-async def test_a_key_that_harbor_does_not_read_is_noted(tmp_path: Path) -> None:
-    plant(tmp_path, "typo", toml='[environment]\ngpus = 1\n[verifier]\nenviroment_mode = "separate"\n')
+async def test_warns_about_ignored_key(tmp_path: Path) -> None:
+    write_task(tmp_path, "typo", toml='[environment]\ngpus = 1\n[verifier]\nenviroment_mode = "separate"\n')
     (verdict,) = await check_tasks(load_folder(tmp_path))
-    assert verdict.note == "Harbor passes over verifier.enviroment_mode"
+    assert verdict.note == "Harbor ignores these task.toml keys: verifier.enviroment_mode"
 
 
 @pytest.mark.e2e
-async def test_a_solution_that_lies_in_the_image_is_found(tmp_path: Path) -> None:
+async def test_found_solution_cheat_finds_solution_in_image(tmp_path: Path) -> None:
     copied = {"beside": "COPY copy /srv/copy\n", "where-the-oracle-has-it": "COPY copy /solution\n", "nowhere": ""}
     for name, copy in copied.items():
-        plant(tmp_path, name)
+        write_task(tmp_path, name)
         dockerfile = f"FROM debian:12-slim\nWORKDIR /app\n{copy}"
         (tmp_path / name / "environment/Dockerfile").write_text(dockerfile)
         for folder in ("solution", "environment/copy"):
@@ -208,45 +210,45 @@ async def test_a_solution_that_lies_in_the_image_is_found(tmp_path: Path) -> Non
 
 
 @pytest.mark.e2e
-def test_the_command_goes_on_after_a_bad_task_reports_and_resumes(
-    planted: Path, capsys: pytest.CaptureFixture[str]
+def test_check_command_continues_after_bad_task_and_resumes(
+    faulty_tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (planted / "unreadable").mkdir()
-    (planted / "unreadable/task.toml").write_text("version = ")
+    (faulty_tasks / "unreadable").mkdir()
+    (faulty_tasks / "unreadable/task.toml").write_text("version = ")
     quick = ["--repeats", "1", "--cheats", "forged-reward", "--parallel", "4"]
     reports = ["--json", "reports/check.json", "--markdown", "reports/check.md"]
-    assert main(["tasks", "check", str(planted), *quick, *reports]) == 1
-    said = capsys.readouterr().out
-    assert "BAD" in said.splitlines()[0] and "unreadable/task.toml" in said.splitlines()[0]
-    assert "2 of 7 tasks are fit to train on" in said
-    assert set(json.loads(CHECKED.read_text())) == passed("local") != passed("docker")
-    told = json.loads(Path("reports/check.json").read_text())
-    verdicts = {task["task"]: Verdict.model_validate(task) for task in told["tasks"]}
-    assert told["fit"] == 2 and len(verdicts) == 6 and "unreadable" in told["unreadable"][0]
+    assert main(["tasks", "check", str(faulty_tasks), *quick, *reports]) == 1
+    printed = capsys.readouterr().out
+    assert "BAD" in printed.splitlines()[0] and "unreadable/task.toml" in printed.splitlines()[0]
+    assert "2 of 7 tasks are fit to train on" in printed
+    assert set(json.loads(CHECKED_FILE.read_text())) == passed_keys("local") != passed_keys("docker")
+    report = json.loads(Path("reports/check.json").read_text())
+    verdicts = {task["task"]: Verdict.model_validate(task) for task in report["tasks"]}
+    assert report["fit"] == 2 and len(verdicts) == 6 and "unreadable" in report["unreadable"][0]
     assert [trial.agent for trial in verdicts["good"].trials] == ["oracle", "nop", "forged-reward"]
     assert all(trial.seconds.total for trial in verdicts["good"].trials)
     table = Path("reports/check.md").read_text().splitlines()
     assert any(row.startswith("| good | ok | 1 | 0 | ") for row in table) and len(table) == 6 + 7
-    assert main(["tasks", "check", str(planted), *quick, "--resume"]) == 1
+    assert main(["tasks", "check", str(faulty_tasks), *quick, "--resume"]) == 1
     again = capsys.readouterr().out
     assert "2 tasks passed before" in again and "ok   good" not in again
     assert "2 of 7 tasks are fit to train on" in again
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("options", "expected"),
     [
-        (["--cheats", "bribery"], "no cheat is called 'bribery'"),
+        (["--cheats", "bribery"], "there is no cheat 'bribery'"),
         (["--json", "/"], "--json /: cannot be written"),
     ],
 )
-def test_a_wrong_option_is_told_before_any_trial(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+def test_check_command_validates_options_before_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
 ) -> None:
-    plant(tmp_path, "good")
-    assert main(["tasks", "check", str(tmp_path), *words]) == 2
+    write_task(tmp_path, "good")
+    assert main(["tasks", "check", str(tmp_path), *options]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert expected in error and error.count("\n") == 1
 
 
 def trial(agent: str, reward: float | None, outcome: Outcome = Outcome.completed) -> CheckedTrial:
@@ -254,22 +256,22 @@ def trial(agent: str, reward: float | None, outcome: Outcome = Outcome.completed
     return CheckedTrial(agent=agent, outcome=outcome, reward=reward, seconds=Timings(verifier=1.0), failure=failure)
 
 
-def test_a_coin_is_flaky_and_not_taken_in_by_cheats() -> None:
-    coin = judge("t", "k", [trial("oracle", 1), trial("nop", 0), trial("forged-reward", 1), trial("nop", 1)])
+def test_random_verifier_is_flaky_and_not_forged() -> None:
+    coin = verdict_of("t", "k", [trial("oracle", 1), trial("nop", 0), trial("forged-reward", 1), trial("nop", 1)])
     assert coin.problem == "flaky: nop got 0, 1" and coin.forged == {}
-    some = judge("t", "k", [trial("oracle", 1), trial("nop", 0.2), trial("written-tests", 0.2), trial("x", 0.3)])
-    assert some.problem == "" and some.forged == {"x": 0.3}, "what nop gets is no forgery"
+    some = verdict_of("t", "k", [trial("oracle", 1), trial("nop", 0.2), trial("written-tests", 0.2), trial("x", 0.3)])
+    assert some.problem == "" and some.forged == {"x": 0.3}, "nop's reward is not a forgery"
 
 
-def test_a_repeat_that_fails_is_flaky_and_a_cheat_that_broke_its_grading_is_no_fault() -> None:
+def test_failed_repeat_is_flaky_and_failed_cheat_is_no_problem() -> None:
     lost = trial("oracle", None, Outcome.verifier_error)
-    assert "flaky: oracle got 1, no reward" in judge("t", "k", [trial("oracle", 1), lost, trial("nop", 0)]).problem
+    assert "flaky: oracle got 1, no reward" in verdict_of("t", "k", [trial("oracle", 1), lost, trial("nop", 0)]).problem
     broke = trial("removed-tests", None, Outcome.verifier_error)
-    sound = judge("t", "k", [trial("oracle", 1), trial("nop", 0), broke])
+    sound = verdict_of("t", "k", [trial("oracle", 1), trial("nop", 0), broke])
     assert sound.problem == "" and sound.forged == {}
 
 
-def test_seconds_are_means_over_the_oracles_trials() -> None:
+def test_verdict_seconds_are_oracle_means() -> None:
     trials = [trial("oracle", 1), trial("oracle", 1), trial("nop", 0)]
     trials[0].seconds.verifier, trials[2].seconds.verifier = 3.0, 100.0
-    assert judge("t", "k", trials).seconds == Timings(verifier=2.0)
+    assert verdict_of("t", "k", trials).seconds == Timings(verifier=2.0)

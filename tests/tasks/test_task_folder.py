@@ -22,7 +22,7 @@ def make_task(folder: Path, toml: str = 'version = "1.0"\n', instruction: str = 
     return folder
 
 
-def test_tasks_come_sorted_with_their_instruction(tmp_path: Path) -> None:
+def test_load_folder_sorts_tasks(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         make_task(tmp_path / name, instruction=f"Do {name}.\n")
     tasks = load_folder(tmp_path)
@@ -34,13 +34,13 @@ def test_tasks_come_sorted_with_their_instruction(tmp_path: Path) -> None:
     assert all(task.path.is_absolute() for task in tasks)
 
 
-def test_patterns_choose_by_name(tmp_path: Path) -> None:
+def test_include_and_exclude_match_names(tmp_path: Path) -> None:
     for name in ("easy-1", "easy-2", "hard-1"):
         make_task(tmp_path / name, instruction=name)
     assert [task.name for task in load_folder(tmp_path, ["easy-*"], ["*-2"])] == ["easy-1"]
 
 
-def test_two_copies_of_one_task_are_refused_by_name(tmp_path: Path) -> None:
+def test_refuses_duplicate_task(tmp_path: Path) -> None:
     for name in ("first", "second"):
         make_task(tmp_path / name)
     with pytest.raises(UserError, match="first and second are the same task"):
@@ -48,11 +48,11 @@ def test_two_copies_of_one_task_are_refused_by_name(tmp_path: Path) -> None:
     assert [task.name for task in load_folder(tmp_path, exclude=["second"])] == ["first"]
 
 
-def test_a_folder_that_is_a_task_is_that_task(tmp_path: Path) -> None:
+def test_loads_folder_that_is_a_task(tmp_path: Path) -> None:
     assert [task.name for task in load_folder(make_task(tmp_path / "only"))] == ["only"]
 
 
-def test_a_multi_step_task_has_the_instructions_of_its_steps(tmp_path: Path) -> None:
+def test_multi_step_task_joins_instructions(tmp_path: Path) -> None:
     folder = make_task(tmp_path / "m", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
     for step in ("one", "two"):
         (folder / "steps" / step).mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_a_multi_step_task_has_the_instructions_of_its_steps(tmp_path: Path) -> 
     assert (task.instruction, task.n_steps) == ("Step one.\n\nStep two.", 2)
 
 
-def test_the_key_is_of_the_content_alone(tmp_path: Path) -> None:
+def test_task_key_depends_on_content_only(tmp_path: Path) -> None:
     first, second = make_task(tmp_path / "x" / "task"), make_task(tmp_path / "y" / "renamed")
     assert content_key(first) == content_key(second)
     (second / "tests" / "test.sh").chmod(0o755)
@@ -81,7 +81,7 @@ def test_the_key_is_of_the_content_alone(tmp_path: Path) -> None:
         ("[[steps]]\ninstruction = 1\n", "task.toml: steps", "every step needs a name"),
     ],
 )
-def test_a_malformed_task_toml_is_named_with_its_key(tmp_path: Path, toml: str, where: str, what: str) -> None:
+def test_reports_malformed_task_toml_key(tmp_path: Path, toml: str, where: str, what: str) -> None:
     make_task(tmp_path / "broken", toml)
     with pytest.raises(UserError, match=what) as error:
         load_folder(tmp_path)
@@ -89,22 +89,24 @@ def test_a_malformed_task_toml_is_named_with_its_key(tmp_path: Path, toml: str, 
     assert where in error.value.where
 
 
-def test_a_name_that_is_not_utf8_is_said_with_the_file(tmp_path: Path) -> None:
+def test_reports_non_utf8_file_name(tmp_path: Path) -> None:
     Path(make_task(tmp_path / "odd") / os.fsdecode(b"caf\xe9.txt")).touch()
-    with pytest.raises(UserError, match=r"the name of 'caf\\udce9\.txt' is not UTF-8; rename the file") as error:
+    with pytest.raises(UserError, match=r"the file name 'caf\\udce9\.txt' is not UTF-8; rename the file") as error:
         load_folder(tmp_path)
     assert error.value.where == str(tmp_path / "odd")
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_reports_missing_folder_tasks_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         load_folder(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"no tasks here; each task is a sub-folder with a task\.toml"):
+    with pytest.raises(UserError, match=r"no tasks here; put each task into a sub-folder with a task\.toml"):
         load_folder(tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/task.yaml").touch()
     with pytest.raises(
-        UserError, match=rf"Terminal-Bench's \(task\.yaml\); `harbor task migrate -i {tmp_path} -o NEW`"
+        UserError,
+        match=r"Terminal-Bench's format here \(task\.yaml\); convert them with "
+        rf"`harbor task migrate -i {tmp_path} -o NEW`",
     ):
         load_folder(tmp_path)
     (tmp_path / "no-toml").mkdir()
@@ -122,7 +124,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         load_folder(tmp_path, ["else*"])
 
 
-def test_tasks_are_found_at_any_depth_under_the_name_of_their_way(tmp_path: Path) -> None:
+def test_finds_nested_tasks_with_path_names(tmp_path: Path) -> None:
     for name in ("shell/easy/one", "shell/two", "three"):
         make_task(tmp_path / name, instruction=name)
     (tmp_path / "three" / "environment" / "task.toml").parent.mkdir()
@@ -131,7 +133,7 @@ def test_tasks_are_found_at_any_depth_under_the_name_of_their_way(tmp_path: Path
     assert [task.name for task in load_folder(tmp_path, ["shell/*"], ["*/two"])] == ["shell/easy/one"]
 
 
-def test_folders_of_other_things_are_no_broken_tasks(tmp_path: Path) -> None:
+def test_ignores_folders_without_tasks(tmp_path: Path) -> None:
     make_task(tmp_path / "tasks" / "one")
     for name in ("slides/pictures", "tools/tests", "tasks/shared"):
         (tmp_path / name).mkdir(parents=True)
@@ -145,12 +147,12 @@ def test_folders_of_other_things_are_no_broken_tasks(tmp_path: Path) -> None:
     assert [str(tmp_path / "tasks" / name) for name in ("three", "two")] == [bad.where for bad in error.value.problems]
 
 
-def test_links_lead_to_tasks_and_not_round_in_circles(tmp_path: Path) -> None:
+def test_follows_links_without_cycles(tmp_path: Path) -> None:
     make_task(tmp_path / "set" / "one")
     make_task(tmp_path / "elsewhere" / "two", instruction="two")
     (tmp_path / "set" / "linked").symlink_to("../elsewhere")
-    for circle, target in (("set/here", "."), ("elsewhere/back", "../set"), ("elsewhere/two/tests/up", "..")):
-        (tmp_path / circle).symlink_to(target)
+    for link, target in (("set/here", "."), ("elsewhere/back", "../set"), ("elsewhere/two/tests/up", "..")):
+        (tmp_path / link).symlink_to(target)
     assert [task.name for task in load_folder(tmp_path / "set")] == ["linked/two", "one"]
 
 
@@ -168,7 +170,7 @@ except UserError as error:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """pytest's own folders are for one user alone."""
+    """pytest's temporary folders are private to one user."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -176,7 +178,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("locked", ["", "one", "one/task.toml", "one/instruction.md", "one/tests", "one/tests/test.sh"])
-def test_what_may_not_be_read_is_said_in_one_line(open_folder: Path, locked: str) -> None:
+def test_reports_unreadable_files(open_folder: Path, locked: str) -> None:
     make_task(open_folder / "one")
     path = open_folder / locked
     mode = path.stat().st_mode
@@ -184,11 +186,11 @@ def test_what_may_not_be_read_is_said_in_one_line(open_folder: Path, locked: str
     done = subprocess.run([sys.executable, "-c", AS_NOBODY, open_folder], capture_output=True, text=True, check=False)
     path.chmod(mode)
     named = path / "task.toml" if locked == "one" else path
-    said = f"{named}: cannot be read: Permission denied; let the user who trains read it"
-    assert done.stdout.splitlines() == [said], done.stderr
+    message = f"{named}: cannot be read: Permission denied; make it readable for the user who trains"
+    assert done.stdout.splitlines() == [message], done.stderr
 
 
-def test_all_bad_tasks_are_told_at_once_a_line_each(tmp_path: Path) -> None:
+def test_reports_all_bad_tasks_together(tmp_path: Path) -> None:
     make_task(tmp_path / "good")
     make_task(tmp_path / "no-toml", "version = ")
     make_task(tmp_path / "silent", instruction="")
@@ -200,17 +202,17 @@ def test_all_bad_tasks_are_told_at_once_a_line_each(tmp_path: Path) -> None:
     assert last.endswith("1 of 3 tasks load; correct the others, exclude them by name, or set skip_bad = true")
 
 
-def test_bad_tasks_can_be_left_out_but_never_in_silence(tmp_path: Path) -> None:
+def test_skipped_bad_tasks_are_reported(tmp_path: Path) -> None:
     make_task(tmp_path / "good")
     make_task(tmp_path / "bad", "version = ")
-    told: list[UserError] = []
-    assert [task.name for task in load_folder(tmp_path, skip=told.append)] == ["good"]
-    assert ["bad/task.toml" in error.where for error in told] == [True]
+    skipped: list[UserError] = []
+    assert [task.name for task in load_folder(tmp_path, skip=skipped.append)] == ["good"]
+    assert ["bad/task.toml" in error.where for error in skipped] == [True]
     with pytest.raises(UserError, match="not valid TOML"):
-        load_folder(tmp_path, ["bad"], skip=told.append)
+        load_folder(tmp_path, ["bad"], skip=skipped.append)
 
 
-def test_the_key_follows_links_by_name_and_passes_over_compiled_files(tmp_path: Path) -> None:
+def test_task_key_hashes_link_targets_and_ignores_pycache(tmp_path: Path) -> None:
     task = make_task(tmp_path / "task")
     before = content_key(task)
     (task / "tests" / "__pycache__").mkdir()

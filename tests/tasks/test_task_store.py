@@ -1,4 +1,4 @@
-"""Sets of tasks from elsewhere: fetched by real git and Harbor's own clients, once, whole, and as they were."""
+"""Task sets are fetched once, completely and unchanged, with real git and Harbor's clients."""
 
 import multiprocessing
 import os
@@ -16,25 +16,24 @@ from task_sets import bare, commit, git, make_task, packed, write_parquet, write
 from harbortrainer.config.task_source import task_source
 from harbortrainer.errors import UserError
 from harbortrainer.tasks import harbor_download
-from harbortrainer.tasks.harbor_download import carry_out
+from harbortrainer.tasks.harbor_download import execute
 from harbortrainer.tasks.task_folder import BadTasksError, load_folder
-from harbortrainer.tasks.task_store import cache_folder, fetch, is_here, load_source
-from harbortrainer.tasks.tasks_lock import LOCK_FILE, read_lock
+from harbortrainer.tasks.task_store import LOCK_FILE, fetch, is_available, load_source, read_lock, tasks_cache
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_folder()
+    return tasks_cache()
 
 
 @pytest.fixture(autouse=True)
 def no_process_of_its_own(request, monkeypatch) -> None:
-    """Harbor's clients at work in this process: they take a second to be imported."""
+    """Run Harbor's clients in this process, since importing them takes a second."""
     if "in_its_own_process" not in request.keywords:
         for name, value in harbor_download.QUIET_GIT.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(harbor_download, "ask_child", lambda source, target, _: carry_out(source, target))
+        monkeypatch.setattr(harbor_download, "run_child", lambda source, target, _: execute(source, target))
 
 
 @pytest.fixture
@@ -51,11 +50,11 @@ def names(text: str, **how) -> list[str]:
 
 
 def left(folder: Path) -> list[str]:
-    """What lies in the cache beside sets and their locks."""
+    """Return the files in the cache other than sets and their locks."""
     return [path.name for path in folder.iterdir() if path.name.endswith(".part")] if folder.exists() else []
 
 
-def test_a_git_repository_gives_its_tasks_at_the_commit(repository, tmp_path, own_cache) -> None:
+def test_git_source_loads_tasks_at_commit(repository, tmp_path, own_cache) -> None:
     old = commit(repository)
     make_task(repository / "tasks" / "three", "Do three.")
     new = commit(repository)
@@ -68,14 +67,14 @@ def test_a_git_repository_gives_its_tasks_at_the_commit(repository, tmp_path, ow
     assert left(own_cache) == []
 
 
-def test_what_was_fetched_is_what_lies_in_the_repository(repository, tmp_path) -> None:
+def test_fetched_files_equal_repository(repository, tmp_path) -> None:
     (repository / "tasks" / "one" / "tests" / "test.sh").chmod(0o755)
     url = bare(repository, tmp_path / "r.git") if commit(repository) else ""
     fetched = {task.name: task.key for task in load_source(task_source(f"{url}@main"))}
     assert fetched == {task.name: task.key for task in load_folder(repository / "tasks")}
 
 
-def test_a_single_task_and_a_whole_repository_are_sources_too(tmp_path) -> None:
+def test_source_may_be_one_task_or_whole_repository(tmp_path) -> None:
     make_task(tmp_path / "work" / "alone")
     (tmp_path / "work" / "README").write_text("no task")
     at = commit(tmp_path / "work")
@@ -84,20 +83,20 @@ def test_a_single_task_and_a_whole_repository_are_sources_too(tmp_path) -> None:
     assert names(f"{url}@{at}#.") == ["alone"]
 
 
-def test_a_pinned_source_needs_its_origin_once(repository, tmp_path) -> None:
+def test_pinned_source_is_fetched_once(repository, tmp_path) -> None:
     at = commit(repository)
     url = bare(repository, tmp_path / "r.git")
     source = task_source(f"{url}@{at}")
-    assert not is_here(source)
-    told: list[str] = []
-    first = load_source(source, tell=told.append)
+    assert not is_available(source)
+    progress: list[str] = []
+    first = load_source(source, report_progress=progress.append)
     shutil.rmtree(tmp_path / "r.git")
-    assert is_here(source)
-    assert load_source(source, tell=told.append) == first
-    assert told == [f"fetching {source} ..."]
+    assert is_available(source)
+    assert load_source(source, report_progress=progress.append) == first
+    assert progress == [f"fetching {source} ..."]
 
 
-def test_the_lock_holds_each_tasks_content_and_a_changed_copy_is_refused(repository, tmp_path) -> None:
+def test_refuses_changed_cached_task(repository, tmp_path) -> None:
     at = commit(repository)
     source = task_source(f"{bare(repository, tmp_path / 'r.git')}@{at}")
     found = fetch(source)
@@ -105,11 +104,11 @@ def test_the_lock_holds_each_tasks_content_and_a_changed_copy_is_refused(reposit
     assert lock is not None and lock.source == str(source)
     assert lock.tasks == {task.name: task.key for task in load_folder(repository / "tasks")}
     (found.folder / "one" / "tests" / "test.sh").write_text("true\n")
-    with pytest.raises(UserError, match="the task one is another one than was fetched"):
+    with pytest.raises(UserError, match="the task one differs from what was fetched"):
         load_source(source)
 
 
-def test_links_of_a_repository_never_bring_files_of_this_machine(repository, tmp_path) -> None:
+def test_repository_links_cannot_read_local_files(repository, tmp_path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("do not read")
     (repository / "tasks" / "one" / "solution").symlink_to(secret)
@@ -126,14 +125,14 @@ def test_links_of_a_repository_never_bring_files_of_this_machine(repository, tmp
     assert [error.where for error in skipped] == ["one"]
 
 
-def test_a_folder_that_is_itself_a_link_is_refused(repository, tmp_path) -> None:
+def test_refuses_linked_source_folder(repository, tmp_path) -> None:
     (repository / "etc").symlink_to("/etc")
     at = commit(repository)
     with pytest.raises(UserError, match="'etc' is a link"):
         fetch(task_source(f"{bare(repository, tmp_path / 'r.git')}@{at}#etc"))
 
 
-def test_a_dataset_of_a_registry_gives_the_tasks_that_it_lists(repository, tmp_path) -> None:
+def test_registry_dataset_loads_its_tasks(repository, tmp_path) -> None:
     at = commit(repository)
     url = bare(repository, tmp_path / "r.git")
     make_task(tmp_path / "here" / "local")
@@ -165,17 +164,17 @@ def test_a_dataset_of_a_registry_gives_the_tasks_that_it_lists(repository, tmp_p
         {"git_url": "URL", "git_commit_id": "main", "path": "/etc"},
     ],
 )
-def test_a_registry_cannot_make_git_run_or_read_something_else(entry, repository, tmp_path) -> None:
+def test_registry_entry_cannot_inject_git_arguments(entry, repository, tmp_path) -> None:
     commit(repository)
     url, mark = bare(repository, tmp_path / "r.git"), tmp_path / "mark"
-    spelled = {key: value.replace("URL", url).replace("MARK", str(mark)) for key, value in entry.items()}
-    registry = write_registry(tmp_path / "registry.json", [{"name": "x", **spelled}])
+    formatted = {key: value.replace("URL", url).replace("MARK", str(mark)) for key, value in entry.items()}
+    registry = write_registry(tmp_path / "registry.json", [{"name": "x", **formatted}])
     with pytest.raises(UserError, match="cannot be fetched"):
         fetch(task_source(f"{registry}#own-set@1.0"))
     assert not mark.exists()
 
 
-def test_rows_of_parquet_files_become_tasks(tmp_path) -> None:
+def test_parquet_rows_become_tasks(tmp_path) -> None:
     for name in ("a", "deep/b", "c"):
         make_task(tmp_path / "made" / name, f"Do {name}.")
     modes: dict[str, Literal["w:gz", "w"]] = {"a": "w:gz", "deep/b": "w:gz", "c": "w"}
@@ -191,19 +190,19 @@ def test_rows_of_parquet_files_become_tasks(tmp_path) -> None:
     assert names(pinned) == ["a", "c", "deep/b"]
     write_parquet(whole, {"a": rows["a"]})
     assert names(str(whole)) == ["a"]
-    with pytest.raises(UserError, match="holds other tasks than it did"):
+    with pytest.raises(UserError, match="content has changed"):
         fetch(task_source(pinned))
 
 
-def test_a_broken_row_loses_no_other(tmp_path) -> None:
+def test_broken_parquet_row_does_not_affect_others(tmp_path) -> None:
     good = packed(make_task(tmp_path / "made" / "good"))
     rows = {"good": good, "cut": good[:60], "none": None, "../up": good, ".hidden": good}
     file = write_parquet(tmp_path / "t.parquet", rows)
     with pytest.raises(BadTasksError) as caught:
         load_source(task_source(str(file)))
-    said = str(caught.value)
-    assert "cut: no archive of a task" in said and "none: task_binary holds no bytes" in said
-    assert "row 3 of t.parquet: '../up' is no name of a task" in said and "1 of 5 tasks load" in said
+    message = str(caught.value)
+    assert "cut: not a valid task archive" in message and "none: task_binary is not bytes" in message
+    assert "row 3 of t.parquet: '../up' is not a valid task name" in message and "1 of 5 tasks load" in message
     skipped: list[UserError] = []
     assert names(str(file), skip=skipped.append) == ["good"]
     assert len(skipped) == 4
@@ -216,12 +215,12 @@ def test_a_broken_row_loses_no_other(tmp_path) -> None:
         (lambda file, task: write_parquet(file, {"a": task}, ("path", "content")), "has no column task_binary"),
         (lambda file, task: file.write_bytes(b"no parquet"), "not a parquet file"),
         (lambda file, task: write_parquet(file, {"a": b"x", "b": b"y"}), "none of its 2 tasks can be read"),
-        (lambda file, task: write_parquet(file, {}), "no tasks in it"),
-        (lambda file, task: write_parquet(file, {"a": task, "a/b": task}), "one lies in the other"),
-        (lambda file, task: write_parquet(file, {"a/b": task, "a": task}), "one lies in the other"),
+        (lambda file, task: write_parquet(file, {}), "has no tasks"),
+        (lambda file, task: write_parquet(file, {"a": task, "a/b": task}), "one is inside the other"),
+        (lambda file, task: write_parquet(file, {"a/b": task, "a": task}), "one is inside the other"),
     ],
 )
-def test_a_parquet_file_that_is_no_set_of_tasks_is_a_line(make, what, tmp_path, own_cache) -> None:
+def test_reports_invalid_parquet_file(make, what, tmp_path, own_cache) -> None:
     make(tmp_path / "t.parquet", packed(make_task(tmp_path / "made")))
     with pytest.raises(UserError, match=what) as caught:
         fetch(task_source(str(tmp_path / "t.parquet")))
@@ -229,7 +228,7 @@ def test_a_parquet_file_that_is_no_set_of_tasks_is_a_line(make, what, tmp_path, 
     assert left(own_cache) == [] and not list(own_cache.glob("t*"))
 
 
-def test_the_same_task_twice_is_told_and_can_be_skipped(tmp_path) -> None:
+def test_duplicate_task_is_reported_and_can_be_skipped(tmp_path) -> None:
     task = packed(make_task(tmp_path / "made"))
     file = write_parquet(tmp_path / "t.parquet", {"a": task, "b": task})
     with pytest.raises(UserError, match="a and b are the same task"):
@@ -240,36 +239,36 @@ def test_the_same_task_twice_is_told_and_can_be_skipped(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelled", "what"),
+    ("source", "expected"),
     [
         ("URL@" + "a" * 40, "no commit"),
         ("URL@nowhere", "no commit"),
         ("URL@abc123", "no commit"),
-        ("URL#missing", "no folder 'missing' there"),
-        ("URL#empty", "no tasks in it"),
+        ("URL#missing", "no folder 'missing' at that commit"),
+        ("URL#empty", "has no tasks"),
         ("file:///nowhere/r.git", "does not appear to be a git repository"),
         ("http://127.0.0.1:9/o/r", "cannot be reached"),
         ("http://127.0.0.1:9/registry.json#set@1", "cannot be reached"),
     ],
 )
-def test_what_cannot_be_fetched_is_a_line(spelled, what, repository, tmp_path, own_cache) -> None:
+def test_reports_failed_download(source, expected, repository, tmp_path, own_cache) -> None:
     (repository / "empty").mkdir()
     (repository / "empty" / "README").write_text("no task")
     commit(repository)
-    with pytest.raises(UserError, match=what) as caught:
-        fetch(task_source(spelled.replace("URL", bare(repository, tmp_path / "r.git"))))
+    with pytest.raises(UserError, match=expected) as caught:
+        fetch(task_source(source.replace("URL", bare(repository, tmp_path / "r.git"))))
     assert caught.value.do and "\n" not in str(caught.value)
     assert left(own_cache) == []
 
 
 def told_by_another(text: str, cache: str, answers) -> None:
     os.environ["XDG_CACHE_HOME"] = cache
-    told: list[str] = []
-    answers.put((len(told), len(load_source(task_source(text), tell=told.append)), len(told)))
+    progress: list[str] = []
+    answers.put((len(progress), len(load_source(task_source(text), report_progress=progress.append)), len(progress)))
 
 
 @pytest.mark.in_its_own_process
-def test_several_processes_fetch_it_once(repository, tmp_path) -> None:
+def test_concurrent_processes_fetch_once(repository, tmp_path) -> None:
     at = commit(repository)
     text = f"{bare(repository, tmp_path / 'r.git')}@{at}"
     context = multiprocessing.get_context("spawn")
@@ -288,7 +287,7 @@ FETCH = "import sys; from harbortrainer.cli import main; sys.exit(main(sys.argv[
 
 
 @pytest.mark.in_its_own_process
-def test_a_killed_fetch_leaves_nothing_that_counts(repository, tmp_path, own_cache) -> None:
+def test_killed_fetch_leaves_no_cached_set(repository, tmp_path, own_cache) -> None:
     at = commit(repository)
     text = f"{bare(repository, tmp_path / 'r.git')}@{at}"
     slow = tmp_path / "bin" / "git"
@@ -302,13 +301,13 @@ def test_a_killed_fetch_leaves_nothing_that_counts(repository, tmp_path, own_cac
         time.sleep(0.02)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert not is_here(task_source(text)) and len(left(own_cache)) == 1
+    assert not is_available(task_source(text)) and len(left(own_cache)) == 1
     assert names(text) == ["hard/two", "one"]
     assert left(own_cache) == []
 
 
 @pytest.mark.in_its_own_process
-def test_fetching_happens_inside_an_event_loop_too(repository, tmp_path) -> None:
+def test_fetch_works_inside_event_loop(repository, tmp_path) -> None:
     import asyncio
 
     at = commit(repository)
@@ -320,7 +319,7 @@ def test_fetching_happens_inside_an_event_loop_too(repository, tmp_path) -> None
     assert asyncio.run(inside()) == ["hard/two", "one"]
 
 
-def test_a_lock_that_cannot_be_read_says_how_to_go_on(repository, tmp_path) -> None:
+def test_reports_unreadable_lock_file(repository, tmp_path) -> None:
     at = commit(repository)
     source = task_source(f"{bare(repository, tmp_path / 'r.git')}@{at}")
     home = fetch(source).folder.parent

@@ -1,4 +1,4 @@
-"""The client that asks the model: what it sends, keeps, retries, and how its failures are named."""
+"""Requests, retries, kept tokens and named errors of the chat client."""
 
 import pytest
 from fakes import Reply, ScriptedModel
@@ -18,7 +18,7 @@ def client(url: str, **settings) -> ChatClient:
     )
 
 
-async def test_it_sends_the_history_the_key_and_the_sampling():
+async def test_sends_history_key_and_sampling():
     async with ScriptedModel(["hello"]).serve() as model:
         llm = client(model.url)
         answer = await llm.call("hi", message_history=[{"role": "user", "content": "a"}], top_p=0.9)
@@ -31,7 +31,7 @@ async def test_it_sends_the_history_the_key_and_the_sampling():
     assert model.headers[0]["Authorization"] == "Bearer sk-1"
 
 
-async def test_it_keeps_what_was_sampled_also_of_a_cut_answer():
+async def test_keeps_tokens_of_cut_answer():
     async with ScriptedModel([Reply(content="ab", cut=True)]).serve() as model:
         llm = client(model.url, collect_tokens=True)
         with pytest.raises(OutputLengthExceededError) as cut:
@@ -43,7 +43,7 @@ async def test_it_keeps_what_was_sampled_also_of_a_cut_answer():
     assert llm.turns[0].cut
 
 
-async def test_answers_cut_again_and_again_end_the_run():
+async def test_repeatedly_cut_answers_end_the_run():
     async with ScriptedModel([Reply(content="ab", cut=True)]).serve() as model:
         llm = client(model.url, max_cut_answers=2)
         for _ in range(2):
@@ -55,14 +55,14 @@ async def test_answers_cut_again_and_again_end_the_run():
     assert end.value.ending is Outcome.output_limit
 
 
-async def test_a_server_that_is_down_is_retried_and_then_named():
+async def test_unreachable_server_is_retried_then_named():
     llm = client("http://127.0.0.1:9/v1", retries=1)
     with pytest.raises(ModelServerError, match="after 2 tries: ClientConnectorError"):
         await llm.call("hi")
     await llm.aclose()
 
 
-async def test_a_retry_is_marked_so_that_the_endpoint_does_not_sample_twice():
+async def test_retry_is_marked_so_endpoint_does_not_sample_again():
     async def flaky(_: dict) -> str | Reply:
         return "late" if len(model.requests) > 1 else Reply(status=500, error="oops")
 
@@ -88,7 +88,7 @@ async def test_a_retry_is_marked_so_that_the_endpoint_does_not_sample_twice():
         (Reply(status=503, error="busy"), ModelServerError, 3),
     ],
 )
-async def test_a_refusal_has_a_name(reply, exception, calls):
+async def test_refusal_raises_named_error(reply, exception, calls):
     async with ScriptedModel([reply]).serve() as model:
         llm = client(model.url)
         with pytest.raises(exception):
@@ -106,14 +106,14 @@ async def test_a_refusal_has_a_name(reply, exception, calls):
         {"token_ids": [1], "logprobs": {"content": [{"logprob": float("nan")}]}},
     ],
 )
-def test_tokens_that_do_not_fit_together_are_an_error(choice):
+def test_mismatched_tokens_are_an_error(choice):
     reply = {"prompt_token_ids": [5], "choices": [{"message": {}, **choice}]}
     completion = ChatCompletion.model_validate(reply)
     with pytest.raises(TokensMissingError):
         turn_tokens(completion, cut=False)
 
 
-async def test_trials_share_their_connections_until_the_last_one_ends():
+async def test_trials_share_connections_until_last_one_ends():
     async with ScriptedModel(["hello"]).serve() as model:
         first, second = client(model.url), client(model.url)
         await first.call("hi")

@@ -1,4 +1,4 @@
-"""Harbor's result, read."""
+"""Messages read from Harbor's trial result."""
 
 from harbor.models.trial.result import ExceptionInfo
 
@@ -22,9 +22,9 @@ def caught(cause: OSError | None) -> ExceptionInfo:
     raise AssertionError
 
 
-def test_the_message_names_the_root_cause():
+def test_message_names_root_cause():
     assert _message(caught(OSError("disk full"))) == "failed to add tests (caused by OSError: disk full)"
 
 
-def test_a_failure_without_a_cause_is_told_as_it_is():
+def test_message_without_cause_is_unchanged():
     assert _message(caught(None)) == "failed to add tests"

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 
-HEAVY = ("harbor", "litellm", "httpx", "openai")
+import pytest
+
+HEAVY = ("harbor", "litellm", "httpx", "openai", "torch")
 
 
-def test_importing_trials_imports_neither_harbor_nor_litellm():
-    code = f"import harbortrainer.trials, sys; print([name for name in {HEAVY!r} if name in sys.modules])"
+@pytest.mark.parametrize("module", ["trials", "trials.hooks", "config.environment_table", "sandbox.environment_types"])
+def test_importing_module_imports_neither_harbor_nor_litellm(module: str):
+    code = f"import harbortrainer.{module}, sys; print([name for name in {HEAVY!r} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"

@@ -1,10 +1,10 @@
-"""The outcome table, and what is made of what Harbor recorded."""
+"""The outcome table, and classification of what Harbor recorded."""
 
 import math
 
 import pytest
 
-from harbortrainer.trials.outcome import Outcome, classify, ending_of, stopped_by, worst
+from harbortrainer.trials.outcome import Outcome, classify, outcome_of_refusal, outcome_of_stop, worst
 
 ONE = {"reward": 1.0}
 
@@ -14,7 +14,7 @@ def test_every_outcome_has_a_row():
     assert all(columns <= vars(outcome).keys() for outcome in Outcome)
 
 
-def test_only_the_policys_own_ends_train():
+def test_only_outcomes_of_the_policy_train():
     assert {outcome for outcome in Outcome if outcome.trains} == {
         outcome
         for outcome in Outcome
@@ -40,7 +40,7 @@ def test_agent_timeout_keeps_the_verifiers_reward():
     assert classify(rewards=ONE, exception="AgentTimeoutError") is Outcome.agent_timeout
 
 
-def test_agent_timeout_without_a_reward_is_the_verifiers_failure():
+def test_agent_timeout_without_reward_is_verifier_error():
     assert classify(rewards=None, exception="AgentTimeoutError") is Outcome.verifier_error
 
 
@@ -64,39 +64,39 @@ def test_agent_timeout_without_a_reward_is_the_verifiers_failure():
         ("CancelledError", "agent", Outcome.cancelled),
     ],
 )
-def test_a_failure_is_blamed_on_whoever_caused_it(exception, phase, outcome):
+def test_failure_is_attributed_to_its_cause(exception, phase, outcome):
     assert classify(rewards=None, exception=exception, phase=phase) is outcome
     assert not outcome.trains
 
 
-def test_an_agents_failure_does_not_train_even_with_a_reward():
+def test_agent_failure_with_reward_does_not_train():
     assert classify(rewards=ONE, exception="InternalServerError") is Outcome.model_error
     assert classify(rewards=ONE, exception="NonZeroAgentExitCodeError") is Outcome.agent_error
 
 
-def test_an_installed_agent_that_fails_after_the_rollout_was_stopped_ended_at_the_limit():
+def test_agent_failure_after_stop_is_the_limit():
     stopped = classify(rewards=ONE, exception="NonZeroAgentExitCodeError", stop="max_turns")
     assert stopped is Outcome.turn_limit
 
 
-def test_a_refusal_of_the_endpoint_is_a_limit_when_harbor_graded_all_the_same():
+def test_endpoint_refusal_with_reward_is_the_limit():
     message = "Error code: 400 - rollout stopped: context_length"
     assert classify(rewards=ONE, exception="BadRequestError", message=message) is Outcome.context_limit
     assert classify(rewards=None, exception="BadRequestError", message=message) is Outcome.agent_error
 
 
-def test_context_length_is_a_limit_only_with_a_reward():
+def test_context_length_error_is_limit_only_with_reward():
     assert classify(rewards=ONE, exception="ContextLengthExceededError") is Outcome.context_limit
     assert classify(rewards=None, exception="ContextLengthExceededError") is Outcome.agent_error
 
 
-def test_a_stop_of_the_tasks_own_is_an_end_and_an_error_is_not():
-    assert ending_of("found_it") is Outcome.completed
-    assert ending_of("error") is None
-    assert stopped_by("400: rollout stopped: max_turns") is Outcome.turn_limit
-    assert stopped_by("500: broken") is None
+def test_stop_conditions_map_to_outcomes():
+    assert outcome_of_stop("found_it") is Outcome.completed
+    assert outcome_of_stop("error") is None
+    assert outcome_of_refusal("400: rollout stopped: max_turns") is Outcome.turn_limit
+    assert outcome_of_refusal("500: broken") is None
 
 
-def test_the_worst_step_explains_the_trial():
+def test_worst_step_outcome_is_the_trials():
     assert worst([Outcome.completed, Outcome.agent_timeout]) is Outcome.agent_timeout
     assert worst([Outcome.agent_timeout, Outcome.verifier_error]) is Outcome.verifier_error

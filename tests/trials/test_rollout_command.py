@@ -1,4 +1,4 @@
-"""`harbortrainer rollout` shows a real trial as it runs, and lets nothing that a model wrote command the terminal."""
+"""`harbortrainer rollout` prints a real trial as it runs, with the model's output escaped."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,9 @@ import pytest
 from fakes import DONE, ScriptedModel, keys, make_task
 
 from harbortrainer.cli import main
-from harbortrainer.commands.narration import in_words, printable
+from harbortrainer.commands.rollout import format_answer, printable
+
+pytestmark = pytest.mark.process  # trials in a local sandbox
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ REWARD = "echo $r > /logs/verifier/reward.txt"
 
 @pytest.fixture
 def scripted() -> Iterator[str]:
-    """A model's server in a thread of its own: the command has an event loop itself."""
+    """A model server in its own thread, because the command runs its own event loop."""
     import asyncio
 
     started, end = threading.Event(), None
@@ -49,12 +51,12 @@ def scripted() -> Iterator[str]:
 
 
 @pytest.mark.e2e
-def test_a_trial_is_shown_turn_by_turn_with_its_end(
+def test_rollout_prints_each_turn_and_the_result(
     task: Path, scripted: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--model", "m", "--base-url", scripted, "--max-turns", "5", "--keep", str(tmp_path / "kept")]
-    assert main(["rollout", str(task), *words]) == 0
-    said = capsys.readouterr().out
+    options = ["--model", "m", "--base-url", scripted, "--max-turns", "5", "--keep", str(tmp_path / "kept")]
+    assert main(["rollout", str(task), *options]) == 0
+    printed = capsys.readouterr().out
     parts = [
         "Create the file /app/answer",
         "--- terminal",
@@ -64,20 +66,20 @@ def test_a_trial_is_shown_turn_by_turn_with_its_end(
     ]
     parts += [
         "--- turn 2, model",
-        "says that the task is complete",
+        "(marks the task as complete)",
         "--- turn 3, model",
         "r is 1",
         "outcome   completed",
     ]
     parts += ["reward    1", "turns     3"]
-    places = [said.find(part) for part in parts]
-    assert -1 not in places and places == sorted(places), dict(zip(parts, places, strict=True))
-    assert "added     /app/answer (18 bytes)" in said
+    positions = [printed.find(part) for part in parts]
+    assert -1 not in positions and positions == sorted(positions), dict(zip(parts, positions, strict=True))
+    assert "added     /app/answer (18 bytes)" in printed
     assert list((tmp_path / "kept").glob("*/result.json"))
 
 
 @pytest.mark.e2e
-def test_an_agent_without_a_model_plays_too(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollout_runs_agent_without_model(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", str(task), "--agent", "oracle"]) == 0
     assert "reward    1" in capsys.readouterr().out
     assert main(["rollout", str(task), "--agent", "nop"]) == 0
@@ -85,29 +87,29 @@ def test_an_agent_without_a_model_plays_too(task: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("options", "expected"),
     [
-        ([], "nobody to play; give --model M"),
-        (["--agent", "oracle", "--model", "m"], "oracle asks no model"),
+        ([], "no model or agent given; pass --model MODEL"),
+        (["--agent", "oracle", "--model", "m"], "oracle uses no model"),
         (["--model", "m", "--base-url", "http://127.0.0.1:9/v1"], "cannot be reached"),
         (["--model", "./nowhere"], "./nowhere"),
     ],
 )
-def test_what_cannot_be_played_is_one_line(
-    task: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+def test_invalid_rollout_arguments_give_one_line_error(
+    task: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
 ) -> None:
-    assert main(["rollout", str(task), *words]) == 2
+    assert main(["rollout", str(task), *options]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert expected in error and error.count("\n") == 1
 
 
-def test_several_tasks_are_not_one(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollout_refuses_several_tasks(task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_task(task.parent / "other", test="true")
     assert main(["rollout", str(task.parent), "--agent", "nop"]) == 2
-    assert f"name one: {task.parent}/answer" in capsys.readouterr().err
+    assert f"pass one of them, e.g. {task.parent}/answer" in capsys.readouterr().err
 
 
-def test_what_a_model_wrote_commands_no_terminal() -> None:
+def test_model_output_is_escaped_for_the_terminal() -> None:
     assert printable("a\x1b[2J\r\u009b5n\tb\n") == "a\\x1b[2J\\x0d\\x9b5n\tb\n"
-    assert in_words("no json") == "no json" and in_words('["a list"]') == '["a list"]'
-    assert "\x1b" not in in_words(keys("\x1b[2J"))
+    assert format_answer("no json") == "no json" and format_answer('["a list"]') == '["a list"]'
+    assert "\x1b" not in format_answer(keys("\x1b[2J"))

@@ -1,9 +1,9 @@
-"""Thinking is told from the answer by its marks alone."""
+"""Thinking is separated from the answer by its tags."""
 
 import pytest
 from harbor.llms.base import LLMResponse
 
-from harbortrainer.trials.thinking import answer_alone, split_thinking
+from harbortrainer.trials.agent import separate_thinking, split_thinking
 
 JSON = '{"commands": []}'
 
@@ -22,12 +22,12 @@ JSON = '{"commands": []}'
         (f"{JSON} <think>", "", f"{JSON} <think>"),
     ],
 )
-def test_the_answer_is_what_stands_behind_the_thinking(content, thinking, answer):
+def test_answer_is_the_text_after_thinking(content, thinking, answer):
     assert split_thinking(content) == (thinking, answer)
 
 
-def test_what_the_server_split_is_kept():
+def test_reasoning_split_by_server_is_kept():
     whole = LLMResponse(content=JSON, reasoning_content="thought")
-    assert answer_alone(whole) is whole
-    both = answer_alone(LLMResponse(content=f"<think>b</think>{JSON}", reasoning_content="a"))
+    assert separate_thinking(whole) is whole
+    both = separate_thinking(LLMResponse(content=f"<think>b</think>{JSON}", reasoning_content="a"))
     assert (both.content, both.reasoning_content) == (JSON, "a\nb")

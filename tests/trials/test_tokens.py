@@ -1,4 +1,4 @@
-"""Token lists as Harbor keeps them."""
+"""Conversion of turns to and from Harbor's rollout_details."""
 
 from typing import cast
 
@@ -7,7 +7,7 @@ from harbor.models.agent.rollout_detail import RolloutDetail
 
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens
-from harbortrainer.trials.tokens import of_rollout_details, rollout_details
+from harbortrainer.trials.tokens import to_rollout_details, turns_from_rollout_details
 
 TURNS = [
     TurnTokens(prompt_ids=[1, 2], completion_ids=[3], logprobs=[-0.5]),
@@ -15,16 +15,16 @@ TURNS = [
 ]
 
 
-def test_turns_survive_harbors_form():
-    details = rollout_details(TURNS)
+def test_turns_round_trip_as_rollout_details():
+    details = to_rollout_details(TURNS)
     assert details is not None
-    assert of_rollout_details(details) == TURNS
-    assert rollout_details([]) is None
+    assert turns_from_rollout_details(details) == TURNS
+    assert to_rollout_details([]) is None
 
 
 @pytest.mark.parametrize("missing", ["prompt_token_ids", "completion_token_ids", "logprobs"])
-def test_a_list_that_is_one_turn_short_misaligns_all_of_them(missing):
+def test_list_missing_one_turn_is_an_error(missing):
     columns = {"prompt_token_ids": [[1], [1, 2]], "completion_token_ids": [[2], [3]], "logprobs": [[-1.0], [-1.0]]}
     columns[missing].pop(0)
     with pytest.raises(TokensMissingError):
-        of_rollout_details([cast(RolloutDetail, columns)])
+        turns_from_rollout_details([cast(RolloutDetail, columns)])

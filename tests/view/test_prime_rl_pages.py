@@ -1,4 +1,4 @@
-"""A run of Prime-RL: its file monitor's episodes, as its orchestrator writes them, are trials like any other."""
+"""The pages of a Prime-RL run, read from the episodes that its file monitor writes."""
 
 import re
 from html import unescape
@@ -8,15 +8,15 @@ import pytest
 from starlette.testclient import TestClient
 from view_runs import write_rows
 
-from harbortrainer.view.folder_kind import open_store
-from harbortrainer.view.trial_filter import TrialFilter
-from harbortrainer.view.web_app import Site
+from harbortrainer.view.queries import TrialFilter
+from harbortrainer.view.run_folders import open_store
+from harbortrainer.view.server import Site
 
 
 def episode(trial: str, *, advantage: float | None = None, ok: bool = True, **record: object) -> dict[str, object]:
-    """A line of `traces.jsonl`: what `Episode.to_record` of verifiers gives, with the record of our plugin."""
-    asked = {"message": {"role": "user", "content": "sort it"}, "token_ids": [1, 2], "mask": [False, False]}
-    answer: dict[str, object] = {
+    """Return a line of `traces.jsonl`: verifiers' `Episode.to_record` with this plugin's `harbor` record."""
+    prompt_node = {"message": {"role": "user", "content": "sort it"}, "token_ids": [1, 2], "mask": [False, False]}
+    answer_node: dict[str, object] = {
         "parent": 0,
         "message": {"role": "assistant", "content": "ls"},
         "sampled": True,
@@ -25,7 +25,7 @@ def episode(trial: str, *, advantage: float | None = None, ok: bool = True, **re
         "logprobs": [-0.5, -1.5],
         "advantages": None if advantage is None else [advantage, advantage],
     }
-    harbor: dict[str, object] = {
+    harbor_record: dict[str, object] = {
         "outcome": "completed",
         "task": "sort",
         "task_key": "k",
@@ -36,19 +36,19 @@ def episode(trial: str, *, advantage: float | None = None, ok: bool = True, **re
     }
     trace = {
         "id": f"id-{trial}",
-        "nodes": [asked, answer],
+        "nodes": [prompt_node, answer_node],
         "calls": [{"node": 1, "finish_reason": "stop", "time": {"start": 1.0, "end": 2.0}}],
-        "info": {"harbor": harbor | record},
+        "info": {"harbor": harbor_record | record},
         "errors": [] if ok else [{"type": "SandboxError", "message": "gone"}],
     }
-    policy = {"type": "train", "step": 1, "policy": {"start": 3, "end": 3}}
+    work = {"type": "train", "step": 1, "policy": {"start": 3, "end": 3}}
     return {
         "id": f"e-{trial}",
         "ok": ok,
         "env": {"id": "harbor_env"},
         "task": {"key": "k", "data": {"name": "sort"}},
         "group": {"id": "g-eval" if trial == "e" else "g1"},
-        "run": {"type": "train", "id": "r", "work": policy},
+        "run": {"type": "train", "id": "r", "work": work},
         "traces": [trace],
     }
 
@@ -56,36 +56,36 @@ def episode(trial: str, *, advantage: float | None = None, ok: bool = True, **re
 @pytest.fixture
 def folder(tmp_path) -> Path:
     run = tmp_path / "run"
-    every = [
+    all_episodes = [
         episode("a"),
         episode("b", reward=0.0),
         episode("c"),
         episode("d", ok=False, outcome="sandbox_error", reward=None, rewards=None),
     ]
-    trained = [episode("a", advantage=0.5), episode("b", advantage=-0.5, reward=0.0)]
-    write_rows(run / "rollouts/step_1/train/all/traces.jsonl", every)
-    write_rows(run / "rollouts/step_2/train/effective/traces.jsonl", trained)
+    effective_episodes = [episode("a", advantage=0.5), episode("b", advantage=-0.5, reward=0.0)]
+    write_rows(run / "rollouts/step_1/train/all/traces.jsonl", all_episodes)
+    write_rows(run / "rollouts/step_2/train/effective/traces.jsonl", effective_episodes)
     write_rows(run / "rollouts/step_0/eval/all/traces.jsonl", [episode("e")])
     write_rows(run / "rollouts/step_0/eval/effective/traces.jsonl", [episode("e")])
-    rows = [
+    metrics = [
         {"step": 1, "time/step": 9.0, "time/pack": 1.0, "train/agg/all/agent/reward/mean": 0.5},
         {"step": 1, "time/step": 8.0, "time/wait_for_batch": 6.0, "time/forward_backward": 2.0},
     ]
-    write_rows(run / "metrics.jsonl", rows)
+    write_rows(run / "metrics.jsonl", metrics)
     (run / "configs").mkdir()
     (run / "configs/rl.toml").write_text('[model]\nname = "Qwen/Qwen3-8B"\n')
     return run
 
 
-def words_of(folder: Path, address: str) -> str:
-    answer = TestClient(Site(open_store(folder)).app(), base_url="http://localhost").get(address)
-    assert answer.status_code == 200
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.text.split("<main>")[1])).split())
+def page_text(folder: Path, path: str) -> str:
+    response = TestClient(Site(open_store(folder)).app(), base_url="http://localhost").get(path)
+    assert response.status_code == 200
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", response.text.split("<main>")[1])).split())
 
 
-def test_what_trained_is_told_from_what_came_back(folder) -> None:
-    lines, total = open_store(folder).found(TrialFilter(sort="task"))
-    found = {line.trial: (line.kind, line.step, line.reward, line.trained, line.not_trained) for line in lines}
+def test_trained_and_untrained_episodes_are_distinguished(folder) -> None:
+    rows, total = open_store(folder).find(TrialFilter(sort="task"))
+    found = {row.trial: (row.kind, row.step, row.reward, row.trained, row.untrained) for row in rows}
     assert total == 5
     assert found == {
         "a": ("train", 2, 1.0, True, ""),
@@ -96,14 +96,14 @@ def test_what_trained_is_told_from_what_came_back(folder) -> None:
     }
 
 
-def test_the_clock_is_the_trainers(folder) -> None:
-    words = words_of(folder, "/")
-    assert "run of Prime-RL of Qwen/Qwen3-8B" in words
-    assert "waiting for trials 75.0 % 6.0 s" in words and "training 25.0 % 2.0 s" in words
+def test_step_time_uses_trainer_metrics(folder) -> None:
+    text = page_text(folder, "/")
+    assert "Prime-RL run model Qwen/Qwen3-8B" in text
+    assert "waiting for trials 75.0% 6.0 s" in text and "training 25.0% 2.0 s" in text
 
 
-def test_a_trial_is_shown_turn_by_turn(folder) -> None:
-    words = words_of(folder, "/trial/b")
-    assert "advantage of -0.5 (0 against its group's mean of 0.667)" in words
-    assert "sampled by version 3" in words and "told to the model sort it" in words and "2 tokens after 3" in words
-    assert "SandboxError: gone" in words_of(folder, "/trial/d")
+def test_trial_page_shows_turns(folder) -> None:
+    text = page_text(folder, "/trial/b")
+    assert "(advantage -0.5; reward 0, group mean 0.667)" in text
+    assert "sampled by version 3" in text and "prompt sort it" in text and "prompt 3 tokens sampled 2" in text
+    assert "SandboxError: gone" in page_text(folder, "/trial/d")

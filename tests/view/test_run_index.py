@@ -1,4 +1,4 @@
-"""The index beside a run says what the run's files say, whatever happened to it or to them."""
+"""The index of a run folder matches the run's files after every change."""
 
 import json
 import os
@@ -9,44 +9,43 @@ from pathlib import Path
 import pytest
 from view_runs import CONFIG, eval_folder, eval_row, run_folder, trial_row, two_steps, write_rows
 
-from harbortrainer.cli import main as command_line
+from harbortrainer.cli import main
 from harbortrainer.errors import UserError
-from harbortrainer.view.folder_kind import kind_of, open_store
-from harbortrainer.view.index_file import NAME, VERSION
-from harbortrainer.view.index_queries import IndexedRun
-from harbortrainer.view.trial_filter import TrialFilter
+from harbortrainer.view.index import NAME, VERSION
+from harbortrainer.view.queries import IndexedRun, TrialFilter
+from harbortrainer.view.run_folders import open_store, reader_for
 
 
-def told(store) -> list[object]:
-    """Everything that the store says of a run."""
-    lines = store.found(TrialFilter())
-    parts = [store.outcomes(), store.fates(), store.seconds(), store.cells("train"), store.cells("eval")]
-    return [lines, *parts, store.choices(), store.metrics(), [store.rewards("train", step) for step in range(4)]]
+def query_all(store) -> list[object]:
+    """Return the results of all queries."""
+    trials = store.find(TrialFilter())
+    parts = [store.outcomes(), store.training_counts(), store.seconds(), store.cells("train"), store.cells("eval")]
+    return [trials, *parts, store.choices(), store.metrics(), [store.rewards("train", step) for step in range(4)]]
 
 
-def trials(store) -> list[str]:
-    return [line.trial for line in store.found(TrialFilter())[0]][::-1]
+def trial_names(store) -> list[str]:
+    return [line.trial for line in store.find(TrialFilter())[0]][::-1]
 
 
-def fresh(folder: Path) -> list[object]:
-    """What an index says that was made from the files alone."""
+def query_rebuilt(folder: Path) -> list[object]:
+    """Return the results of all queries on a rebuilt index."""
     (folder / NAME).unlink(missing_ok=True)
-    return told(open_store(folder))
+    return query_all(open_store(folder))
 
 
 def append(file: Path, text: str) -> None:
-    with file.open("a") as end:
-        end.write(text)
+    with file.open("a") as lines:
+        lines.write(text)
 
 
-def test_what_is_opened_again_was_not_read_again(tmp_path, monkeypatch) -> None:
+def test_reopening_reads_no_line_twice(tmp_path, monkeypatch) -> None:
     folder = two_steps(tmp_path / "run")
-    before = told(open_store(folder))
-    monkeypatch.setattr("harbortrainer.view.run_index.parsed_line", lambda *line: pytest.fail("a line was read twice"))
-    assert told(open_store(folder)) == before
+    before = query_all(open_store(folder))
+    monkeypatch.setattr("harbortrainer.view.index.parse_line", lambda *line: pytest.fail("a line was read twice"))
+    assert query_all(open_store(folder)) == before
 
 
-def test_an_index_that_grew_with_the_run_is_the_one_made_afterwards(tmp_path) -> None:
+def test_incremental_index_equals_rebuilt_index(tmp_path) -> None:
     folder = run_folder(tmp_path / "run", [], summary=False)
     store = open_store(folder)
     stamps = [store.refresh()]
@@ -55,23 +54,23 @@ def test_an_index_that_grew_with_the_run_is_the_one_made_afterwards(tmp_path) ->
         append(folder / "metrics.jsonl", json.dumps({"step": step, "loss": 0.5}) + "\n")
         write_rows(folder / f"rollouts/eval_step_{step}.jsonl", [eval_row(f"e{step}", step=step)])
         stamps.append(store.refresh())
-    assert len(set(stamps)) == 3 and store.refresh() == stamps[-1], "the stamp changes with the run, and only then"
-    assert told(store) == fresh(folder)
-    assert trials(store) == ["t10", "t11", "t12", "e1", "t20", "t21", "t22", "e2"]
+    assert len(set(stamps)) == 3 and store.refresh() == stamps[-1], "the stamp changes only with the run"
+    assert query_all(store) == query_rebuilt(folder)
+    assert trial_names(store) == ["t10", "t11", "t12", "e1", "t20", "t21", "t22", "e2"]
 
 
-def test_a_line_that_a_kill_tore_is_not_there_until_it_is_whole(tmp_path) -> None:
+def test_incomplete_last_line_is_indexed_when_complete(tmp_path) -> None:
     folder = eval_folder(tmp_path / "e", [trial_row("a", attempt=0), trial_row("b", attempt=1)])
-    file, whole = folder / "trials.jsonl", json.dumps(trial_row("c", attempt=2)) + "\n"
-    append(file, whole[:40])
+    file, line = folder / "trials.jsonl", json.dumps(trial_row("c", attempt=2)) + "\n"
+    append(file, line[:40])
     store = open_store(folder)
-    assert trials(store) == ["a", "b"]
-    append(file, whole[40:])
+    assert trial_names(store) == ["a", "b"]
+    append(file, line[40:])
     store.refresh()
-    assert trials(store) == ["a", "b", "c"] and told(store) == fresh(folder)
+    assert trial_names(store) == ["a", "b", "c"] and query_all(store) == query_rebuilt(folder)
 
 
-def test_after_a_resume_the_forgotten_steps_are_forgotten_here_too(tmp_path) -> None:
+def test_resume_drops_rows_of_removed_steps(tmp_path) -> None:
     folder = run_folder(
         tmp_path / "run",
         [trial_row("a", step=1), trial_row("b", step=2), trial_row("c", step=3)],
@@ -84,87 +83,90 @@ def test_after_a_resume_the_forgotten_steps_are_forgotten_here_too(tmp_path) -> 
     write_rows(folder / "metrics.jsonl", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}])
     write_rows(folder / "rollouts/step_2.jsonl", [trial_row("d", step=2)])
     store.refresh()
-    assert trials(store) == ["a", "d"] and [row["loss"] for row in store.metrics()] == [1.0, 2.0]
-    assert told(store) == fresh(folder)
+    assert trial_names(store) == ["a", "d"] and [row["loss"] for row in store.metrics()] == [1.0, 2.0]
+    assert query_all(store) == query_rebuilt(folder)
 
 
-def test_a_file_that_was_written_anew_in_its_place_is_read_anew(tmp_path) -> None:
+def test_replaced_file_is_indexed_again(tmp_path) -> None:
     folder = run_folder(tmp_path / "run", [trial_row("a"), trial_row("b")])
     store = open_store(folder)
     write_rows(folder / "rollouts/step_1.jsonl", [trial_row("x"), trial_row("y"), trial_row("z")])
     store.refresh()
-    assert trials(store) == ["x", "y", "z"]
+    assert trial_names(store) == ["x", "y", "z"]
 
 
-@pytest.mark.parametrize("size", [0, 10, 100, 5000, 20_000])
-def test_a_broken_index_is_made_anew(tmp_path, size: int) -> None:
+@pytest.mark.parametrize("intact_bytes", [0, 10, 100, 5000, 20_000])
+def test_broken_index_is_rebuilt(tmp_path, intact_bytes: int) -> None:
     folder = two_steps(tmp_path / "run")
-    right = told(open_store(folder))
+    expected = query_all(open_store(folder))
     content = (folder / NAME).read_bytes()
-    (folder / NAME).write_bytes(content[:size] + os.urandom(max(0, len(content) - size)))
-    assert told(open_store(folder)) == right
+    (folder / NAME).write_bytes(content[:intact_bytes] + os.urandom(max(0, len(content) - intact_bytes)))
+    assert query_all(open_store(folder)) == expected
 
 
-def test_an_index_that_breaks_while_it_is_looked_at_is_made_anew(tmp_path) -> None:
+def test_index_broken_while_open_is_rebuilt(tmp_path) -> None:
     folder = two_steps(tmp_path / "run")
     store = open_store(folder)
-    right = told(store)
+    expected = query_all(store)
     (folder / NAME).write_bytes(os.urandom((folder / NAME).stat().st_size))
     write_rows(folder / "rollouts/step_3.jsonl", [])
     store.refresh()
-    assert told(store) == right
+    assert query_all(store) == expected
 
 
-def test_an_index_of_another_release_is_made_anew(tmp_path) -> None:
+def test_index_of_other_version_is_rebuilt(tmp_path) -> None:
     folder = two_steps(tmp_path / "run")
-    right = told(open_store(folder))
+    expected = query_all(open_store(folder))
     other = sqlite3.connect(folder / NAME)
     other.executescript(f"DELETE FROM trials; PRAGMA user_version = {VERSION + 1}")
     other.close()
-    assert told(open_store(folder)) == right
+    assert query_all(open_store(folder)) == expected
 
 
-def test_where_nothing_can_be_written_the_index_is_in_memory(tmp_path) -> None:
+def test_index_is_in_memory_if_folder_is_not_writable(tmp_path) -> None:
     folder = two_steps(tmp_path / "run")
     (folder / NAME).mkdir()
-    assert trials(open_store(folder))[0] == "held0__v0"
+    assert trial_names(open_store(folder))[0] == "held0__v0"
 
 
-def test_two_look_at_one_run_at_a_time(tmp_path) -> None:
+def test_two_readers_share_one_index(tmp_path) -> None:
     folder = two_steps(tmp_path / "run")
-    one, two = (IndexedRun(folder, kind_of(folder)) for _ in range(2))
-    for step, store, other in ((4, one, two), (5, two, one)):
-        write_rows(folder / f"rollouts/step_{step}.jsonl", [trial_row(f"late{step}", step=step)])
+    first, second = (IndexedRun(folder, reader_for(folder)) for _ in range(2))
+    for step, store, other in ((4, first, second), (5, second, first)):
+        write_rows(folder / f"rollouts/step_{step}.jsonl", [trial_row(f"new{step}", step=step)])
         stamp = store.refresh()
         assert other.refresh() == stamp
-        assert told(one) == told(two) and trials(one)[-1] == f"late{step}"
+        assert query_all(first) == query_all(second) and trial_names(first)[-1] == f"new{step}"
 
 
-def test_a_line_of_another_release_is_one_line_and_leaves_the_index_as_it_was(tmp_path, capsys) -> None:
+def test_row_of_other_release_gives_one_line_error_and_keeps_index(tmp_path, capsys) -> None:
     folder = run_folder(tmp_path / "run", [trial_row("a")])
     store = open_store(folder)
     row = trial_row("b", step=2)
     del row["outcome"]
     write_rows(folder / "rollouts/step_2.jsonl", [trial_row("c", step=2), row])
-    with pytest.raises(UserError, match=r"step_2.jsonl: the line at byte \d+: has no 'outcome': another release"):
+    with pytest.raises(
+        UserError,
+        match=r"step_2.jsonl: the line at byte \d+: has no field 'outcome', so another release",
+    ):
         store.refresh()
-    assert trials(store) == ["a"]
-    assert command_line(["view", str(folder), "--export", str(tmp_path / "x.html")]) == 2
-    said = capsys.readouterr().err.strip()
-    assert "another release" in said and "\n" not in said and not (tmp_path / "x.html").exists()
+    assert trial_names(store) == ["a"]
+    assert main(["view", str(folder), "--export", str(tmp_path / "x.html")]) == 2
+    message = capsys.readouterr().err.strip()
+    assert "another release" in message and "\n" not in message and not (tmp_path / "x.html").exists()
 
 
-def test_the_newer_of_two_lines_about_one_trial_counts(tmp_path) -> None:
+def test_last_line_of_a_trial_is_used(tmp_path) -> None:
     folder = run_folder(tmp_path / "run", [trial_row("a", reward=0.0), trial_row("a", reward=1.0)])
-    (line,), total = open_store(folder).found(TrialFilter())
+    (line,), total = open_store(folder).find(TrialFilter())
     assert (line.reward, total) == (1.0, 1)
 
 
-def test_a_filter_of_anything_finds_what_it_says(tmp_path) -> None:
+def test_filters_find_matching_trials(tmp_path) -> None:
     rows = [trial_row(f"t{n}", reward=None if n == 3 else n / 4, advantage=None if n == 2 else 0.1) for n in range(5)]
     rows[2]["not_trained"] = "too old"
     store = open_store(run_folder(tmp_path / "run", rows))
-    for query, found in (
+    for query, expected in (
         (TrialFilter(reward="none"), ["t3"]),
         (TrialFilter(reward="0.25..0.5"), ["t2", "t1"]),
         (TrialFilter(trained="too old"), ["t2"]),
@@ -174,11 +176,11 @@ def test_a_filter_of_anything_finds_what_it_says(tmp_path) -> None:
         (TrialFilter(sort="task"), ["t0", "t1", "t2", "t3", "t4"]),
         (TrialFilter(task="' OR 1 --"), []),
     ):
-        assert [line.trial for line in store.found(query)[0]] == found, query
-        assert store.found(query)[1] == len(found)
+        assert [line.trial for line in store.find(query)[0]] == expected, query
+        assert store.find(query)[1] == len(expected)
 
 
-def test_the_config_alone_is_a_run_of_no_trials(tmp_path) -> None:
+def test_folder_with_only_a_config_has_no_trials(tmp_path) -> None:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "config.toml").write_text(CONFIG)
-    assert open_store(tmp_path).found(TrialFilter()) == ([], 0)
+    assert open_store(tmp_path).find(TrialFilter()) == ([], 0)

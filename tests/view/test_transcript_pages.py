@@ -1,4 +1,4 @@
-"""A trial turn by turn: every sampled token with its figures, the terminal, the verifier, and what was changed."""
+"""Transcripts on the pages: tokens, terminal, verifier output and changed files."""
 
 import json
 import re
@@ -13,28 +13,28 @@ from view_runs import eval_folder, run_folder, trial_row
 
 from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.transcript import Transcript
-from harbortrainer.view.folder_kind import open_store
-from harbortrainer.view.web_app import Site
+from harbortrainer.view.run_folders import open_store
+from harbortrainer.view.server import Site
 
 SCREEN = "New Terminal Output:\n\x1b[31m$ ls\nREADME<script>" + "\n" * 38 + "Sure?\n\n"
 WORDS = ["<unk>", "say", "ls", "cat", "README", "done", "<|end|>", "\x07bell"]
 
 
-def answer(ids: list[int], parent: int, **said: object) -> dict[str, object]:
+def answer_node(ids: list[int], parent: int, **fields: object) -> dict[str, object]:
     message = {"role": "assistant", "content": " ".join(WORDS[token] for token in ids)}
     logprobs = [-0.01 * 10**place for place in range(len(ids))]
-    whole = {"parent": parent, "message": message, "sampled": True, "token_ids": [1, *ids], "logprobs": logprobs}
-    return whole | {"mask": [False, *[True] * len(ids)]} | said
+    node = {"parent": parent, "message": message, "sampled": True, "token_ids": [1, *ids], "logprobs": logprobs}
+    return node | {"mask": [False, *[True] * len(ids)]} | fields
 
 
-def kept(trial: str, *, seq_len: int | None = None, **record: object) -> Transcript:
+def make_transcript(trial: str, *, seq_len: int | None = None, **record: object) -> Transcript:
     trace = {
         "id": "abc",
         "nodes": [
             {"message": {"role": "user", "content": "Do it. " * 300}, "token_ids": [1, 1], "mask": [False] * 2},
-            answer([2, 6], 0),
+            answer_node([2, 6], 0),
             {"parent": 1, "message": {"role": "user", "content": SCREEN}, "token_ids": [1, 1], "mask": [False] * 2},
-            answer([3, 4, 7], 2),
+            answer_node([3, 4, 7], 2),
         ],
         "calls": [
             {"node": 3, "finish_reason": "length", "time": {"start": 1.0, "end": 3.5}},
@@ -45,114 +45,120 @@ def kept(trial: str, *, seq_len: int | None = None, **record: object) -> Transcr
     return transcript_of(trace, versions={1: 0, 3: 1}, seq_len=seq_len)
 
 
-def put_transcript(folder: Path, name: str, transcript: Transcript) -> list[int]:
-    member = transcript.packed()
+def write_transcript(folder: Path, name: str, transcript: Transcript) -> list[int]:
+    """Write a file with one transcript, and return the offset and length for a row's `transcript` field."""
+    content = transcript.packed()
     file = folder / f"{name}.jsonl.gz"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(member)
-    return [0, len(member)]
+    file.write_bytes(content)
+    return [0, len(content)]
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    changed = {
+    changes = {
         "changed_files": [{"path": "/app/<b>", "how": "added"}],
         "changed_files_total": 3,
         "changed_tools": ["bash"],
     }
-    at = put_transcript(tmp_path / "kept", "step_1", kept("t__1", seq_len=9, **changed))
-    run = run_folder(tmp_path / "run", [trial_row("t__1", transcript=at, advantage=-0.25, reward=0.0)])
-    (tmp_path / "kept").rename(run / "transcripts")
+    location = write_transcript(tmp_path / "transcripts", "step_1", make_transcript("t__1", seq_len=9, **changes))
+    run = run_folder(tmp_path / "run", [trial_row("t__1", transcript=location, advantage=-0.25, reward=0.0)])
+    (tmp_path / "transcripts").rename(run / "transcripts")
     (run / "model").mkdir()
     model = WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="<unk>")
     Tokenizer(model).save(str(run / "model/tokenizer.json"))
     return run
 
 
-def page_of(folder: Path, address: str = "/trial/t__1") -> str:
-    found = TestClient(Site(open_store(folder)).app(), base_url="http://localhost").get(address)
-    assert found.status_code == 200
-    return found.text
+def page_html(folder: Path, path: str = "/trial/t__1") -> str:
+    response = TestClient(Site(open_store(folder)).app(), base_url="http://localhost").get(path)
+    assert response.status_code == 200
+    return response.text
 
 
-def tokens_of(page: str) -> list[tuple[str, str, str]]:
-    """Class, title and text of every token."""
-    found = re.findall(r'<span class="t (\w[^"]*)" title="([^"]+)">(.*?)</span>', page, re.DOTALL)
-    return [(style, title, unescape(text)) for style, title, text in found]
+def parse_tokens(page: str) -> list[tuple[str, str, str]]:
+    """Return class, tooltip and text of every token."""
+    tokens = re.findall(r'<span class="t (\w[^"]*)" title="([^"]+)">(.*?)</span>', page, re.DOTALL)
+    return [(style, title, unescape(text)) for style, title, text in tokens]
 
 
-def test_every_sampled_token_is_shown_with_what_it_was_sampled_at(folder) -> None:
-    tokens = tokens_of(page_of(folder))
+def test_sampled_tokens_are_shown_with_log_probabilities(folder) -> None:
+    tokens = parse_tokens(page_html(folder))
     assert [text for _, _, text in tokens] == ["ls", "<|end|>", "cat", "README", "‹BEL›bell"]
     assert tokens[0][:2] == ("p0", "log-probability -0.01 (p 0.99), advantage -0.25, id 2")
     assert tokens[1][:2] == ("p0", "log-probability -0.1 (p 0.905), advantage -0.25, id 6")
-    # The second answer begins after 2 + 3 + 2 + 1 = 8 tokens: of seq_len 9 one of its own is left.
+    # The second answer starts after 2 + 3 + 2 + 1 = 8 tokens, so seq_len 9 includes only one of its tokens.
     assert [style for style, _, _ in tokens[3:]] == ["p0 untrained", "p2 untrained"]
     assert "beyond seq_len" in tokens[4][1]
 
 
-def test_by_advantage_every_token_that_trained_has_its_direction(folder) -> None:
-    styles = [style for style, _, _ in tokens_of(page_of(folder, "/trial/t__1?colour=advantage"))]
+def test_trained_tokens_are_coloured_by_advantage_sign(folder) -> None:
+    styles = [style for style, _, _ in parse_tokens(page_html(folder, "/trial/t__1?colour=advantage"))]
     assert styles == ["down", "down", "down", "a0 untrained", "a0 untrained"]
 
 
-def test_a_turn_shows_the_terminal_and_how_it_was_answered(folder) -> None:
-    page = page_of(folder)
-    words = " ".join(unescape(re.sub(r"<[^>]+>", " ", page.split("<main>")[1])).split())
+def test_turn_shows_terminal_and_answer(folder) -> None:
+    page = page_html(folder)
+    text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page.split("<main>")[1])).split())
     assert (
         'class="screen">New Terminal Output:\n‹ESC›[31m$ ls\nREADME&lt;script&gt;\n⋮ 37 empty lines\nSure?</pre>'
         in page
     )
-    assert "3 tokens after 8" in words and "ended by length" in words and "2.5 s" in words
-    assert "2 passed‹ESC›[0m" in words and "Overloaded: come back" in words
-    assert "added /app/<b>" in words and "2 more files" in words and "Tools that a verifier is run with: bash" in words
+    assert "prompt 8 tokens sampled 3" in text and "finish reason: length" in text and "2.5 s" in text
+    assert "2 passed‹ESC›[0m" in text and "Overloaded: come back" in text
+    assert (
+        "added /app/<b>" in text
+        and "2 more files not shown" in text
+        and "The agent changed tools that verifiers use: bash" in text
+    )
 
 
-def test_a_trial_that_did_not_train_has_its_tokens_without_an_advantage(tmp_path, folder) -> None:
+def test_untrained_trial_has_tokens_without_advantage(tmp_path, folder) -> None:
     row = json.loads((folder / "rollouts/step_1.jsonl").read_text())
     row |= {"advantage": None, "not_trained": "no signal in its group"}
     (folder / "rollouts/step_1.jsonl").write_text(json.dumps(row) + "\n")
-    tokens = tokens_of(page_of(folder))
+    tokens = parse_tokens(page_html(folder))
     assert len(tokens) == 5
-    assert all("does not train" in title and "advantage" not in title for _, title, _ in tokens)
+    assert all("not trained on" in title and "advantage" not in title for _, title, _ in tokens)
 
 
-def test_without_a_tokenizer_tokens_are_their_numbers(folder) -> None:
+def test_tokens_are_shown_as_ids_without_a_tokenizer(folder) -> None:
     (folder / "model/tokenizer.json").unlink()
-    assert [text for _, _, text in tokens_of(page_of(folder))] == ["2·", "6·", "3·", "4·", "7·"]
+    assert [text for _, _, text in parse_tokens(page_html(folder))] == ["2·", "6·", "3·", "4·", "7·"]
 
 
-@pytest.mark.parametrize("fate", ["gone", "torn", "another's"])
-def test_a_transcript_that_is_kept_no_longer_is_told(folder, fate: str) -> None:
+@pytest.mark.parametrize("defect", ["missing", "cut off", "other trial"])
+def test_missing_transcript_is_reported(folder, defect: str) -> None:
     file = folder / "transcripts/step_1.jsonl.gz"
-    if fate == "gone":
+    if defect == "missing":
         file.unlink()
     else:
-        file.write_bytes(kept("other").packed() if fate == "another's" else file.read_bytes()[:40])
-    assert "Its transcript is kept no longer" in page_of(folder)
+        file.write_bytes(make_transcript("other").packed() if defect == "other trial" else file.read_bytes()[:40])
+    assert "The transcript of this trial was deleted" in page_html(folder)
 
 
-def test_a_group_shows_what_each_said_in_each_turn(folder) -> None:
-    page = page_of(folder, "/group/group1")
+def test_group_page_shows_answers_by_turn(folder) -> None:
+    page = page_html(folder, "/group/group1")
     assert "<pre>ls &lt;|end|&gt;</pre>" in page and "<pre>cat README ‹BEL›bell</pre>" in page
 
 
-def test_a_long_trial_is_shown_by_pages(folder) -> None:
-    whole = kept("t__1")
-    nodes = [whole.messages[0]]
+def test_long_trial_is_paged(folder) -> None:
+    transcript = make_transcript("t__1")
+    nodes = [transcript.messages[0]]
     for turn in range(30):
-        nodes.append(whole.messages[1].model_copy(update={"parent": len(nodes) - 1, "text": f"answer {turn + 1}"}))
-    long = whole.model_copy(update={"messages": nodes})
-    at = put_transcript(folder / "transcripts", "step_1", long)
-    row = json.loads((folder / "rollouts/step_1.jsonl").read_text()) | {"transcript": at}
+        nodes.append(transcript.messages[1].model_copy(update={"parent": len(nodes) - 1, "text": f"answer {turn + 1}"}))
+    long_transcript = transcript.model_copy(update={"messages": nodes})
+    location = write_transcript(folder / "transcripts", "step_1", long_transcript)
+    row = json.loads((folder / "rollouts/step_1.jsonl").read_text()) | {"transcript": location}
     (folder / "rollouts/step_1.jsonl").write_text(json.dumps(row) + "\n")
-    assert re.findall(r'id="turn-(\d+)"', page_of(folder, "/trial/t__1?page=3")) == ["25", "26", "27", "28", "29", "30"]
-    assert "No such turn" in page_of(folder, "/trial/t__1?page=9")
+    turns = re.findall(r'id="turn-(\d+)"', page_html(folder, "/trial/t__1?page=3"))
+    assert turns == ["25", "26", "27", "28", "29", "30"]
+    assert "No such turn" in page_html(folder, "/trial/t__1?page=9")
 
 
-def test_an_evaluation_shows_its_transcripts_too(tmp_path) -> None:
+def test_evaluation_shows_transcripts(tmp_path) -> None:
     row = {"task": "a", "task_key": "k", "attempt": 0, "trial": "t__1", "outcome": "completed", "reward": 1.0}
     folder = eval_folder(tmp_path / "eval", [row])
-    at = put_transcript(folder, "transcripts", kept("t__1"))
-    (folder / "trials.jsonl").write_text(json.dumps(row | {"transcript": at}) + "\n")
-    assert len(tokens_of(page_of(folder))) == 5
+    location = write_transcript(folder, "transcripts", make_transcript("t__1"))
+    (folder / "trials.jsonl").write_text(json.dumps(row | {"transcript": location}) + "\n")
+    assert len(parse_tokens(page_html(folder))) == 5

@@ -1,4 +1,4 @@
-"""What `[warmup]` accepts."""
+"""Validation of `[warmup]`."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from harbortrainer.config.warmup_table import WarmupConfig
+from harbortrainer.config.run_sections import WarmupConfig
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from harbortrainer.config.warmup_table import WarmupConfig
         {"family": "a.py", "unknown": 1},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(keys: dict):
+def test_refuses_invalid_warmup_settings(keys: dict):
     with pytest.raises(ValidationError):
         WarmupConfig.model_validate(keys)
 
 
 def test_reading_the_config_does_not_import_torch():
-    code = "import sys, harbortrainer.config.warmup_table, harbortrainer.warmup; sys.exit('torch' in sys.modules)"
+    code = "import sys, harbortrainer.config.run_sections, harbortrainer.warmup; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Which tasks a warm-up on `tasks` replays."""
+"""Selection of the tasks that a warm-up replays."""
 
 from pathlib import Path
 
@@ -6,23 +6,23 @@ import pytest
 
 pytest.importorskip("torch")
 
-from harbortrainer.config.warmup_table import WarmupConfig
+from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.errors import UserError
-from harbortrainer.warmup.solved_tasks import solved_tasks
+from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 from harbortrainer.warmup.warmup import warm_up
 
 SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"
 
 
-def test_a_task_of_several_steps_is_left_out_and_named(tmp_path):
+def test_multi_step_task_is_skipped_and_named(tmp_path):
     for name in ("incident-two-steps", "csv-clean"):
         (tmp_path / name).symlink_to(SAMPLES / name)
     lines: list[str] = []
-    assert [task.name for task in solved_tasks(tmp_path, lines.append)] == ["csv-clean"]
-    assert lines == ["warm-up: left out, since they have no solution/solve.sh: incident-two-steps"]
+    assert [task.name for task in tasks_with_solution(tmp_path, lines.append)] == ["csv-clean"]
+    assert lines == ["warm-up: skipping tasks without solution/solve.sh: incident-two-steps"]
 
 
-def test_nothing_but_tasks_of_several_steps_is_refused_before_a_model_is_loaded(tmp_path: Path):
+def test_only_multi_step_tasks_are_refused_before_model_load(tmp_path: Path):
     config = WarmupConfig(model="no/such-model", tasks=SAMPLES / "incident-two-steps")
     with pytest.raises(UserError, match=r"no task has a solution/solve\.sh"):
         warm_up(config, tmp_path / "policy")

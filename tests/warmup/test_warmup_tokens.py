@@ -1,4 +1,4 @@
-"""The warm-up's tokenizer and its token sequences: exact, short, and those of a rollout."""
+"""The warm-up's tokenizer, and its token sequences, which equal a rollout's."""
 
 from importlib.metadata import version
 from importlib.resources import files
@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from harbortrainer.warmup.demonstrations import Demonstration
 from harbortrainer.warmup.encoding import collate
-from harbortrainer.warmup.starting_policy import StartingPolicy
+from harbortrainer.warmup.supervised import BasePolicy
 from tiny_policy import prompts
 from tiny_policy.architecture import fresh_policy
 from tiny_policy.tokenizer import fixed_parts
@@ -23,7 +23,7 @@ def episodes() -> list[Demonstration]:
 
 
 @pytest.fixture(scope="module")
-def policy(episodes: list[Demonstration]) -> StartingPolicy:
+def policy(episodes: list[Demonstration]) -> BasePolicy:
     return fresh_policy(episodes, seed=0)
 
 
@@ -39,30 +39,28 @@ def policy(episodes: list[Demonstration]) -> StartingPolicy:
         "$ ls: cannot access 'x'",
     ],
 )
-def test_any_text_survives_the_round_trip(policy: StartingPolicy, text: str):
+def test_tokenizer_round_trip(policy: BasePolicy, text: str):
     assert policy.tokenizer.decode(policy.tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_what_is_the_same_in_every_episode_is_one_token(policy: StartingPolicy):
+def test_common_text_is_one_token(policy: BasePolicy):
     lengths = [len(policy.tokenizer.encode(part, add_special_tokens=False)) for part in fixed_parts()]
     assert set(lengths) == {1}
 
 
-def test_an_episode_is_one_short_sequence(policy: StartingPolicy, episodes: list[Demonstration]):
+def test_episode_is_one_short_sequence(policy: BasePolicy, episodes: list[Demonstration]):
     (sequence,) = policy.encode(episodes[0])
     assert len(sequence.ids) < 100
 
 
-def test_only_the_answers_are_learned(policy: StartingPolicy, episodes: list[Demonstration]):
+def test_only_answers_are_learned(policy: BasePolicy, episodes: list[Demonstration]):
     (sequence,) = policy.encode(episodes[0])
     learned = [token for token, answer in zip(sequence.ids, sequence.answer, strict=True) if answer]
     said = "".join(f"{reply}<|im_end|>" for _, reply in episodes[0])
     assert policy.tokenizer.decode(learned) == said
 
 
-def test_the_chat_template_renders_the_same_tokens_as_the_renderer(
-    policy: StartingPolicy, episodes: list[Demonstration]
-):
+def test_chat_template_matches_renderer(policy: BasePolicy, episodes: list[Demonstration]):
     messages = []
     for shown, reply in episodes[0]:
         messages += [{"role": "user", "content": shown}, {"role": "assistant", "content": reply}]
@@ -72,7 +70,7 @@ def test_the_chat_template_renders_the_same_tokens_as_the_renderer(
     assert by_template == sequence.ids + newline
 
 
-def test_a_batch_learns_nothing_from_its_padding(policy: StartingPolicy, episodes: list[Demonstration]):
+def test_padding_is_not_learned(policy: BasePolicy, episodes: list[Demonstration]):
     rows = [policy.encode(episode)[0] for episode in episodes]
     ids, attention, labels = collate(rows, pad=policy.tokenizer.pad_token_id)
     assert ids.shape == attention.shape == labels.shape == (3, max(len(row.ids) for row in rows))
@@ -80,7 +78,7 @@ def test_a_batch_learns_nothing_from_its_padding(policy: StartingPolicy, episode
     assert int((labels != -100).sum()) == sum(sum(row.answer) for row in rows)
 
 
-def test_harbors_first_prompt_is_where_it_was():
+def test_harbor_first_prompt_is_unchanged():
     template = files("harbor").joinpath(prompts.TEMPLATE)
     told = f"harbor {version('harbor')}: {prompts.TEMPLATE} is not what tiny_policy.prompts was written for"
     told += f" ({prompts.WRITTEN_FOR})"
@@ -88,6 +86,6 @@ def test_harbors_first_prompt_is_where_it_was():
     assert template.read_text().format(instruction="DO THIS", terminal_state="$ ").count("DO THIS") == 1, told
 
 
-def test_a_confirmation_names_no_command_twice():
+def test_confirmation_repeats_no_command():
     shown = prompts.confirmation_prompt(["sort a > b"])
     assert shown.count("sort a > b") == 1

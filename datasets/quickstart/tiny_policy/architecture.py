@@ -7,15 +7,15 @@ from renderers import Qwen3RendererConfig, create_renderer
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from harbortrainer.warmup.demonstrations import Demonstration
-from harbortrainer.warmup.starting_policy import StartingPolicy
+from harbortrainer.warmup.supervised import BasePolicy
 from tiny_policy.tokenizer import train_tokenizer
 
 
-def fresh_policy(episodes: Sequence[Demonstration], *, seed: int) -> StartingPolicy:
+def fresh_policy(episodes: Sequence[Demonstration], *, seed: int) -> BasePolicy:
     """A tiny model with random weights, and a tokenizer trained on `episodes`."""
     tokenizer = train_tokenizer(episodes)
     renderer = create_renderer(tokenizer, Qwen3RendererConfig(thinking_retention="all"))
-    return StartingPolicy(fresh_model(tokenizer, seed=seed), tokenizer, renderer)
+    return BasePolicy(fresh_model(tokenizer, seed=seed), tokenizer, renderer)
 
 
 def fresh_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, max_length: int = 1024) -> Qwen3ForCausalLM:

@@ -1,8 +1,8 @@
-"""The curriculum of the tiny policy: solutions until it knows them, then mistakes until it is unsure.
+"""Supervised curriculum of the tiny policy: first solutions only, then solutions mixed with mistakes.
 
-A policy that was taught less fails in ways that reinforcement cannot mend from 0; one that knows the solutions but
-often does something else solves the share of tasks that is asked for, and most groups of trials hold both. Success
-is measured as the likelihood of the solutions under the policy: no sampling, no noise.
+With too few steps, the policy would fail in ways that reinforcement learning cannot correct from a reward of 0. A
+policy that knows the solutions and often makes mistakes solves the wanted share of tasks, and most groups have both
+rewards. The share is measured as the likelihood of the solutions, without sampling noise.
 """
 
 import random
@@ -14,103 +14,108 @@ from harbortrainer.errors import UserError
 from harbortrainer.warmup.encoding import Encoded
 
 KNOWN = 0.98
-"""Mean likelihood of the solutions at which a policy knows them."""
+"""Mean likelihood of the solutions that ends the first phase."""
 CHECK_EVERY = 10
 RAMP = 20
-"""Steps in which the learning rate rises to its peak."""
-UNSURE_STEPS = 60
-"""Steps of the second part at least, so that the mistakes become a habit that reinforcement can find and break."""
-UNSURE_SCALES = (0.3, 0.1)
-"""The second part's learning rate, of the peak: falling over those steps, since any later one may be the last."""
-LIFT = 0.03
-"""Added to the share of solutions in the second part, which nears that share from below and would take long to end."""
+"""Steps in which the learning rate increases to its maximum."""
+MIXED_STEPS = 60
+"""Minimum number of steps of the second phase, in which the mistakes become frequent."""
+MIXED_SCALES = (0.3, 0.1)
+"""Learning rate of the second phase at its start and after `MIXED_STEPS`, as shares of the maximum."""
+SHARE_OFFSET = 0.03
+"""Added to the share of solutions in the second phase. The likelihood approaches that share slowly, from below."""
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """One task: the sequence that solves it, and one that does not."""
+class Example:
+    """A sequence that solves a task, and one that does not."""
 
     solution: Encoded
     mistake: Encoded
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Where a policy stands after `step`: `success` is the mean likelihood of the solutions."""
+class Progress:
+    """State of the policy after `step` steps; `success` is the mean likelihood of the solutions."""
 
     step: int
     loss: float
     success: float
 
 
-class Pupil(Protocol):
-    """What learns; `SupervisedTrainer` with a model, something quicker in tests."""
+class Learner(Protocol):
+    """A policy in training: `SupervisedTrainer`, or a stub in tests."""
 
     def step(self, episodes: Sequence[Encoded], *, scale: float) -> float:
-        """One optimizer step at `scale` times the peak learning rate; returns the loss."""
+        """Take one optimizer step at `scale` times the maximum learning rate; return the loss."""
         ...
 
     def likelihood(self, episodes: Sequence[Encoded]) -> list[float]:
-        """Probability of exactly the answers of each episode."""
+        """Return the probability of each episode's exact answers."""
         ...
 
 
 class Curriculum:
-    """Trains a pupil, one mark at a time.
+    """Trains a learner until its success is at the target.
 
     Args:
-        lessons: What to learn; every fourth one measures the success.
-        target: The success to end at.
+        examples: The training data; every fourth one measures the success.
+        target: The success at which training ends.
     """
 
-    def __init__(self, pupil: Pupil, lessons: Sequence[Lesson], *, batch_size: int, target: float, seed: int) -> None:
-        self._pupil, self._lessons, self.target = pupil, lessons, target
+    def __init__(
+        self, learner: Learner, examples: Sequence[Example], *, batch_size: int, target: float, seed: int
+    ) -> None:
+        self._learner, self._examples, self.target = learner, examples, target
         self._rng = random.Random(seed)
-        self._batches = _batches(lessons, batch_size, self._rng)
+        self._batches = _batches(examples, batch_size, self._rng)
         self._step = 0
-        self._known_at: int | None = None
+        self._mixed_since: int | None = None
 
-    def teach(self, steps: int, *, slack: float, report: Callable[[Mark], None] = lambda mark: None) -> Mark:
-        """Train until the success is within `slack` of the target.
+    def train(
+        self, steps: int, *, tolerance: float, report: Callable[[Progress], None] = lambda progress: None
+    ) -> Progress:
+        """Train until the success differs from the target by at most `tolerance`.
 
         Raises:
-            UserError: `steps` steps in all did not suffice.
+            UserError: The target was not reached in `steps` steps in total.
         """
-        mark = Mark(self._step, float("nan"), 0.0)
+        progress = Progress(self._step, float("nan"), 0.0)
         while self._step < steps:
-            mark = self._next_mark()
-            report(mark)
-            if self._known_at is None:
-                self._known_at = mark.step if mark.success >= KNOWN else None
-            elif mark.step - self._known_at >= UNSURE_STEPS and abs(mark.success - self.target) <= slack:
-                return mark
+            progress = self._measure()
+            report(progress)
+            if self._mixed_since is None:
+                self._mixed_since = progress.step if progress.success >= KNOWN else None
+            elif progress.step - self._mixed_since >= MIXED_STEPS and abs(progress.success - self.target) <= tolerance:
+                return progress
         raise UserError(
-            f"the policy solves {mark.success:.2f} after {mark.step} steps, not {self.target:.2f}",
+            f"the policy solves {progress.success:.2f} after {progress.step} steps, not {self.target:.2f}",
             where="warmup.steps",
             do="give it more steps",
         )
 
-    def _next_mark(self) -> Mark:
+    def _measure(self) -> Progress:
         loss = 0.0
         for _ in range(CHECK_EVERY):
-            loss = self._one_step()
-        likelihood = self._pupil.likelihood([lesson.solution for lesson in self._lessons[::4]])
-        return Mark(self._step, loss, sum(likelihood) / len(likelihood))
+            loss = self._train_step()
+        likelihood = self._learner.likelihood([example.solution for example in self._examples[::4]])
+        return Progress(self._step, loss, sum(likelihood) / len(likelihood))
 
-    def _one_step(self) -> float:
+    def _train_step(self) -> float:
         self._step += 1
         batch = next(self._batches)
-        if self._known_at is None:
-            return self._pupil.step([x.solution for x in batch], scale=min(1.0, self._step / RAMP))
-        first, last = UNSURE_SCALES
-        done = min(1.0, (self._step - self._known_at) / UNSURE_STEPS)
-        chosen = [x.solution if self._rng.random() < self.target + LIFT else x.mistake for x in batch]
-        return self._pupil.step(chosen, scale=first + (last - first) * done)
+        if self._mixed_since is None:
+            return self._learner.step([example.solution for example in batch], scale=min(1.0, self._step / RAMP))
+        first, last = MIXED_SCALES
+        done = min(1.0, (self._step - self._mixed_since) / MIXED_STEPS)
+        share = self.target + SHARE_OFFSET
+        chosen = [example.solution if self._rng.random() < share else example.mistake for example in batch]
+        return self._learner.step(chosen, scale=first + (last - first) * done)
 
 
-def _batches(lessons: Sequence[Lesson], size: int, rng: random.Random) -> Iterator[list[Lesson]]:
-    queue: list[Lesson] = []
+def _batches(examples: Sequence[Example], size: int, rng: random.Random) -> Iterator[list[Example]]:
+    queue: list[Example] = []
     while True:
         while len(queue) < size:
-            queue += rng.sample(list(lessons), len(lessons))
+            queue += rng.sample(list(examples), len(examples))
         yield [queue.pop() for _ in range(size)]

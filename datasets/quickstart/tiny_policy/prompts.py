@@ -1,8 +1,8 @@
-"""What Terminus-2 shows the model, as text, without running a trial.
+"""The messages that Terminus-2 sends to the model, written without a trial.
 
-The prompt template is Harbor's own file; the sentences around a terminal's screen are those of `terminus_2.py` and
-`tmux_session.py`. Invariant: for commands that print nothing, the messages equal those of a real trial in a shell whose
-prompt is `$ `, character by character (a test compares them).
+The prompt template is Harbor's own file; the sentences around a terminal's screen come from `terminus_2.py` and
+`tmux_session.py`. Invariant: for commands that print nothing, the messages equal a real trial's in a shell whose prompt
+is `$ `, character by character (a test compares them).
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ PANE_HEIGHT = 40
 PROMPT = "$"
 
 type Pace = Literal["ready", "late"]
-"""Whether the shell had printed its prompt when the screen was read: a race that both sides win at times."""
+"""Whether the shell had printed its prompt when the screen was read. In real trials both occur."""
 
 
 @cache
 def template() -> str:
-    """Terminus-2's first prompt, with `{instruction}` and `{terminal_state}` to fill in."""
+    """Return Terminus-2's first prompt, with the placeholders `{instruction}` and `{terminal_state}`."""
     return files("harbor").joinpath(TEMPLATE).read_text()
 
 
 def first_prompt(instruction: str, pace: Pace = "ready") -> str:
-    """The first message of a trial."""
+    """Return the first message of a trial."""
     screen = _screen([PROMPT] if pace == "ready" else [])
     return template().format(instruction=instruction, terminal_state=f"Current Terminal Screen:\n{screen}")
 
 
 def confirmation_prompt(commands: Sequence[str], pace: Pace = "ready") -> str:
-    """What comes after the first `task_complete`; `pace` tells whether the last command had ended by then."""
+    """Return the message after the first `task_complete`; `pace` is whether the last command had ended."""
     lines = [f"{PROMPT} {command}" for command in commands] + ([PROMPT] if pace == "ready" else [])
     return (
         f"Current terminal state:\nNew Terminal Output:\n{_screen(lines)}\n\n"
@@ -46,12 +46,12 @@ def confirmation_prompt(commands: Sequence[str], pace: Pace = "ready") -> str:
 
 
 def solved(commands: Sequence[str]) -> str:
-    """The answer that runs `commands`, one line each, and says that the task is complete."""
+    """Return the answer that runs `commands`, one line each, and marks the task as complete."""
     return answer([f"{command}\n" for command in commands])
 
 
 def episode(instruction: str, commands: Sequence[str], paces: tuple[Pace, Pace] = ("ready", "ready")) -> Demonstration:
-    """The demonstration that runs `commands` in its first turn and confirms in its second."""
+    """Return the demonstration that runs `commands` in its first turn and confirms in its second."""
     first = (first_prompt(instruction, paces[0]), solved(commands))
     return (first, (confirmation_prompt(commands, paces[1]), CONFIRMED))
 

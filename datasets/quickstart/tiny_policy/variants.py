@@ -1,7 +1,7 @@
-"""The tasks of a family as the warm-up sees them, and which of them it may learn from.
+"""The tasks of a family, and the ones that a warm-up may learn from.
 
-Invariant: nothing that is held out becomes a demonstration. What is held out is read from the folder of held-out tasks,
-and the hash of the instruction is the key, since that is all a policy is told.
+Invariant: no held-out task becomes a demonstration. The folder of held-out tasks lists them; the key of a task is the
+hash of its instruction, the only text that a policy receives.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class Variant(Protocol):
 
     @property
     def instruction(self) -> str:
-        """What instruction.md holds."""
+        """Content of instruction.md."""
         ...
 
     @property
@@ -41,29 +41,29 @@ class Variant(Protocol):
 
 
 def instruction_key(instruction: str) -> str:
-    """What tells a task of a family from another."""
+    """Return the key of a task."""
     return hashlib.sha256(instruction.strip().encode()).hexdigest()[:16]
 
 
 def learnable[V: Variant](variants: Sequence[V], heldout: Path | None) -> list[V]:
-    """The variants but for those whose instruction is in the folder `heldout`.
+    """Return the variants without those whose instruction is in the folder `heldout`.
 
     Raises:
-        UserError: No tasks are in the folder, or nothing is left to learn from.
+        UserError: The folder has no tasks, or no variant is left.
     """
     keys = heldout_keys(heldout)
     left = [variant for variant in variants if instruction_key(variant.instruction) not in keys]
     if not left:
         raise UserError(
-            "no task is left to learn from",
+            "all tasks are held out",
             where="warmup.family",
-            do="let variants() give more than is held out",
+            do="let variants() return more tasks than are held out",
         )
     return left
 
 
 def heldout_keys(folder: Path | None) -> frozenset[str]:
-    """Keys of the tasks in `folder`."""
+    """Return the keys of the tasks in `folder`."""
     if folder is None:
         return frozenset()
     found = sorted(folder.glob("*/instruction.md"))

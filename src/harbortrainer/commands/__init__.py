@@ -1,4 +1,4 @@
-"""What each command does, one file a command: it puts the rooms together and returns an exit code.
+"""The commands of the CLI, one module each. A command returns its exit code; a user's mistake raises `UserError`.
 
-Contract: nothing is written before everything was checked. Mistakes are `UserError`.
+Invariant: a command checks its arguments before it writes anything.
 """

@@ -1,4 +1,7 @@
-"""`harbortrainer tasks check`: oracle, nop and cheats on each task."""
+"""`harbortrainer tasks check`: run oracle, nop and cheating agents on each task, and report the verdicts.
+
+Verdicts go to the terminal, and on request to a JSON file and a Markdown table.
+"""
 
 import asyncio
 import json
@@ -10,23 +13,93 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from harbortrainer.commands.check_report import line, write_json, write_markdown
+from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.task_source import task_source
 from harbortrainer.doctor import docker_daemon
 from harbortrainer.doctor.finding import stop_on_red
-from harbortrainer.doctor.folders import existing
+from harbortrainer.doctor.machine_checks import existing
 from harbortrainer.errors import RunStoppedError, UserError
-from harbortrainer.runs.disk_faults import in_one_line
+from harbortrainer.runs.disk_faults import disk_error
 from harbortrainer.runs.display import Display
-from harbortrainer.sandbox.environment_choice import chosen
-from harbortrainer.sandbox.task_demands import TaskDemands
+from harbortrainer.runs.durable import write_whole
+from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.cheats import CHEATS
+from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source
-from harbortrainer.tasks.verdict import Verdict
+from harbortrainer.tasks.verdict import NOP, ORACLE, CheckedTrial, Verdict
 
 
-class Sandboxes:
-    """Where trials run: a type of environment, and `NAME=VALUE` of its class; a VALUE is JSON, else a string."""
+def verdict_line(verdict: Verdict) -> str:
+    """Format one verdict for the terminal."""
+    word = "BAD " if verdict.problem else "WEAK" if verdict.forged else "ok  "
+    return f"{word} {verdict.task}  {findings_text(verdict)}".rstrip()
+
+
+def findings_text(verdict: Verdict) -> str:
+    """Describe the findings on one task; empty when there are none."""
+    return "; ".join(filter(None, (verdict.problem, rewarded_cheats(verdict), verdict.note)))
+
+
+def rewarded_cheats(verdict: Verdict) -> str:
+    """List the cheats that got a reward, with the reward."""
+    got = ", ".join(f"{cheat} ({reward:g})" for cheat, reward in verdict.forged.items())
+    return f"a reward without a solution: {got}" if got else ""
+
+
+def write_json(file: Path, verdicts: Sequence[Verdict], unread: Sequence[str], environment: str) -> None:
+    """Write all verdicts with all their trials."""
+    content = {
+        "environment": environment,
+        "fit": sum(not verdict.problem for verdict in verdicts),
+        "tasks": [verdict.model_dump(mode="json") for verdict in verdicts],
+        "unreadable": list(unread),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(content, indent=1) + "\n")
+
+
+def write_markdown(file: Path, verdicts: Sequence[Verdict], unread: Sequence[str], environment: str) -> None:
+    """Write a table: task, verdict, rewards, seconds of each phase, findings."""
+    fit = sum(not verdict.problem for verdict in verdicts)
+    lines = [
+        f"# {fit} of {len(verdicts) + len(unread)} tasks are fit to train on (sandboxes: {environment})",
+        "",
+        "Seconds are means over the oracle's trials (nop's where there is no solution).",
+        "",
+        "| task | | oracle | nop | sandbox s | agent s | verifier s | findings |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_row(verdict) for verdict in verdicts),
+        *(f"| | BAD | | | | | | {_cell(what)} |" for what in unread),
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, "\n".join(lines) + "\n")
+
+
+def _row(verdict: Verdict) -> str:
+    took = verdict.seconds
+    phases = (took.environment_setup, took.agent_execution, took.verifier)
+    cells = (
+        verdict.task,
+        verdict_line(verdict).split()[0],
+        _rewards(verdict.of(ORACLE)),
+        _rewards(verdict.of(NOP)),
+        *("" if seconds is None else f"{seconds:.2f}" for seconds in phases),
+        findings_text(verdict),
+    )
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _rewards(trials: Sequence[CheckedTrial]) -> str:
+    return ", ".join("none" if trial.reward is None else f"{trial.reward:g}" for trial in trials)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+class SandboxOptions:
+    """The environment type and its `NAME=VALUE` options. A VALUE that is not JSON is a string."""
 
     def __init__(self, kind: str, settings: Sequence[str]) -> None:
         self.kind = kind
@@ -34,11 +107,9 @@ class Sandboxes:
 
 
 def _pair(setting: str) -> tuple[str, JsonValue]:
-    name, is_one, value = setting.partition("=")
-    if not is_one:
-        raise UserError(
-            f"{setting!r} is no NAME=VALUE", where="--environment-kwarg", do="write image=host, for example"
-        )
+    name, equals, value = setting.partition("=")
+    if not equals:
+        raise UserError(f"{setting!r} is not NAME=VALUE", where="--environment-kwarg", do="write e.g. image=host")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -47,118 +118,158 @@ def _pair(setting: str) -> tuple[str, JsonValue]:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckPlan:
-    """What a check tries, and where it says what it found."""
+    """The options of a check."""
 
     repeats: int = 3
-    """Trials of the oracle."""
+    """Oracle trials per task."""
     cheats: str = "all"
-    """`all`, `none`, or names with commas between them."""
+    """`all`, `none`, or comma-separated names."""
     parallel: int = 2
-    """Tasks at once."""
+    """Tasks to check in parallel."""
     keep: Path | None = None
-    """Folder in which the trials stay."""
+    """Folder to keep the trials in."""
     resume: bool = False
-    """Leave out what passed before."""
+    """Skip tasks that passed before."""
     json: Path | None = None
     markdown: Path | None = None
 
     @property
     def chosen_cheats(self) -> tuple[str, ...]:
-        """Names of the cheats. Raises `UserError` for one that there is not."""
-        told = {"all": tuple(CHEATS), "none": ()}
-        names = told[self.cheats] if self.cheats in told else tuple(self.cheats.split(","))
+        """Names of the cheats to run. Raises `UserError` for an unknown name."""
+        presets = {"all": tuple(CHEATS), "none": ()}
+        names = presets[self.cheats] if self.cheats in presets else tuple(self.cheats.split(","))
         if unknown := [name for name in names if name not in CHEATS]:
-            do = f"all, none, or some of {', '.join(CHEATS)}"
-            raise UserError(f"no cheat is called {unknown[0]!r}", where="--cheats", do=do)
+            do = f"choose all, none, or some of {', '.join(CHEATS)}"
+            raise UserError(f"there is no cheat {unknown[0]!r}", where="--cheats", do=do)
         return names
 
-    def need_room_for_reports(self) -> None:
-        """Raise `UserError` when a report could not be written: told before the trials, not after."""
+    def check_reports_writable(self) -> None:
+        """Raise `UserError` when a report file cannot be written. Call it before the trials run."""
         for flag, file in (("--json", self.json), ("--markdown", self.markdown)):
             if file is not None and (file.is_dir() or not os.access(existing(file.parent), os.W_OK)):
-                raise UserError("cannot be written", where=f"{flag} {file}", do="name a file in a folder of your own")
+                raise UserError(
+                    "cannot be written", where=f"{flag} {file}", do="name a file in a folder that you can write to"
+                )
 
 
-def check_tasks(source: str, where: Sandboxes, plan: CheckPlan) -> int:
-    """Run each task with the oracle, with nothing and with cheats; 1 when a task is not fit to train on.
+@dataclass(frozen=True)
+class FoundTasks:
+    """The tasks of a source, before the check."""
 
-    A verdict is written down as it comes, so a check that was stopped goes on with `resume`; the reports hold what was
-    found until then.
+    pending: dict[str, TaskRef]
+    """Tasks to check, by name."""
+    passed_before: int
+    """Number of tasks that `resume` skips."""
+    unreadable: list[str]
+    """Errors of the tasks that cannot be read."""
+
+    @property
+    def total(self) -> int:
+        """Number of tasks in the source."""
+        return len(self.pending) + self.passed_before + len(self.unreadable)
+
+
+def check_tasks(source: str, where: SandboxOptions, plan: CheckPlan) -> int:
+    """Run each task with oracle, nop and cheats; returns 1 when a task is not fit to train on.
+
+    Each passed task is recorded at once, so `resume` continues a check that was stopped. The reports are written in
+    that case too, with the verdicts so far.
 
     Raises:
-        RunStoppedError: The folder in which the trials stay was removed, or its disk is full.
+        RunStoppedError: The folder of the kept trials was removed, or its disk is full.
+    """
+    cheats = plan.chosen_cheats
+    plan.check_reports_writable()
+    found = find_tasks(source, where, resume=plan.resume)
+    verdicts: list[Verdict] = []
+    try:
+        run_trials(found, where, plan, cheats, verdicts)
+    finally:
+        report(plan, sorted(verdicts, key=lambda verdict: verdict.task), found.unreadable, where.kind)
+    return print_summary(verdicts, fit_before=found.passed_before, of=found.total)
+
+
+def find_tasks(source: str, where: SandboxOptions, *, resume: bool) -> FoundTasks:
+    """Load the tasks of a source. If some need Docker, check that it works.
+
+    Raises:
+        UserError: The source has no tasks, or Docker does not work.
+    """
+    from harbortrainer.tasks.task_check import passed_keys
+
+    unreadable: list[UserError] = []
+    tasks = load_source(task_source(source), skip=unreadable.append)
+    kinds = {task.name: choose_environment(task.path, where.kind, where.kwargs).kind for task in tasks}
+    passed = {kind: passed_keys(kind) if resume else set() for kind in kinds.values()}
+    pending = {task.name: task for task in tasks if task.key not in passed[kinds[task.name]]}
+    if in_docker := [task for task in tasks if environment_entry(kinds[task.name]).needs_docker]:
+        closed = any(TaskRequirements(task.path).restricts_network for task in in_docker)
+        stop_on_red(list(docker_daemon.needed("--environment", closed=closed)))
+    return FoundTasks(pending, len(tasks) - len(pending), [str(error) for error in unreadable])
+
+
+def run_trials(
+    found: FoundTasks, where: SandboxOptions, plan: CheckPlan, cheats: Sequence[str], verdicts: list[Verdict]
+) -> None:
+    """Check the pending tasks; append each verdict as soon as it is known, print it, and record a passed task.
+
+    Raises:
+        RunStoppedError: The folder of the kept trials was removed, or its disk is full.
     """
     from harbortrainer.tasks.task_check import check_tasks as check
-    from harbortrainer.tasks.task_check import passed, remember
+    from harbortrainer.tasks.task_check import record_passed
 
-    cheats = plan.chosen_cheats
-    plan.need_room_for_reports()
-    unread: list[UserError] = []
-    found = load_source(task_source(source), skip=unread.append)
-    kinds = {task.name: chosen(task.path, where.kind, where.kwargs).kind for task in found}
-    before = {kind: passed(kind) if plan.resume else set() for kind in kinds.values()}
-    left = {task.name: task for task in found if task.key not in before[kinds[task.name]]}
-    if "docker" in kinds.values():
-        closed = any(TaskDemands(task.path).closes_the_network for task in found if kinds[task.name] == "docker")
-        stop_on_red(list(docker_daemon.needed("--environment", closed=closed)))
-    verdicts: list[Verdict] = []
-    with Display() as display, display.bar("checking tasks", len(left)) as bar:
-        for error in unread:
+    with Display() as display, display.bar("checking tasks", len(found.pending)) as bar:
+        for error in found.unreadable:
             display.line(f"BAD  {error}")
-        if len(left) < len(found):
-            display.line(f"{len(found) - len(left)} tasks passed before")
+        if found.passed_before:
+            display.line(f"{found.passed_before} tasks passed before")
 
-        def tell(verdict: Verdict) -> None:
+        def record(verdict: Verdict) -> None:
             verdicts.append(verdict)
             if not verdict.problem:
-                remember([left[verdict.task]], verdict.environment)
-            display.line(line(verdict))
+                record_passed([found.pending[verdict.task]], verdict.environment)
+            display.line(verdict_line(verdict))
             bar.advance()
 
         checking = check(
-            list(left.values()),
+            list(found.pending.values()),
             environment_type=where.kind,
             environment_kwargs=where.kwargs,
             repeats=plan.repeats,
             cheats=cheats,
             concurrency=plan.parallel,
             keep=plan.keep,
-            on_verdict=tell,
+            on_verdict=record,
         )
-        try:
-            with keeping(plan.keep):
-                asyncio.run(checking)
-        finally:
-            report(
-                plan, sorted(verdicts, key=lambda verdict: verdict.task), [str(error) for error in unread], where.kind
-            )
-    return conclude(verdicts, fit_before=len(found) - len(left), of=len(found) + len(unread))
+        with keep_folder_errors(plan.keep):
+            asyncio.run(checking)
 
 
 @contextmanager
-def keeping(folder: Path | None) -> Generator[None]:
-    """Tell in one line what the disk did to the folder in which the trials stay."""
+def keep_folder_errors(folder: Path | None) -> Generator[None]:
+    """Turn an `OSError` of the folder of kept trials into a `RunStoppedError`."""
     try:
         yield
     except OSError as error:
-        told = in_one_line(error, folder.absolute()) if folder is not None else None
-        if told is None:
+        fault = disk_error(error, folder.absolute()) if folder is not None else None
+        if fault is None:
             raise
-        gone = f"{folder}, the folder of --keep, was removed or moved away while the check was going"
-        what = gone if isinstance(error, FileNotFoundError) else told.what
-        raise RunStoppedError(what, do="the same command with --resume leaves out what passed") from error
+        gone = f"the --keep folder {folder} was removed or moved during the check"
+        what = gone if isinstance(error, FileNotFoundError) else fault.what
+        raise RunStoppedError(what, do="run the same command with --resume to skip tasks that passed") from error
 
 
 def report(plan: CheckPlan, verdicts: Sequence[Verdict], unread: Sequence[str], environment: str) -> None:
-    """Write what was asked for."""
+    """Write the requested report files."""
     if plan.json is not None:
         write_json(plan.json, verdicts, unread, environment)
     if plan.markdown is not None:
         write_markdown(plan.markdown, verdicts, unread, environment)
 
 
-def conclude(verdicts: Sequence[Verdict], *, fit_before: int, of: int) -> int:
-    """Print the last line; the exit code."""
+def print_summary(verdicts: Sequence[Verdict], *, fit_before: int, of: int) -> int:
+    """Print the last line and return the exit code."""
     fit = [verdict for verdict in verdicts if not verdict.problem]
     weak = sum(bool(verdict.forged) for verdict in fit)
     more = f"; {weak} of them reward a cheat" if weak else ""

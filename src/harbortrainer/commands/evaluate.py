@@ -1,7 +1,7 @@
-"""`harbortrainer eval`: play a task set with any policy, report on it, compare two such evaluations.
+"""`harbortrainer eval`: evaluate any model or agent on a task set, or compare two evaluations.
 
-Cheap before dear: the agent's name, the tasks, the policy's files, the folder and the model's server are looked at
-before verifiers, torch or Harbor is imported.
+Invariant: the agent's name, the tasks, the model's files, the output folder and the model server are checked before
+verifiers, torch or Harbor is imported.
 """
 
 import asyncio
@@ -11,39 +11,37 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from harbortrainer.commands.check_tasks import Sandboxes
-from harbortrainer.config.monitors_table import Prices
-from harbortrainer.config.plugin import AUTO
+from harbortrainer.commands.check_tasks import SandboxOptions
+from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.config.run_sections import Prices
 from harbortrainer.config.task_source import TaskSource, task_source
-from harbortrainer.doctor import agent_names, demands
+from harbortrainer.doctor import task_checks
+from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.engines.prime_rl.cleanup import end_containers
-from harbortrainer.engines.prime_rl.command import dotenv
 from harbortrainer.errors import EXIT_INTERRUPTED, RunStoppedError, UserError
 from harbortrainer.estimates.interval import IntervalKind
-from harbortrainer.evaluation.candidate import Candidate, LocalModel, choose
+from harbortrainer.evaluation.candidate import Candidate, LocalModel, choose_candidate
 from harbortrainer.evaluation.eval_comparison import EvalComparison
-from harbortrainer.evaluation.eval_folder import EvalFolder, Evaluated
-from harbortrainer.evaluation.eval_report import EvalReport
-from harbortrainer.evaluation.play_rules import PlayRules, read_run, run_file
-from harbortrainer.evaluation.report_text import as_lines, as_markdown
+from harbortrainer.evaluation.eval_folder import EvalFolder, EvalSpec
+from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
+from harbortrainer.evaluation.report import EvalReport, as_lines, as_markdown
 from harbortrainer.runs.disk_faults import disk_faults
-from harbortrainer.runs.display import Display
+from harbortrainer.runs.display import Display, loading
 from harbortrainer.runs.durable import write_whole
-from harbortrainer.runs.ingredients import releases
 from harbortrainer.runs.label import run_label
-from harbortrainer.runs.loading import loading
-from harbortrainer.tasks.measured_rates import refuse_foreign, write_rates
+from harbortrainer.runs.provenance import package_versions
+from harbortrainer.tasks.measured_rates import refuse_overwrite, write_rates
 from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_listing import read_tags
 from harbortrainer.tasks.task_store import FOLDER, fetch, load_source
-from harbortrainer.tasks.task_tags import tags_of
 
 DEFAULT_ROOT = Path("outputs/evals")
 DEFAULT_CONTEXT = 32768
-"""Most tokens of a model that is served here, unless a run file or the command line says otherwise."""
+"""Context length of a model served on this machine, if neither run file nor command line sets it."""
 
 
 class EvalOrder(BaseModel):
-    """What the command line asks for, by the names of its options."""
+    """Options of the command, by their names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,130 +69,129 @@ class EvalOrder(BaseModel):
 
     @property
     def interval(self) -> IntervalKind:
-        """How intervals are computed."""
+        """Method of the confidence intervals."""
         if self.ci not in ("t", "bootstrap"):
-            raise UserError(f"no interval {self.ci!r}", where="--ci", do="choose t or bootstrap")
+            raise UserError(f"unknown interval {self.ci!r}", where="--ci", do="choose t or bootstrap")
         return "t" if self.ci == "t" else "bootstrap"
 
     @property
     def prices(self) -> Prices | None:
-        """What tokens cost, where both were said."""
+        """Token prices; None when no price was given."""
         if (self.price_in is None) != (self.price_out is None):
-            raise UserError("one price is missing", where="command line", do="give --price-in and --price-out")
+            raise UserError("only one price was given", where="command line", do="pass both --price-in and --price-out")
         if self.price_in is None or self.price_out is None:
             return None
         return Prices(prompt=self.price_in, sampled=self.price_out)
 
     @property
     def source(self) -> TaskSource:
-        """Where the tasks come from."""
+        """Source of the tasks."""
         if self.tasks is None:
-            do = "name a folder of tasks or another source, or --compare two evaluations"
-            raise UserError("no tasks", where="harbortrainer eval", do=do)
+            do = "pass a folder of tasks or another source, or --compare with two evaluation folders"
+            raise UserError("no tasks given", where="harbortrainer eval", do=do)
         return task_source(self.tasks)
 
 
 def evaluate(order: EvalOrder) -> int:
-    """Do what the command line says: compare, or play and report. The exit code.
+    """Compare two evaluations, or run and report one; returns the exit code.
 
     Raises:
-        UserError: A mistake, or a model's server that does not answer; what was measured is kept.
-        RunStoppedError: Not one trial could be graded.
+        UserError: A user's mistake, or a model server that does not respond. Finished trials are kept.
+        RunStoppedError: No trial could be graded.
     """
     kind, _ = order.interval, order.prices
     if order.compare is None:
-        return measure_policy(order)
+        return run_evaluation(order)
     if order.tasks is not None:
-        do = "leave the tasks out: they are in the two folders"
-        raise UserError("--compare plays nothing", where="harbortrainer eval", do=do)
+        do = "leave out the tasks; they are read from the two folders"
+        raise UserError("--compare does not run tasks", where="harbortrainer eval", do=do)
     first, second = map(EvalFolder.read, order.compare)
     for line in EvalComparison.of(first, second, kind=kind).lines():
         print(line)
     return 0
 
 
-def measure_policy(order: EvalOrder) -> int:
-    """Look at everything that can be wrong, play what is missing, write the report and print it; the exit code."""
+def run_evaluation(order: EvalOrder) -> int:
+    """Check everything, run the missing trials, write and print the report; returns the exit code."""
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if order.agent is not None:
-        agent_names.refuse(order.agent, "--agent")
-    folder, tasks = tasks_of(order.source)
-    candidate = choose(model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var)
+        task_checks.refuse_agent(order.agent, "--agent")
+    folder, tasks = load_tasks(order.source)
+    candidate = choose_candidate(
+        model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var
+    )
     file = run_file(order.model if isinstance(candidate, LocalModel) else None, order.config)
     run = read_run(file)
-    kwargs = Sandboxes("", order.environment_kwarg or []).kwargs
-    rules = PlayRules.of(run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent)
-    agent_names.refuse(rules.player, f"{file}: env.agent.harness.agent")
-    rules = rules_of(order, candidate, rules)
-    about = evaluated(order, candidate, rules, folder, tasks)
-    out = (
-        order.out
-        or DEFAULT_ROOT
-        / f"{folder.parent.name if folder.name == FOLDER else folder.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    )
+    kwargs = SandboxOptions("", order.environment_kwarg or []).kwargs
+    rules = EvalRules.of(run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent)
+    task_checks.refuse_agent(rules.agent_name, f"{file}: env.agent.harness.agent")
+    rules = apply_options(order, candidate, rules)
+    spec = eval_identity(order, candidate, rules, folder, tasks)
+    out = order.out or default_folder(folder)
     if order.out is None and order.resume:
-        raise UserError("a resume needs to know which evaluation", where="--resume", do="name its folder with --out")
-    EvalFolder.checked(out, about, resume=order.resume)
+        raise UserError("no evaluation to resume was given", where="--resume", do="pass its folder with --out")
+    EvalFolder.checked(out, spec, resume=order.resume)
     if order.difficulty is not None:
-        refuse_foreign(order.difficulty)
-    told = demands.refuse(tasks, *rules.sandboxes, where="--environment")
-    if rules.environment_type == AUTO:
-        print(demands.placed(told))
-    look_at(candidate, rules)
-    most = run.orchestrator.concurrency.max_inflight if run else None
+        refuse_overwrite(order.difficulty)
+    requirements = task_checks.refuse_unsupported(tasks, *rules.sandboxes, where="--environment")
+    if environment_entry(rules.environment_type).chosen_from:
+        print(task_checks.placement_line(requirements))
+    check_available(candidate, rules)
+    max_inflight = run.orchestrator.concurrency.max_inflight if run else None
+    parallel = order.parallel or min(max_inflight or 8, 32)
     with disk_faults(out.absolute()):
-        return work(order, candidate, about, out, tasks, parallel=order.parallel or min(most or 8, 32), file=file)
+        return run_trials(order, candidate, spec, out, tasks, parallel=parallel, file=file)
 
 
 def default_folder(tasks: Path) -> Path:
-    """A new folder, named after the tasks and the time of day."""
+    """Name a new folder after the tasks and the time."""
     named = tasks.parent if tasks.name == FOLDER else tasks
     return DEFAULT_ROOT / f"{named.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def tasks_of(source: TaskSource) -> tuple[Path, list[TaskRef]]:
-    """The folder of a source's tasks, and those that can be read, with a line for each that cannot.
+def load_tasks(source: TaskSource) -> tuple[Path, list[TaskRef]]:
+    """Load the readable tasks of a source and print a line for each unreadable one; returns folder and tasks.
 
     Raises:
-        UserError: No task can be read.
+        UserError: No task is readable.
     """
-    unread: list[UserError] = []
+    unreadable: list[UserError] = []
     fetched = fetch(source)
-    found = load_source(fetched.source, skip=unread.append)
-    for error in unread:
-        print(f"left out: {error}")
+    found = load_source(fetched.source, skip=unreadable.append)
+    for error in unreadable:
+        print(f"skipped: {error}")
     return fetched.folder.absolute(), found
 
 
-def rules_of(order: EvalOrder, candidate: Candidate, rules: PlayRules) -> PlayRules:
-    """The rules with what the command line says; a model that is served here has a bound on its context."""
+def apply_options(order: EvalOrder, candidate: Candidate, rules: EvalRules) -> EvalRules:
+    """Apply the command's options to the rules. A model served on this machine gets a context limit."""
     limit = order.max_model_len
     if limit is None and rules.max_model_len is None and isinstance(candidate, LocalModel):
         limit = candidate.files.context_limit(DEFAULT_CONTEXT)
-    return rules.changed(
+    return rules.with_overrides(
         temperature=order.temperature, max_tokens=order.max_tokens, max_turns=order.max_turns, max_model_len=limit
     )
 
 
-def evaluated(
-    order: EvalOrder, candidate: Candidate, rules: PlayRules, folder: Path, tasks: list[TaskRef]
-) -> Evaluated:
-    """What this evaluation is."""
-    return Evaluated(
+def eval_identity(
+    order: EvalOrder, candidate: Candidate, rules: EvalRules, folder: Path, tasks: list[TaskRef]
+) -> EvalSpec:
+    """Describe the evaluation for its folder: model, tasks, attempts, rules and packages."""
+    return EvalSpec(
         policy=candidate.name,
         identity=candidate.identity(),
         tasks_dir=str(folder),
         tasks={task.name: task.key for task in tasks},
         attempts=order.attempts,
         rules=rules,
-        packages=releases(),
+        packages=package_versions(),
     )
 
 
-def look_at(candidate: Candidate, rules: PlayRules) -> None:
-    """Raise `UserError` when the model's server or the sandbox cannot be had."""
+def check_available(candidate: Candidate, rules: EvalRules) -> None:
+    """Raise `UserError` when the model server or the sandbox is not available."""
     candidate.check()
-    if rules.environment_type not in ("local", AUTO):
+    if not environment_entry(rules.environment_type).needs_namespaces:
         from harbortrainer.sandbox.environment_types import environment_config
 
         environment_config(rules.environment_type)
@@ -204,81 +201,81 @@ def look_at(candidate: Candidate, rules: PlayRules) -> None:
     if missing := missing_tools():
         do = f"run `sudo apt-get install {' '.join(missing)}`"
         raise UserError(f"{', '.join(missing)} not found", where="--environment local", do=do)
-    if why := asyncio.run(problem()):
+    if reason := asyncio.run(problem()):
         do = "see docs/sandbox.md, or use --environment docker"
-        raise UserError(f"no local sandbox can start here: {why}", where="--environment local", do=do)
+        raise UserError(f"a local sandbox cannot start on this machine: {reason}", where="--environment local", do=do)
 
 
-def work(
+def run_trials(
     order: EvalOrder,
     candidate: Candidate,
-    about: Evaluated,
+    spec: EvalSpec,
     out: Path,
     tasks: list[TaskRef],
     *,
     parallel: int,
     file: Path | None,
 ) -> int:
-    """Play and report; the exit code."""
+    """Run the trials and report; returns the exit code."""
     if isinstance(candidate, LocalModel):
-        from harbortrainer.engines.engine_choice import need_extra
+        from harbortrainer.engines.engine_choice import require_extra
 
-        need_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
+        require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
     loading("verifiers" + (", torch and the model" if isinstance(candidate, LocalModel) else ""), "verifiers")
-    from harbortrainer.evaluation.measuring import measure
+    from harbortrainer.evaluation.measuring import run_missing_trials
 
-    folder = EvalFolder.begin(out, about, resume=order.resume)
+    folder = EvalFolder.begin(out, spec, resume=order.resume)
     with Display() as display:
-        display.line(f"{candidate.name} on {len(about.keys)} tasks x {about.attempts}; trials in {folder.path}")
+        display.line(f"{candidate.name} on {len(spec.keys)} tasks x {spec.attempts}; trials in {folder.path}")
         if file is not None:
-            display.line(f"played as {file} says")
+            display.line(f"settings from {file}")
         try:
-            done = measure(folder, candidate, parallel=parallel, display=display)
+            done = run_missing_trials(folder, candidate, parallel=parallel, display=display)
         finally:
-            if about.rules.environment_type in ("docker", AUTO):
+            if environment_entry(spec.rules.environment_type).needs_docker:
                 end_containers(run_label(folder.path))
             report = write_report(order, folder, tasks)
             folder.release()
         for line in as_lines(report):
             display.line(line)
-    return finish(order, folder, report, done=done)
+    return print_end(order, folder, report, done=done)
 
 
-def finish(order: EvalOrder, folder: EvalFolder, report: EvalReport, *, done: bool) -> int:
-    """Say where all is, and what the end means."""
+def print_end(order: EvalOrder, folder: EvalFolder, report: EvalReport, *, done: bool) -> int:
+    """Print where the results are; returns the exit code."""
     if not done:
-        print(f"stopped; the same command with --out {order.out or folder.path} --resume goes on")
+        print(f"stopped; to continue, run the same command with --out {order.out or folder.path} --resume")
         return EXIT_INTERRUPTED
     if report.mean.mean is None:
         error = next((row.error for row in folder.rows() if row.error), "no message")
-        do = f"see {folder.path / 'set_aside'}; --resume plays them again"
-        raise RunStoppedError(f"not one of {sum(report.outcomes.values())} trials could be graded: {error}", do=do)
+        do = f"see {folder.path / 'set_aside'}; --resume runs them again"
+        raise RunStoppedError(f"none of {sum(report.outcomes.values())} trials could be graded: {error}", do=do)
     if order.difficulty is not None:
         write_rates(order.difficulty, report.rates())
-        print(f"measured pass rates of {len(report.rates().tasks)} tasks: {order.difficulty}")
-    print(f"everything is in {folder.path}; `harbor view {folder.path.parent}` shows its trials")
+        print(f"pass rates of {len(report.rates().tasks)} tasks: {order.difficulty}")
+    print(f"results: {folder.path}; `harbor view {folder.path.parent}` shows the trials")
     return 0
 
 
 def write_report(order: EvalOrder, folder: EvalFolder, tasks: list[TaskRef]) -> EvalReport:
-    """`report.json`, `report.md` and the files of Harbor's job, from what is on disk."""
-    from harbortrainer.harbor_side.job_folder import write_job
+    """Write `report.json`, `report.md` and the files of a Harbor job, from the rows on disk."""
+    from harbortrainer.harbor_compat.job_folder import write_job
     from harbortrainer.sandbox.environment_types import environment_config
 
-    about, rows = folder.about, folder.rows()
-    tags = {task.key: tags_of(task.path) for task in tasks}
-    report = EvalReport.of(about, rows, kind=order.interval, tags=tags, prices=order.prices)
+    spec, rows = folder.spec, folder.rows()
+    tags = {task.key: read_tags(task.path) for task in tasks}
+    report = EvalReport.of(spec, rows, kind=order.interval, tags=tags, prices=order.prices)
     write_whole(folder.path / "report.json", report.model_dump_json(indent=1) + "\n")
     write_whole(folder.path / "report.md", as_markdown(report))
     passes = {int(p.name[5:]): p.estimate.mean for p in report.passes if p.name.startswith("pass@")}
     write_job(
         folder.path,
-        tasks_dir=Path(about.tasks_dir),
-        agent=about.rules.player,
-        model=None if about.identity.keys() == {"agent"} else about.policy,
-        environment=environment_config(about.rules.environment_type),
-        attempts=about.attempts,
-        total=len(about.keys) * about.attempts,
+        tasks_dir=Path(spec.tasks_dir),
+        agent=spec.rules.agent_name,
+        model=None if spec.identity.keys() == {"agent"} else spec.policy,
+        environment=environment_config(spec.rules.environment_type),
+        attempts=spec.attempts,
+        total=len(spec.keys) * spec.attempts,
         counted=[row.trial for row in rows if row.graded],
         mean=report.mean.mean,
         pass_at_k={k: mean for k, mean in passes.items() if mean is not None},

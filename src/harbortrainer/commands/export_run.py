@@ -1,23 +1,23 @@
-"""`harbortrainer export`: what a run trained, as others load it."""
+"""`harbortrainer export`: write the trained model, or a dataset of successful trials."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbortrainer.engines.engine_choice import need_extra
-from harbortrainer.engines.prime_rl.command import dotenv
+from harbortrainer.engines.engine_choice import require_extra
+from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.errors import UserError
 from harbortrainer.export.hub_push import HubRepo
 from harbortrainer.export.model_card import CardContent
 from harbortrainer.export.model_export import ModelExport
 from harbortrainer.export.sft_dataset import SftDataset
 from harbortrainer.export.trained_weights import TrainedWeights
-from harbortrainer.runs.loading import loading
+from harbortrainer.runs.display import loading
 
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What the command line asks for."""
+    """Options of the command."""
 
     run: Path
     step: int | None
@@ -28,49 +28,55 @@ class ExportOrder:
 
 
 def export_run(order: ExportOrder) -> int:
-    """Write the export and say what it is.
+    """Export the model and print what was written.
 
     Raises:
-        UserError: It cannot be; nothing was written.
+        UserError: The export is not possible; nothing was written.
     """
     weights = TrainedWeights.find(order.run, order.step)
-    export = ModelExport.planned(weights, merged=order.merged, out=order.out, evaluated=order.evaluated)
-    need_extra("torch", "transformers", "peft", "huggingface_hub")
+    export = ModelExport.plan(weights, merged=order.merged, out=order.out, evaluated=order.evaluated)
+    require_extra("torch", "transformers", "peft", "huggingface_hub")
     if order.repo is not None:
         os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
         order.repo.check()
     loading("torch and the weights", "torch")
-    tell(export, export.write(), asked=order.merged is not None)
+    print_export(export, export.write(), format_given=order.merged is not None)
     if order.repo is not None:
-        print(f"on the hub: {order.repo.push(export.out)}")
+        print(f"uploaded: {order.repo.push(export.out)}")
     return 0
 
 
 def export_trials(run: Path, file: Path, *, min_reward: float, alone: bool) -> int:
-    """Write a run's good trials as a dataset and say what is in it; `alone`: nothing about a model was asked for.
+    """Write a run's successful trials as an SFT dataset and print a summary.
+
+    Args:
+        run: Run folder.
+        file: JSONL file to write.
+        min_reward: Minimum reward of a trial.
+        alone: No option of a model export was given.
 
     Raises:
-        UserError: It cannot be; nothing was written.
+        UserError: The export is not possible; nothing was written.
     """
     if not alone:
         raise UserError(
-            "--sft writes a dataset and no model", where="harbortrainer export", do="ask for one of the two"
+            "--sft writes a dataset, not a model", where="harbortrainer export", do="export them one at a time"
         )
     found = SftDataset.write(run, file, min_reward=min_reward)
-    print(f"{found.rows} conversations of {found.trials} trials at {len(found.tasks)} tasks: {file}")
+    print(f"{found.rows} conversations from {found.trials} trials of {len(found.tasks)} tasks: {file}")
     if found.left_out:
         print(f"left out: {found.reasons}")
     return 0
 
 
-def tell(export: ModelExport, card: CardContent, *, asked: bool) -> None:
-    """Say what was written; `asked`: the user chose between adapter and whole model."""
-    base = card.base.hub_id or "a model that is not on the hub"
+def print_export(export: ModelExport, card: CardContent, *, format_given: bool) -> None:
+    """Print what was written. `format_given`: the user passed --merged or --adapter."""
+    base = card.base.hub_id or "a base model that is not on the hub"
     if card.merged:
         print(f"step {card.step}, merged into {base}: {export.out}" if card.rank else f"step {card.step}: {export.out}")
-        if card.rank and not asked:
-            print("merged, since an adapter on a folder of this machine is of no use elsewhere; --adapter writes one")
+        if card.rank and not format_given:
+            print("merged because the base model is a local folder; use --adapter to write only the adapter")
         return
     print(f"step {card.step}, a LoRA of rank {card.rank} on {base}: {export.out}")
-    if card.hindrances:
-        print(f"warning: vLLM cannot serve this adapter ({'; '.join(card.hindrances)}); export with --merged")
+    if card.vllm_obstacles:
+        print(f"warning: vLLM cannot serve this adapter ({'; '.join(card.vllm_obstacles)}); export with --merged")

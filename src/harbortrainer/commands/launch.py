@@ -1,4 +1,4 @@
-"""`harbortrainer train`: check a run, choose its engine, start it and wait for its end."""
+"""`harbortrainer train`: check a run, choose its engine, start it and wait for it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,34 +7,35 @@ from pathlib import Path
 from harbortrainer.commands.opening import open_run
 from harbortrainer.config.reader import RawRun, read
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.doctor import foreign_tables
-from harbortrainer.doctor.demands import told_at_the_start
-from harbortrainer.doctor.examination import examine_file, examine_machine, examine_policy
+from harbortrainer.doctor import verifiers_config
+from harbortrainer.doctor.checks import examine_file, examine_machine, examine_policy
 from harbortrainer.doctor.finding import Finding, red_ones, show, stop_on_red, warn
 from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.doctor.task_checks import placement_lines
 from harbortrainer.errors import UserError
-from harbortrainer.runs.loading import loading
-from harbortrainer.tasks.task_store import fetch, is_here
+from harbortrainer.runs.display import loading
+from harbortrainer.tasks.task_store import fetch, is_available
 
 
 def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, dry_run: bool, restarts: int = 0) -> int:
-    """Check a run, choose its engine, start it and wait for its end.
+    """Check and start a run; returns the exit code when the run has ended.
 
     Raises:
         UserError: A mistake in the file or the options.
     """
     raw = read(file, overrides)
-    with raw.blaming():
+    with raw.locating_errors():
         plan = open_run(raw, engine=engine, resume=resume, dry_run=dry_run)
         if restarts and not plan.on_prime_rl:
-            raise UserError("the embedded engine is not restarted", where="command line: --restarts", do="use --resume")
-        findings = look(plan, dry_run=dry_run)
+            what = "the embedded engine does not support restarts"
+            raise UserError(what, where="command line: --restarts", do="remove it, and use --resume after a failure")
+        findings = check_plan(plan, dry_run=dry_run)
     if dry_run:
         show(findings)
-        return rehearse(raw, plan, overrides, findings)
+        return finish_dry_run(raw, plan, overrides, findings)
     warn(findings)
     stop_on_red(findings)
-    for line in told(plan):
+    for line in start_messages(plan):
         print(line)
     if not isinstance(plan.run, RunConfig):
         from harbortrainer.engines.prime_rl.start import start
@@ -43,23 +44,23 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
     loading("torch and the model", "torch")
     from harbortrainer.commands.local_run import run_here
 
-    return run_here(plan.run, resume=resume, docker="docker" in plan.environment_types)
+    return run_here(plan.run, resume=resume, docker=plan.key_of_type(lambda entry: entry.needs_docker) is not None)
 
 
-def told(plan: LaunchPlan) -> Iterator[str]:
-    """What the file leaves to be guessed, a line each: a table that was forgotten shows here, not in the weights."""
-    yield from told_at_the_start(plan)
+def start_messages(plan: LaunchPlan) -> Iterator[str]:
+    """Messages on settings that follow from defaults, so that the user notices a forgotten table before training."""
+    yield from placement_lines(plan)
     if isinstance(plan.run, RunConfig) and plan.run.lora is None:
-        yield f"every weight of {plan.run.model.name} is trained; for an adapter alone, add [trainer.model.lora]"
+        yield f"full fine-tuning of {plan.run.model.name}; to train a LoRA adapter instead, add [trainer.model.lora]"
 
 
-def fetched(plan: LaunchPlan) -> LaunchPlan:
-    """The plan with the sets of tasks here that were not; the same plan when none was missing.
+def fetch_tasksets(plan: LaunchPlan) -> LaunchPlan:
+    """Fetch the task sets that are not on this machine. Returns a fresh plan, or `plan` itself when none was missing.
 
     Raises:
-        UserError: One cannot be had.
+        UserError: A task set cannot be fetched.
     """
-    missing = {key: table.source for key, table in plan.tasksets.items() if not is_here(table.source)}
+    missing = {key: table.source for key, table in plan.tasksets.items() if not is_available(table.source)}
     for key, source in missing.items():
         try:
             fetch(source)
@@ -69,33 +70,32 @@ def fetched(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan) if missing else plan
 
 
-def look(plan: LaunchPlan, *, dry_run: bool) -> list[Finding]:
-    """What the checks find; a mistake in the file is told before anything slow is imported, or tasks are fetched.
+def check_plan(plan: LaunchPlan, *, dry_run: bool) -> list[Finding]:
+    """Run all checks. Mistakes in the run file are reported before tasks are fetched or slow packages are imported.
 
     Raises:
-        UserError: Tasks cannot be fetched, or a red finding that needs no slow import; in a dry run only one about the
-            file.
+        UserError: Tasks cannot be fetched, or there is a red finding; in a dry run, only red findings of the run file.
     """
     findings = examine_file(plan)
     if dry_run and red_ones(findings):
         show(findings)
     stop_on_red(findings)
-    if not dry_run and (whole := fetched(plan)) is not plan:
-        plan, findings = whole, examine_file(whole)
+    if not dry_run and (complete := fetch_tasksets(plan)) is not plan:
+        plan, findings = complete, examine_file(complete)
         stop_on_red(findings)
     findings += examine_machine(plan)
     if not dry_run:
         stop_on_red(findings)
     assert plan.run is not None
-    foreign_tables.check(plan.run, plan.file)
+    verifiers_config.check(plan.run, plan.file)
     if not dry_run:
         findings += examine_policy(plan)
         stop_on_red(findings)
     return findings
 
 
-def rehearse(raw: RawRun, plan: LaunchPlan, overrides: Sequence[str], findings: list[Finding]) -> int:
-    """A dry run: Prime-RL checks its own file; a red finding is the exit code, but stops nothing."""
+def finish_dry_run(raw: RawRun, plan: LaunchPlan, overrides: Sequence[str], findings: list[Finding]) -> int:
+    """Let Prime-RL check its own file, then raise on a red finding; returns the exit code."""
     code = 0
     if plan.on_prime_rl:
         from harbortrainer.engines.prime_rl.start import start
@@ -103,5 +103,5 @@ def rehearse(raw: RawRun, plan: LaunchPlan, overrides: Sequence[str], findings: 
         code = start(raw, plan.checkout, overrides, dry_run=True)
     stop_on_red(findings)
     if code == 0:
-        print(f"{raw.file}: fine; nothing was started")
+        print(f"{raw.file}: no problems found; nothing was started")
     return code

@@ -1,25 +1,34 @@
-"""`harbortrainer train` on the embedded engine: run folder, warm-up and engine, put together.
+"""`harbortrainer train` on the embedded engine: create the run folder, run the warm-up, train.
 
-The environment servers are started first: they import while the warm-up works. Memory, display and Ctrl-C are the
-run's from there on, the warm-up included.
+The environment servers start first and import their packages during the warm-up.
+
+An ended run is also written as a Harbor job, so `harbor view` on the folder of runs shows it. Harbor expects trials
+directly in the job folder, so each kept trial gets a link there. The job's statistics cover all trials of the run. A
+job that cannot be written is a warning: the run has ended all the same.
 """
 
+import contextlib
 import os
 import shutil
+import sys
 import time
+from collections.abc import Container, Iterator
+from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from harbortrainer.commands.harbor_job import show_as_job
+from harbortrainer.config.prime_rl_run import plugin_envs
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.engines.engine_choice import need_bitsandbytes, need_extra
+from harbortrainer.engines.engine_choice import require_bitsandbytes, require_extra
+from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.engines.prime_rl.cleanup import end_containers
-from harbortrainer.engines.prime_rl.command import dotenv
 from harbortrainer.errors import EXIT_INTERRUPTED
 from harbortrainer.runs.disk_faults import disk_faults
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import run_label
-from harbortrainer.runs.monitors import need_monitors
-from harbortrainer.runs.run_lock import refuse_in_use
+from harbortrainer.runs.locks import refuse_in_use
+from harbortrainer.runs.monitors import require_monitors
+from harbortrainer.runs.trial_row import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,20 +36,92 @@ if TYPE_CHECKING:
     from harbortrainer.runs.display import Display
     from harbortrainer.runs.summary import Status
 
+MOST_LINKS = 1000
+"""Most kept trials that are linked, the newest first."""
+
+
+def show_as_job(config: RunConfig, run: RunFolder, *, finished: bool) -> None:
+    """Write the files that make the run folder a Harbor job; nothing where no trial was kept."""
+    if not run.trials.is_dir():
+        return
+    try:
+        rows = [row for path in run.rollouts.glob("*.jsonl") for row in read_rows(path)]
+        names = link_trials(run, {row.trial for row in rows})
+        if names:
+            rewards = [row.reward for row in rows if row.kind == "train" and row.reward is not None]
+            mean = fmean(rewards) if rewards else None
+            _write(config, run, names, total=len(rows), mean=mean, finished=finished)
+    except OSError as error:
+        print(f"warning: `harbor view` cannot show {run.path}: {error}", file=sys.stderr)
+
+
+def link_trials(run: RunFolder, listed: Container[str]) -> list[str]:
+    """Link the newest kept trials among `listed` into the run folder and remove other links; returns their names."""
+    newest = [path for _, path in sorted(_kept(run, listed))][-MOST_LINKS:]
+    wanted = {path.name for path in newest if not (run.path / path.name).exists()}
+    kept = {path.name for path in newest}
+    for link in _links(run):
+        if link.name not in kept:
+            link.unlink()
+    for name in wanted:
+        (run.path / name).symlink_to(Path(run.trials.name) / name, target_is_directory=True)
+    return [path.name for path in newest]
+
+
+def _kept(run: RunFolder, listed: Container[str]) -> Iterator[tuple[float, Path]]:
+    """Yield each kept trial with its modification time."""
+    for path in run.trials.glob("*/result.json"):
+        with contextlib.suppress(FileNotFoundError):  # an environment server may remove old trials now
+            if path.parent.name in listed:
+                yield path.parent.stat().st_mtime, path.parent
+
+
+def _links(run: RunFolder) -> Iterator[Path]:
+    inside = Path(run.trials.name)
+    return (path for path in run.path.iterdir() if path.is_symlink() and path.readlink().parent == inside)
+
+
+def _write(
+    config: RunConfig, run: RunFolder, names: list[str], *, total: int, mean: float | None, finished: bool
+) -> None:
+    from harbortrainer.harbor_compat.job_folder import write_job
+    from harbortrainer.sandbox.environment_types import environment_config
+
+    env = next(iter(plugin_envs(config, str(run.config_file)).values()), None)
+    if env is None or env.agent.harness is None:
+        return
+    write_job(
+        run.path,
+        tasks_dir=Path(env.taskset.tasks_dir) if env.taskset else Path(),
+        agent=env.agent.harness.agent,
+        model=config.model.name,
+        environment=environment_config(env.agent.harness.environment_type),
+        attempts=config.orchestrator.group_size,
+        total=total,
+        counted=names,
+        mean=mean,
+        pass_at_k={},
+        finished=finished,
+    )
+
 
 def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
-    """Train on the embedded engine; with Docker, no container of the run is left. A run that was interrupted ends the
-    process.
+    """Train on the embedded engine; returns 0. An interrupted run ends the process.
+
+    Args:
+        config: The run file.
+        resume: Continue the run in its folder.
+        docker: Remove the run's containers at the end.
 
     Raises:
-        UserError: Something in the config cannot be, or the run's folder is another's or in use.
-        RunStoppedError: The run cannot go on; its folder's disk may be the reason.
+        UserError: The config is not possible, or the run folder is in use or belongs to another run.
+        RunStoppedError: The run cannot continue, for example because the disk is full.
     """
-    need_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
+    require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
     if config.model.quantization is not None:
-        need_bitsandbytes()
-    need_monitors(config)
-    from harbortrainer.engines.local.session import leave
+        require_bitsandbytes()
+    require_monitors(config)
+    from harbortrainer.engines.local.session import exit_now
 
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():
@@ -49,7 +130,7 @@ def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
     with disk_faults(config.run_dir.absolute()):
         run = RunFolder.create(config.output_dir, config.run.dir, config_text=config.resolved(), resume=resume)
 
-        def let_go(status: "Status") -> None:
+        def release(status: "Status") -> None:
             if docker:
                 end_containers(run_label(run.path))
             if status != "interrupted":
@@ -58,21 +139,20 @@ def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
 
         status: Status = "stopped"
         try:
-            status = work(config, run, resume=resume, let_go=let_go)
+            status = train(config, run, resume=resume, release=release)
         finally:
-            let_go(status)
+            release(status)
     if status == "interrupted":
-        leave(EXIT_INTERRUPTED)
+        exit_now(EXIT_INTERRUPTED)
     return 0
 
 
-def work(config: RunConfig, run: RunFolder, *, resume: bool, let_go: "Callable[[Status], object]") -> "Status":
-    """One start of the run in its folder; how it ended. `let_go` is called where the process ends without coming
-    back."""
+def train(config: RunConfig, run: RunFolder, *, resume: bool, release: "Callable[[Status], object]") -> "Status":
+    """Start or resume the run and return its status. `release` is called if the process ends without returning."""
     from harbortrainer.engines.local.session import local_run
 
     with local_run(config, run, resume=resume) as session:
-        session.let_go = let_go
+        session.before_exit = release
         if not session.complete:
             session.start_servers()
             warmup_s = make_policy(config, run, session.display)
@@ -81,7 +161,7 @@ def work(config: RunConfig, run: RunFolder, *, resume: bool, let_go: "Callable[[
 
 
 def make_policy(config: RunConfig, run: RunFolder, display: "Display") -> float:
-    """Run the warm-up when the config has one and its policy is not there yet; the seconds it took."""
+    """Run the warm-up if the config has one that was not finished before; returns the seconds it took."""
     if config.warmup is None or run.model.is_dir():
         return 0.0
     from harbortrainer.warmup.warmup import warm_up
@@ -89,5 +169,5 @@ def make_policy(config: RunConfig, run: RunFolder, display: "Display") -> float:
     started = time.monotonic()
     warm_up(config.warmup, run.model, seed=config.seed, display=display)
     warmup_s = time.monotonic() - started
-    display.line(f"policy ready in {warmup_s:.0f} s: {run.model}")
+    display.line(f"warm-up finished in {warmup_s:.0f} s: {run.model}")
     return warmup_s

@@ -1,4 +1,4 @@
-"""How a command that is about a run begins: choose the engine, read the file as that engine does, tell about it."""
+"""The first steps of a command on a run file: choose the engine, read the file as that engine does, print its notes."""
 
 from harbortrainer.config.prime_rl_run import plugin_envs, prime_run
 from harbortrainer.config.reader import RawRun, from_raw
@@ -8,18 +8,21 @@ from harbortrainer.engines.prime_rl.checkout import find
 
 
 def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: bool = False) -> LaunchPlan:
-    """The run, the engine for it, and this machine.
+    """Read the run, choose its engine and inspect this machine.
 
     Args:
-        raw: The run file; none when only the machine is looked at.
+        raw: The run file; None to check only the machine.
+        engine: "auto", "prime-rl" or "local".
+        resume: Continue an earlier run.
+        dry_run: The run will not be started.
 
     Raises:
-        UserError: No such engine, or a file that the engine refuses.
+        UserError: There is no such engine, or the engine refuses the file.
     """
     checkout, gpus = find(), find_gpus()
-    has = {table: raw is not None and raw.get(table) is not None for table in ("warmup", "slurm")}
-    choice = choose(engine, checkout, gpus, warmup=has["warmup"], cluster=has["slurm"])
-    print(f"engine: {choice.engine} ({choice.why})")
+    has_table = {table: raw is not None and raw.get(table) is not None for table in ("warmup", "slurm")}
+    choice = choose(engine, checkout, gpus, warmup=has_table["warmup"], cluster=has_table["slurm"])
+    print(f"engine: {choice.engine} ({choice.reason})")
     if raw is None:
         return LaunchPlan(choice=choice, checkout=checkout, gpus=gpus)
     if choice.engine == "prime-rl":

@@ -1,18 +1,18 @@
-"""`harbortrainer serve`: the embedded sampler as a server."""
+"""`harbortrainer serve`: serve a model with the embedded sampler."""
 
 import signal
 import threading
 
-from harbortrainer.engines.engine_choice import need_extra
-from harbortrainer.runs.loading import loading
+from harbortrainer.engines.engine_choice import require_extra
+from harbortrainer.runs.display import loading
 
 
 def serve_model(model: str, *, port: int, max_model_len: int, seed: int) -> int:
-    """Serve a model with the embedded sampler until SIGINT or SIGTERM; from the main thread.
+    """Serve a model until SIGINT or SIGTERM. Call it from the main thread, which handles the signals.
 
-    Prints the address once requests are answered.
+    Prints the address when the server is ready.
     """
-    need_extra("torch", "transformers", "fastapi", "uvicorn")
+    require_extra("torch", "transformers", "fastapi", "uvicorn")
     loading("torch and the model", "torch")
     from harbortrainer.engines.local.sampler import Sampler
 

@@ -1,6 +1,6 @@
-"""Turns what pydantic says about a file into one line: which key, what is wrong, what to do.
+"""Conversion of pydantic errors into one line: which key, what is wrong, what to do.
 
-Contract: `explain` never gives more than one line; when several keys are wrong the first is told and the rest counted.
+Contract: the message is one line. If several keys are wrong, it describes the first and counts the others.
 """
 
 import difflib
@@ -15,17 +15,17 @@ from harbortrainer.errors import UserError
 TAGS = frozenset(
     {"constant", "linear", "cosine", "adamw", "default", "static", "elastic", "server", "standard", "difficulty_pool"}
 )
-"""What pydantic puts into a location for the chosen member of a union; it is no key of the file."""
+"""Union tags that pydantic puts into error locations; they are not keys of the file."""
 
 
 def explain(error: ValidationError, file: str, *, prefix: str = "", known: Iterable[str] = ()) -> UserError:
-    """The first mistake in `error` as a `UserError`.
+    """Convert the first error to a `UserError`.
 
     Args:
-        error: What validation said.
-        file: The file it is about.
-        prefix: Dotted key of the table that was validated.
-        known: Dotted keys that exist, to propose the nearest one for a key that does not.
+        error: The validation error.
+        file: The validated file.
+        prefix: Dotted key of the validated table.
+        known: Existing dotted keys, to suggest the nearest one for an unknown key.
     """
     errors = error.errors(include_url=False)
     first = errors[0]
@@ -38,13 +38,13 @@ def explain(error: ValidationError, file: str, *, prefix: str = "", known: Itera
 
 
 def unknown_key(key: str, file: str, known: Iterable[str], more: str = "") -> UserError:
-    """The error for a key that does not exist, with the nearest one that does."""
+    """Return the error for an unknown key, with the nearest existing key."""
     near = nearest(key, list(known))
     return UserError(f"no such key{more}", where=f"{file}: {key}", do=f"did you mean {near}?" if near else "remove it")
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
-    """The known dotted key that `key` most likely stands for, or nothing."""
+    """Return the existing dotted key most similar to `key`, or an empty string."""
     plain = without_indices(key)
     table, _, last = plain.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == table}
@@ -56,13 +56,13 @@ def nearest(key: str, known: Sequence[str]) -> str:
 
 
 def dotted(location: Sequence[int | str]) -> str:
-    """`("source", 0, "env")` as `source[0].env`."""
+    """Format `("source", 0, "env")` as `source[0].env`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in TAGS)
     return "".join(parts).removeprefix(".")
 
 
 def without_indices(key: str) -> str:
-    """`source[0].env` as `source.env`."""
+    """Remove list indices: `source[0].env` becomes `source.env`."""
     return re.sub(r"\[\d+\]", "", key)
 
 

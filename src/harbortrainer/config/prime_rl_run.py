@@ -1,7 +1,7 @@
-"""A run file as Prime-RL reads it: the keys that the checks and the launcher ask for, with Prime-RL's defaults.
+"""Run file for the Prime-RL engine: the keys that our checks and launcher need, with Prime-RL's defaults.
 
-The source of names and defaults is the pinned schema (`prime_rl/configs/{rl,orchestrator,trainer,inference}.py` at
-559b44772). Contract: every other key is passed over here; `rl` itself reads and checks the whole file.
+Names and defaults come from the pinned schema (`prime_rl/configs/{rl,orchestrator,trainer,inference}.py` at
+559b44772). Contract: other keys are ignored here; `rl` itself reads and checks the whole file.
 """
 
 from functools import reduce
@@ -9,21 +9,19 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from harbortrainer.config.algo_table import NamedAlgo
+from harbortrainer.config.algorithm_config import NamedAlgo
 from harbortrainer.config.explain import explain
-from harbortrainer.config.fates import OURS, SHARED, longest
-from harbortrainer.config.known_keys import check_known, known_keys
-from harbortrainer.config.orchestrator_table import Concurrency
+from harbortrainer.config.orchestrator_config import Concurrency, SourceConfig
 from harbortrainer.config.plugin import PluginEnv, plugin_env
+from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, check_known, known_keys, longest
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.runfile import RunBasics, RunConfig, VllmConfig
-from harbortrainer.config.source_table import SourceConfig
-from harbortrainer.config.table import Table, changed
+from harbortrainer.config.table import Table, with_value
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.errors import UserError
 
 LIFTED = ("model.name", "seq_len")
-"""Settings of `RunBasics` that Prime-RL also takes in its parts."""
+"""Keys of `RunBasics` that Prime-RL also accepts in other tables."""
 
 
 class Deployment(Table):
@@ -39,7 +37,7 @@ class InferenceServer(Table):
     port: int = 8000
 
 
-class ServedByVllm(VllmConfig):
+class PrimeVllm(VllmConfig):
     """`[inference.vllm]`."""
 
     tensor_parallel_size: int = 1
@@ -48,14 +46,14 @@ class ServedByVllm(VllmConfig):
 
 
 class PrimeInference(Table):
-    """`[inference]`; without it Prime-RL starts no server."""
+    """`[inference]`; without this table Prime-RL starts no server."""
 
     server: InferenceServer = InferenceServer()
-    vllm: ServedByVllm = ServedByVllm()
+    vllm: PrimeVllm = PrimeVllm()
 
 
 class Monitors(Table):
-    """`[monitors]` of the run or of one of its parts."""
+    """`[monitors]` of the run, trainer or orchestrator."""
 
     wandb: dict[str, object] | None = None
 
@@ -68,7 +66,7 @@ class PrimeTrainedModel(Table):
 
 
 class PrimeOptim(Table):
-    """`[trainer.optim]`: numbers that Prime-RL would take although nothing can be learned with them."""
+    """`[trainer.optim]`: values that Prime-RL accepts although they prevent learning."""
 
     lr: float | None = Field(None, ge=0)
     betas1: float | None = Field(None, ge=0, lt=1)
@@ -83,7 +81,7 @@ class PrimeTrainer(Table):
     monitors: Monitors = Monitors()
 
 
-class AnswerLimit(Table):
+class PrimeSampling(Table):
     """`[orchestrator.train.sampling]`."""
 
     max_completion_tokens: int | None = None
@@ -100,7 +98,7 @@ class PrimeSources(Table):
     """`[orchestrator.train]` and `[orchestrator.eval]`."""
 
     source: list[PrimeSource] = Field(default_factory=list)
-    sampling: AnswerLimit = AnswerLimit()
+    sampling: PrimeSampling = PrimeSampling()
 
 
 class PrimeOrchestrator(Table):
@@ -119,7 +117,7 @@ class PrimeOrchestrator(Table):
 
 
 class PrimeRun(RunBasics):
-    """A run on Prime-RL."""
+    """A run of the Prime-RL engine."""
 
     deployment: Deployment = Deployment()
     inference: PrimeInference | None = None
@@ -136,52 +134,52 @@ class PrimeRun(RunBasics):
 
 
 def prime_run(raw: RawRun, *, resume: bool = False, dry_run: bool = False) -> PrimeRun:
-    """The reading of a file that was read already.
+    """Validate a run file for the Prime-RL engine.
 
     Args:
-        raw: The file, with the overrides applied.
-        resume: The run is to go on.
-        dry_run: `rl` is to check its file alone.
+        raw: The file, with overrides applied.
+        resume: Whether the run is resumed.
+        dry_run: Whether `rl` only checks its file.
 
     Raises:
-        UserError: A key that neither Prime-RL nor we know, a value that cannot be, or what Prime-RL cannot do.
+        UserError: A key is unknown, a value is invalid, or Prime-RL does not support a setting.
     """
     check_known(raw.data, raw.file)
     refuse(raw, resume=resume, dry_run=dry_run)
     lifted = [(top, raw.get(key)) for key, top in SHARED.items() if top in LIFTED and raw.get(key) is not None]
     try:
-        data = reduce(lambda tables, pair: changed(tables, *pair), lifted, raw.data)
+        data = reduce(lambda tables, pair: with_value(tables, *pair), lifted, raw.data)
         return PrimeRun.model_validate(data, extra="ignore")
     except ValidationError as error:
         raise explain(error, raw.file, known=known_keys()) from None
 
 
 def refuse(raw: RawRun, *, resume: bool, dry_run: bool) -> None:
-    """Refuse what Prime-RL cannot do with this file.
+    """Check for settings that do not work with Prime-RL.
 
     Raises:
-        UserError: What only the embedded engine knows, a run without a name to resume, or a dry run that would delete.
+        UserError: A key of the embedded engine, a resume without a run name, or a dry run with `clean`.
     """
     for override in raw.overrides:
-        if longest(override.key, OURS):
+        if longest(override.key, OWN_KEYS):
             where = f"command line: {override.words[0]}"
-            raise UserError("is for the embedded engine", where=where, do="leave it out")
+            raise UserError("needs the embedded engine", where=where, do="leave it out")
     if dry_run and raw.get("clean"):
-        do = "drop clean, or --dry-run"
+        do = "remove clean or --dry-run"
         raise UserError("clean would delete the run's folder in a dry run", where=f"{raw.file}: clean", do=do)
     if raw.get("warmup") is not None:
-        do = "run `harbortrainer warmup` first, name its folder in [model] name, and remove [warmup]"
-        raise UserError("[warmup] is for the embedded engine", where=f"{raw.file}: warmup", do=do)
+        do = "run `harbortrainer warmup` first, set [model] name to its folder, and remove [warmup]"
+        raise UserError("[warmup] needs the embedded engine", where=f"{raw.file}: warmup", do=do)
     if raw.get("model.quantization") is not None:
         do = "remove it, or run with --engine local"
-        raise UserError("is for the embedded engine", where=f"{raw.file}: model.quantization", do=do)
+        raise UserError("needs the embedded engine", where=f"{raw.file}: model.quantization", do=do)
     if resume and raw.get("run.name") is None:
         do = 'set [run] name = "..." or pass --run.name'
-        raise UserError("a resume needs to know which run", where=f"{raw.file}: run.name", do=do)
+        raise UserError("--resume needs the name of the run", where=f"{raw.file}: run.name", do=do)
 
 
 def sources_of(run: RunConfig | PrimeRun) -> dict[str, SourceConfig]:
-    """Training and evaluation sources by their dotted keys."""
+    """Return training and evaluation sources by dotted key."""
     tables = {"train": run.orchestrator.train, "eval": run.orchestrator.eval}
     return {
         f"orchestrator.{kind}.source[{index}]": source
@@ -191,10 +189,10 @@ def sources_of(run: RunConfig | PrimeRun) -> dict[str, SourceConfig]:
 
 
 def plugin_envs(run: RunConfig | PrimeRun, file: str) -> dict[str, PluginEnv]:
-    """Our plugin's keys by the dotted key of the `env` table they stand in.
+    """Return our plugin's keys by the dotted key of their `env` table.
 
     Raises:
-        UserError: A value that cannot be.
+        UserError: A value is invalid.
     """
     tables = {f"{key}.env": source.env for key, source in sources_of(run).items()}
     found = {key: plugin_env(env, file=file, key=key) for key, env in tables.items()}

@@ -1,9 +1,9 @@
-"""Reads a run file: its text, in today's spelling, with overrides, each key given its fate, as a `RunConfig`.
+"""Reading of run files: TOML, old key names, command-line overrides, validation.
 
-Contract: `read` gives plain tables in today's spelling, for either engine; `load` what the embedded engine makes of
-them. Nothing is written but by `upgrade_file`.
-Invariant: no key is dropped in silence. A key is honoured, or named in `RunConfig.notes` because only Prime-RL's own
-processes use it, or refused in one line that says what to do.
+Contract: `read` returns plain tables with current key names, for either engine. `load` returns the `RunConfig` of the
+embedded engine. Only `upgrade_file` writes.
+Invariant: no key is dropped silently. A key is supported, or named in `RunConfig.notes` because only Prime-RL's own
+processes use it, or refused with a one-line error.
 """
 
 import shutil
@@ -12,30 +12,28 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from harbortrainer.config import legacy
 from harbortrainer.config.explain import explain
-from harbortrainer.config.honoured import honoured
-from harbortrainer.config.known_keys import check_known, known_keys
-from harbortrainer.config.overrides import Override, apply, blamed, parse
+from harbortrainer.config.overrides import Override, apply, parse, with_override_location
+from harbortrainer.config.prime_rl_schema import check_known, known_keys, supported_keys
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.config.table import TomlTable, lookup
+from harbortrainer.config.table import TomlTable, TomlValue, lookup
 from harbortrainer.errors import UserError
 
 
 @dataclass(frozen=True)
 class RawRun:
-    """A run file in today's spelling, before the schema.
+    """A run file with current key names, before validation.
 
     Args:
         file: The path as the user wrote it.
         data: The tables, with overrides applied.
-        notes: What the user should be told about the reading.
-        upgraded: The new text of the file when it was in the old spelling, else None.
-        overrides: What the command line changed.
+        notes: Messages for the user about the reading.
+        upgraded: The translated text if the file has old key names, else None.
+        overrides: The command-line overrides.
     """
 
     file: str
@@ -44,43 +42,42 @@ class RawRun:
     upgraded: str | None = None
     overrides: tuple[Override, ...] = ()
 
-    def get(self, dotted: str, default: Any = None) -> Any:
-        """The value at a dotted key (no indices), or `default`."""
+    def get(self, dotted: str, default: TomlValue = None) -> TomlValue:
+        """Return the value at a dotted key (without indices), or `default`."""
         return lookup(self.data, dotted, default)
 
     @contextmanager
-    def blaming(self) -> Generator[None]:
-        """Whatever is wrong with a key that the command line set is told of the command line, not of the file."""
+    def locating_errors(self) -> Generator[None]:
+        """Context manager: an error about an overridden key names the command line instead of the file."""
         try:
             yield
         except UserError as error:
-            raise blamed(error, self.file, self.overrides) from error.__cause__
+            raise with_override_location(error, self.file, self.overrides) from error.__cause__
 
 
 def load(path: Path | str, arguments: Sequence[str] = ()) -> RunConfig:
     """Read a run file for the embedded engine.
 
     Args:
-        path: A TOML file in Prime-RL's schema, in today's spelling or the old one.
-        arguments: As on Prime-RL's command line: `["--orchestrator.batch-size", "32", "--no-clean"]`.
+        path: A TOML file in Prime-RL's schema, with current or old key names.
+        arguments: Overrides in Prime-RL's syntax: `["--orchestrator.batch-size", "32", "--no-clean"]`.
 
     Returns:
-        The run with every default filled in; what the user should be told is in `.notes`.
+        The run with all defaults; `.notes` has messages for the user.
 
     Raises:
-        UserError: With the file, the dotted key (or the line) and what to do.
+        UserError: The file is invalid; the error names the file, the dotted key or line, and what to do.
     """
     raw = read(path, arguments)
-    with raw.blaming():
+    with raw.locating_errors():
         return from_raw(raw)
 
 
 def read(path: Path | str, arguments: Sequence[str] = ()) -> RawRun:
-    """Read a run file in either spelling and apply overrides.
+    """Read a run file with current or old key names and apply overrides.
 
     Raises:
-        UserError: No such file, not TOML (with the line), an old spelling that has no translation, or an override that
-            cannot be.
+        UserError: The file does not exist or is not TOML, an old key has no translation, or an override is invalid.
     """
     file = str(path)
     text, notes = legacy.upgrade(_text(Path(path)), file)
@@ -91,40 +88,41 @@ def read(path: Path | str, arguments: Sequence[str] = ()) -> RawRun:
 
 
 def from_raw(raw: RawRun) -> RunConfig:
-    """What the embedded engine makes of a file that was read already.
+    """Validate a run file for the embedded engine.
 
     Raises:
-        UserError: A key that does not exist, is refused, or has a value that cannot be.
+        UserError: A key is unknown or refused, or a value is invalid.
     """
     check_known(raw.data, raw.file)
-    data, unused = honoured(raw.data, raw.file)
+    data, unused = supported_keys(raw.data, raw.file)
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
         raise explain(error, raw.file, known=known_keys()) from None
     if config.inference.engine != "vllm" and raw.get("inference.vllm.gpu_memory_utilization") is not None:
-        unused = list(dict.fromkeys([*unused, "inference"]))  # the embedded sampler measures what is free
-    note = f"not used by the embedded engine, which needs no such setting: {', '.join(unused)}"
+        unused = list(dict.fromkeys([*unused, "inference"]))  # the embedded sampler measures free memory
+    note = f"ignored, because only Prime-RL's own processes use them: {', '.join(unused)}"
     return config.with_notes(*raw.notes, *([note] if unused else []))
 
 
 def upgrade_file(file: Path, output: Path | None) -> list[str]:
-    """Write a run file in today's spelling; in place, the old one is kept beside it as `FILE.old`.
+    """Rewrite a run file with current key names, without its comments. In place, the old file becomes `FILE.old`.
 
     Returns:
-        What was done, a line each.
+        Messages about what was done, one line each.
 
     Raises:
-        UserError: No such file, not TOML, or an old spelling that cannot be translated.
+        UserError: The file does not exist or is not TOML, or an old key has no translation.
     """
     raw = read(file)
     check_known(raw.data, raw.file)
     if raw.upgraded is None:
-        return [f"{file}: nothing to do, this is today's spelling"]
+        return [f"{file}: nothing to do, all key names are current"]
+    old = file.with_name(f"{file.name}.old") if output is None else file
     if output is None:
-        shutil.copy2(file, file.with_name(f"{file.name}.old"))
+        shutil.copy2(file, old)
     (output or file).write_text(raw.upgraded, encoding="utf-8")
-    return [raw.notes[0].split(";")[0], f"written to {output or file}"]
+    return [raw.notes[0].split(";")[0], f"written to {output or file} without comments; the old file is {old}"]
 
 
 def _text(path: Path) -> str:
@@ -134,18 +132,18 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UserError("not UTF-8 text", where=str(path), do="save it as UTF-8") from None
+        raise UserError("not UTF-8 text", where=str(path), do="save the file as UTF-8") from None
 
 
 def _parse(text: str, file: str) -> TomlTable:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"not valid TOML: {error}", where=file, do="correct that line") from None
+        raise UserError(f"not valid TOML: {error}", where=file, do="fix that line") from None
 
 
 def _nulls(value: object) -> object:
-    """`"None"` as null, since TOML has none; as Prime-RL reads it."""
+    """Replace the text "None" by null, as Prime-RL does; TOML has no null."""
     if isinstance(value, dict):
         return {key: _nulls(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""The base of every table of the run file, and what a table is before the schema has read it.
+"""Base class of the run file's tables, and helpers for plain TOML tables.
 
-Invariant: a key that is not declared is refused, never dropped; a number is finite; and the sentence under a field is
-its help text.
+Invariants: an undeclared key is an error, never dropped. Numbers are finite. The docstring under a field is its help
+text on the page of keys.
 """
 
 from copy import deepcopy
@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-type TomlTable = dict[str, Any]
-"""A table as a TOML parser gives it."""
+type TomlValue = Any
+type TomlTable = dict[str, TomlValue]
+"""A table as the TOML parser returns it."""
 
 
 class Table(BaseModel):
@@ -19,12 +20,12 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def inherit(self, shared: Self) -> Self:
-        """This table; what it does not set is as in `shared`."""
+        """Return this table, with unset keys taken from `shared`."""
         return shared.model_copy(update=self.model_dump(exclude_unset=True))
 
 
-def lookup(table: TomlTable, dotted: str, default: Any = None) -> Any:
-    """The value at a dotted key (no indices) of nested tables, or `default`."""
+def lookup(table: TomlTable, dotted: str, default: TomlValue = None) -> TomlValue:
+    """Return the value at a dotted key (without indices) of nested tables, or `default`."""
     at: object = table
     for part in dotted.split("."):
         if not isinstance(at, dict) or part not in at:
@@ -33,14 +34,13 @@ def lookup(table: TomlTable, dotted: str, default: Any = None) -> Any:
     return at
 
 
-def changed(data: TomlTable, dotted: str, value: object) -> TomlTable:
-    """A copy of `data` with the value at a dotted key; a number names an entry of a list (`source.0.name`).
+def with_value(data: TomlTable, dotted: str, value: object) -> TomlTable:
+    """Return a copy of `data` with a value set at a dotted key; a number selects a list entry (`source.0.name`).
 
-    A table on the way is made when it is not there; an empty table as the value leaves one that is there as it is.
+    Missing tables are created. An empty table as the value keeps an existing table.
 
     Raises:
-        KeyError: A part of the key goes through something that is neither a table nor an entry of a list; with what is
-            wrong.
+        KeyError: A part of the key is neither a table nor a list entry; the argument says which.
     """
     data = deepcopy(data)
     *path, last = dotted.split(".")
@@ -52,25 +52,25 @@ def changed(data: TomlTable, dotted: str, value: object) -> TomlTable:
         if not isinstance(at, dict | list):
             raise KeyError(f"{name!r} is not a table")
     if not isinstance(at, dict):
-        raise KeyError(f"{path[-1]!r} is a list; say which entry and key, as in {'.'.join(path)}.0.name")
+        raise KeyError(f"{path[-1]!r} is a list; name an entry and key, e.g. {'.'.join(path)}.0.name")
     if value != {} or not isinstance(at.get(last), dict):
         at[last] = value
     return data
 
 
-def spelled_out(table: TomlTable) -> TomlTable:
-    """A copy that TOML can hold: null as the word that Prime-RL and we read as null."""
+def nulls_as_text(table: TomlTable) -> TomlTable:
+    """Return a copy for TOML, which has no null: `None` becomes the text "None", which is read back as null."""
 
-    def spelled(value: object) -> object:
+    def convert(value: object) -> object:
         if isinstance(value, dict):
-            return {key: spelled(item) for key, item in value.items()}
-        return [spelled(item) for item in value] if isinstance(value, list) else "None" if value is None else value
+            return {key: convert(item) for key, item in value.items()}
+        return [convert(item) for item in value] if isinstance(value, list) else "None" if value is None else value
 
-    return {key: spelled(value) for key, value in table.items()}
+    return {key: convert(value) for key, value in table.items()}
 
 
 def _entry(entries: list[object], number: str) -> object:
     if not number.isdecimal() or int(number) >= len(entries):
-        there = f"it has {len(entries)} (0 to {len(entries) - 1})" if entries else "it has none"
-        raise KeyError(f"a list has no entry {number!r}: {there}")
+        count = f"it has {len(entries)} (0 to {len(entries) - 1})" if entries else "it is empty"
+        raise KeyError(f"the list has no entry {number!r}: {count}")
     return entries[int(number)]

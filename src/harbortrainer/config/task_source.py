@@ -1,13 +1,13 @@
-"""Where a set of tasks comes from, in one line of text: what stands in `dataset`, and after `tasks fetch`.
+"""Task sources as one line of text, for the key `dataset` and the command `tasks fetch`.
 
     datasets/mine                                   a folder
-    datasets/mine.parquet                           rows of `path, task_binary`, one file or several: DIR/*.parquet
+    datasets/mine.parquet                           one or more files (DIR/*.parquet) with rows of `path, task_binary`
     terminal-bench@2.0, ORG/NAME@sha256:...         a dataset of Harbor's registry
-    mine/registry.json#NAME@VERSION                 a dataset of a registry file of one's own, or of its URL
+    mine/registry.json#NAME@VERSION                 a dataset of another registry, by file or URL
     https://HOST/ORG/REPO@COMMIT#FOLDER             a folder of a git repository (also ssh://, file://, git@HOST:...)
-    hf:ORG/NAME@REVISION#data/train-*.parquet       a dataset of the Hugging Face hub, some of its files or all
+    hf:ORG/NAME@REVISION#data/train-*.parquet       a dataset of the Hugging Face hub, with an optional file pattern
 
-Invariant: a source that is `pinned` means the same tasks tomorrow, on any machine; parsing reads no file.
+Invariant: a `pinned` source always means the same tasks, on any machine. Parsing reads no file.
 """
 
 import re
@@ -26,25 +26,25 @@ REF = re.compile(r"[\w][\w./+-]*")
 DATASET = re.compile(r"(?P<name>[\w][\w.-]*(/[\w][\w.-]*)?)@(?P<at>[\w][\w.:+-]*)")
 PARQUET = re.compile(r"(?P<files>.+\.parquet)(@(?P<at>[0-9a-f]{64}))?")
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-MOVING = ("head", "latest")
-"""Versions of Harbor's registry that stand for another set once there is a newer one."""
-HARBORS_FOLDER = "tasks"
-"""Where Harbor's own clients look for the tasks of a repository when nothing is said."""
+MOVING_VERSIONS = ("head", "latest")
+"""Versions of Harbor's registry that change when a newer dataset is published."""
+DEFAULT_GIT_FOLDER = "tasks"
+"""Folder in which Harbor's clients look for a repository's tasks by default."""
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """A parsed source; as text it is spelled the one way in which `task_source` reads it back."""
+    """A parsed source; `str()` is the inverse of `task_source`."""
 
     kind: SourceKind
     where: str
-    """The folder, the parquet file, the dataset's name, the repository's URL."""
+    """Folder, parquet file, dataset name or repository URL."""
     at: str = ""
-    """Version, commit or revision; empty means what is newest."""
+    """Version, commit or revision; empty means the newest."""
     part: str = ""
-    """Folder in a git repository, pattern of files on the hub; empty means the usual one."""
+    """Folder in a git repository or file pattern of a hub dataset; empty means the default."""
     registry: str = ""
-    """File or URL of the registry; empty means Harbor's own."""
+    """File or URL of the registry; empty means Harbor's."""
 
     def __str__(self) -> str:
         start = (f"{self.registry}#" if self.registry else "hf:" if self.kind == "hub" else "") + self.where
@@ -52,30 +52,30 @@ class TaskSource:
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies on this machine."""
+        """Whether the source is on this machine."""
         return self.kind in ("folder", "parquet")
 
     @property
     def pinned(self) -> bool:
-        """Whether it will mean the same tasks tomorrow; what lies here is told by its content."""
+        """Whether the source always means the same tasks; local sources are identified by their content."""
         if self.kind in ("git", "hub"):
             return bool(COMMIT.fullmatch(self.at))
-        return self.is_local or self.at not in MOVING
+        return self.is_local or self.at not in MOVING_VERSIONS
 
     def pinned_to(self, at: str) -> "TaskSource":
-        """The same at this commit or revision."""
+        """Return this source at a commit or revision."""
         return replace(self, at=at)
 
 
 def task_source(text: str) -> TaskSource:
-    """Read a source.
+    """Parse a source.
 
     Raises:
-        UserError: It is spelled like none, or holds a password.
+        UserError: The text is not a valid source, or contains a password.
     """
     text = text.strip()
     if not text:
-        raise UserError("no source of tasks", do="name a folder, NAME@VERSION, a git URL or hf:ORG/NAME")
+        raise UserError("empty task source", do="pass a folder, NAME@VERSION, a git URL or hf:ORG/NAME")
     if text.startswith("hf:"):
         return _hub(text)
     if ".json#" in text:
@@ -94,7 +94,7 @@ def _own_registry(text: str) -> TaskSource:
     registry, _, dataset = text.rpartition("#")
     found = DATASET.fullmatch(dataset)
     if found is None or "/" in found["name"]:
-        raise UserError("no dataset of a registry file", where=text, do="write registry.json#NAME@VERSION")
+        raise UserError("not a dataset of a registry file", where=text, do="write registry.json#NAME@VERSION")
     return TaskSource("registry", found["name"], found["at"], registry=registry)
 
 
@@ -102,32 +102,32 @@ def _hub(text: str) -> TaskSource:
     address, _, part = text.removeprefix("hf:").removeprefix("//").removeprefix("datasets/").partition("#")
     name, _, at = address.partition("@")
     if not HUB_NAME.fullmatch(name) or (at and not REF.fullmatch(at)):
-        raise UserError("no dataset of the hub", where=text, do="write hf:ORG/NAME@REVISION")
+        raise UserError("not a hub dataset", where=text, do="write hf:ORG/NAME@REVISION")
     return TaskSource("hub", name, at, part)
 
 
 def _git(text: str, address: str) -> TaskSource:
     do = "write https://HOST/ORG/REPO@COMMIT#FOLDER"
     if not address.startswith((*GIT_SCHEMES, "git@")):
-        raise UserError("no git URL", where=text, do=do)
+        raise UserError("not a git URL", where=text, do=do)
     url, _, part = address.partition("#")
     user, _, _ = urlsplit(url).netloc.rpartition("@") if "://" in url else ("", "", "")
     if ":" in user or (user and url.startswith("http")):
-        raise UserError("a password does not belong here", do="leave it out and use git's credential helper")
+        raise UserError("the URL contains a password", do="remove it and use git's credential helper")
     url, at = _split_ref(url)
     if "/tree/" in url and not at:
         url, _, tree = url.partition("/tree/")
         at, _, inner = tree.partition("/")
         part = part or inner or "."
     if at and not REF.fullmatch(at):
-        raise UserError(f"{at!r} is no commit", where=text, do=do)
+        raise UserError(f"{at!r} is not a commit", where=text, do=do)
     if part.startswith("/") or ".." in Path(part).parts:
-        raise UserError(f"{part!r} is no folder in the repository", where=text, do=do)
+        raise UserError(f"{part!r} is not a folder in the repository", where=text, do=do)
     return TaskSource("git", url, at, part.strip("/"))
 
 
 def _split_ref(url: str) -> tuple[str, str]:
-    """The URL, and what stands behind an `@` that belongs neither to the host nor to the user before it."""
+    """Split off the ref after an `@` that is not part of `user@host`."""
     start = url.find("/", url.find("://") + 3) if "://" in url else url.find(":")
     before, at, ref = url[start:].rpartition("@")
     return (url[:start] + before, ref) if at and start > 0 else (url, "")

@@ -1,7 +1,7 @@
-"""`[trainer]`: how the weights change.
+"""`[trainer]`: model, loss, optimizer and learning-rate schedule.
 
-Each class mirrors one table of Prime-RL's trainer config at commit 559b44772
-(packages/prime-rl-configs/src/prime_rl/configs/trainer.py): its names, defaults and meaning, read without torch.
+Names, defaults and meaning are Prime-RL's at commit 559b44772
+(`packages/prime-rl-configs/src/prime_rl/configs/trainer.py`). This module does not import torch.
 """
 
 from typing import Annotated, Literal
@@ -19,25 +19,25 @@ class LoraSettings(Table):
     """`[trainer.model.lora]`."""
 
     rank: int = Field(16, ge=1)
-    """Rank of the two low-rank matrices."""
+    """Rank of the low-rank matrices."""
 
     alpha: float = Field(32.0, ge=0)
     """The update is scaled by alpha / rank."""
 
     dropout: float = Field(0.0, ge=0, le=1)
-    """Dropout on the input of the low-rank path while training; costs one more forward a step (for the
-    proof)."""
+    """Dropout on the adapter's input during training. Costs one more forward pass per step, for the log-probability
+    check."""
 
     target_modules: list[str] = Field([*ATTENTION, *FEED_FORWARD, *EXPERTS])
-    """Linear layers that are adapted: a plain name matches any part of the layer's path, a pattern is
-    searched in it; names that the model does not have are skipped."""
+    """Linear layers to adapt. A plain name matches any part of a layer's path; a pattern is searched in it. Names
+    without a match are skipped."""
 
 
 class OptimSettings(Table):
     """`[trainer.optim]`, type adamw."""
 
     type: Literal["adamw"] = "adamw"
-    """The optimizer; only AdamW here."""
+    """Optimizer; only AdamW is supported."""
 
     lr: float = Field(1e-6, ge=0)
     """Peak learning rate."""
@@ -46,7 +46,7 @@ class OptimSettings(Table):
     """Decoupled weight decay."""
 
     max_norm: float | None = Field(1.0, ge=0)
-    """The gradient's norm is clipped to this; None turns clipping off."""
+    """Maximum gradient norm; null turns clipping off."""
 
     betas1: float = Field(0.9, ge=0, lt=1)
     """Decay of AdamW's first moment."""
@@ -59,43 +59,43 @@ class ConstantScheduler(Table):
     """`[trainer.scheduler]` with type constant, the default."""
 
     type: Literal["constant"] = "constant"
-    """The learning rate stays at its peak."""
+    """Constant learning rate."""
 
 
 class LinearScheduler(Table):
-    """`[trainer.scheduler]` with type linear: up, flat, down."""
+    """`[trainer.scheduler]` with type linear."""
 
     type: Literal["linear"] = "linear"
-    """Linear warm-up, then the peak, then a linear decay over the last steps."""
+    """Linear warm-up, constant peak, linear decay over the last steps."""
 
     warmup_steps: int = Field(10, ge=0)
-    """Steps from min_lr up to the peak."""
+    """Number of warm-up steps from min_lr to the peak."""
 
     decay_steps: int = Field(10, ge=0)
-    """Steps at the end of the run over which the rate falls to min_lr; needs max_steps."""
+    """Number of last steps in which the rate decays to min_lr; needs max_steps."""
 
     min_lr: float = Field(0.0, ge=0)
-    """The lowest learning rate."""
+    """Lowest learning rate."""
 
 
 class CosineScheduler(Table):
-    """`[trainer.scheduler]` with type cosine: up, then half a cosine down to the run's end."""
+    """`[trainer.scheduler]` with type cosine."""
 
     type: Literal["cosine"] = "cosine"
-    """Linear warm-up, then cosine decay until max_steps."""
+    """Linear warm-up, then cosine decay to max_steps."""
 
     warmup_steps: int = Field(10, ge=0)
-    """Steps from min_lr up to the peak."""
+    """Number of warm-up steps from min_lr to the peak."""
 
     min_lr: float = Field(0.0, ge=0)
-    """The lowest learning rate."""
+    """Lowest learning rate."""
 
 
 SchedulerSettings = Annotated[ConstantScheduler | LinearScheduler | CosineScheduler, Field(discriminator="type")]
 
 
-def require_fit(scheduler: SchedulerSettings, max_steps: int | None) -> None:
-    """Raise ValueError unless the scheduler does something, and its phases fit into the run."""
+def check_scheduler(scheduler: SchedulerSettings, max_steps: int | None) -> None:
+    """Check that the scheduler's phases fit into the run. Raises `ValueError` otherwise."""
     if isinstance(scheduler, ConstantScheduler):
         return
     decay = scheduler.decay_steps if isinstance(scheduler, LinearScheduler) else 1
@@ -115,38 +115,36 @@ class LossSettings(Table):
     """Prime-RL's default loss: policy gradient inside a trust region, plus KL."""
 
     dppo_mask_low: float = Field(0.2, ge=0)
-    """A token with a negative advantage is masked when its probability fell by more than this since it was
-    sampled."""
+    """Masks a token with a negative advantage if its probability fell by more than this since sampling."""
 
     dppo_mask_high: float = Field(0.2, ge=0)
-    """A token with a positive advantage is masked when its probability rose by more than this since it was
-    sampled."""
+    """Masks a token with a positive advantage if its probability rose by more than this since sampling."""
 
     adv_tau: float = Field(1.0, ge=0)
     """Factor on the advantage; 0 leaves only the KL term."""
 
     kl_tau: float = Field(1e-3, ge=0)
-    """Factor on the KL term, the squared logarithm of the importance ratio."""
+    """Factor on the KL term, which is the squared logarithm of the importance ratio."""
 
 
 class TrainedModel(Table):
     """`[trainer.model]`."""
 
     lora: LoraSettings | None = None
-    """The adapter; without one every weight is trained."""
+    """LoRA settings; without this table all weights are trained (full fine-tuning)."""
 
 
 class TrainerConfig(Table):
     """`[trainer]`."""
 
     model: TrainedModel = TrainedModel()
-    """What is trained of the model."""
+    """Trained part of the model."""
 
     loss: LossSettings = LossSettings()
-    """The loss."""
+    """Loss function."""
 
     optim: OptimSettings = OptimSettings()
-    """The optimizer."""
+    """Optimizer."""
 
     scheduler: SchedulerSettings = ConstantScheduler()
-    """The learning rate's course over the run."""
+    """Learning-rate schedule."""

@@ -1,5 +1,5 @@
-"""Checks before a run: what it needs on this machine, each green, yellow or red, each with file, key and remedy.
+"""Checks of a run file and this machine before a run. Each finding is green, yellow or red, with key and remedy.
 
-Contract: a check looks and changes nothing; none takes more than a few seconds; cheap ones come first, and nothing slow
-is imported before they passed; a secret's value is never shown. What a run file says is read from the validated run.
+Invariants: a check changes nothing and takes at most a few seconds. Cheap checks run first, before slow packages are
+imported. The value of a secret is never printed. Checks read the validated run, not the file's text.
 """

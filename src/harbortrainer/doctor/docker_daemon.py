@@ -1,4 +1,4 @@
-"""Docker: is there a daemon, does it know Compose v2, and are there networks for all trials at once?"""
+"""Checks of Docker: daemon, Compose v2, buildx, address pools and login."""
 
 import ipaddress
 import json
@@ -9,35 +9,36 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
+from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
-from harbortrainer.engines.programs import output_of
-from harbortrainer.sandbox.environment_choice import chosen
-from harbortrainer.sandbox.task_demands import TaskDemands
+from harbortrainer.engines.programs import program_output
+from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 DEFAULT_NETWORKS = 31
-"""What Docker's built-in address pools hold: 15 of 172.17.0.0/12 in /16 and 16 of 192.168.0.0/16 in /20."""
+"""Networks in Docker's default address pools: 15 of 172.17.0.0/12 in /16 and 16 of 192.168.0.0/16 in /20."""
 
 POOLS = '{"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}'
 
 
 class AddressPool(BaseModel):
-    """Addresses that the daemon gives to networks, `size` bits of prefix each."""
+    """A pool of addresses for the daemon's networks. `size` is the prefix length of each network."""
 
     base: str = Field(alias="Base")
     size: int = Field(alias="Size")
 
 
 class DaemonInfo(BaseModel):
-    """What `docker info` says of the daemon."""
+    """The fields of `docker info` that are used here."""
 
     version: str = Field("", alias="ServerVersion")
     pools: list[AddressPool] | None = Field(None, alias="DefaultAddressPools")
 
 
 def check(plan: LaunchPlan) -> Iterator[Finding]:
-    """Daemon, Compose, address pools, login."""
-    where = plan.environment_types.get("docker")
+    """Check daemon, Compose, address pools and login, if the run uses Docker."""
+    where = plan.key_of_type(lambda entry: entry.needs_docker)
     if where is None:
         return
     info = daemon()
@@ -49,11 +50,12 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) -> Iterator[Finding]:
-    """What containers of tasks need: a daemon, Compose, and buildx where a task has less than the whole network.
+    """Check what task containers need: daemon, Compose, and buildx if a task restricts its network.
 
     Args:
-        closed: Whether one has.
-        info: What the daemon said.
+        where: The key or option that selects Docker.
+        closed: Whether a task restricts its network.
+        info: The daemon's information, or its error message; fetched when None.
     """
     info = daemon() if info is None else info
     if isinstance(info, str):
@@ -62,32 +64,34 @@ def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) 
         return
     yield green("Docker", f"daemon {info.version}")
     yield compose(where)
-    if closed and output_of("docker", "buildx", "version") is None:
+    if closed and program_output("docker", "buildx", "version") is None:
         what = "docker has no `buildx` command, which Harbor needs for a network_mode other than public"
         yield red("buildx", what, "install docker-buildx-plugin", where)
 
 
 def closes_networks(plan: LaunchPlan) -> bool:
-    """Whether a task that is played in Docker has less than the whole network."""
+    """Whether a task that runs in Docker restricts its network."""
     return any(
-        TaskDemands(task.path).closes_the_network
+        TaskRequirements(task.path).restricts_network
         for key, harness in plan.harnesses.items()
-        for task in plan.played[f"{key.removesuffix('.agent.harness')}.taskset"]
-        if chosen(task.path, harness.environment_type, harness.environment_kwargs).kind == "docker"
+        for task in plan.tasks[f"{key.removesuffix('.agent.harness')}.taskset"]
+        if environment_entry(
+            choose_environment(task.path, harness.environment_type, harness.environment_kwargs).kind
+        ).needs_docker
     )
 
 
 def daemon() -> DaemonInfo | str:
-    """What the daemon says about itself, or why it does not."""
+    """Return the daemon's information, or an error message."""
     if shutil.which("docker") is None:
         return "docker is not installed"
-    info = DaemonInfo.model_validate_json(output_of("docker", "info", "--format", "{{json .}}") or "{}")
+    info = DaemonInfo.model_validate_json(program_output("docker", "info", "--format", "{{json .}}") or "{}")
     return info if info.version else "the daemon does not answer"
 
 
 def compose(where: str) -> Finding:
-    """Compose v2, which Harbor calls as `docker compose`."""
-    version = (output_of("docker", "compose", "version", "--short") or "").strip()
+    """Check Compose v2, which Harbor calls as `docker compose`."""
+    version = (program_output("docker", "compose", "version", "--short") or "").strip()
     if version and not version.lstrip("v").startswith("1."):
         return green("Compose", f"version {version}")
     what = f"version {version} is too old" if version else "docker has no `compose` command"
@@ -95,10 +99,10 @@ def compose(where: str) -> Finding:
 
 
 def networks(info: DaemonInfo, parallel: int | None, used: int, where: str) -> Finding:
-    """Each trial of a task with sidecars or a network policy has a network of its own; all others share one."""
+    """Check the number of free networks. A trial uses one if its task has sidecars or a network policy."""
     free = max(capacity(info.pools or []) - used, 0)
     trials = f"{parallel or 'any number of'} parallel trials"
-    what = f"{trials}, a network each where a task has sidecars or a network policy; {free} networks are free"
+    what = f"{trials}, {free} free networks (one per trial of a task with sidecars or a network policy)"
     if parallel is None or parallel > free:
         do = f"lower orchestrator.concurrency.max_inflight, or give Docker more: {POOLS} in /etc/docker/daemon.json"
         return yellow("Docker networks", what, do, where)
@@ -106,24 +110,24 @@ def networks(info: DaemonInfo, parallel: int | None, used: int, where: str) -> F
 
 
 def capacity(pools: list[AddressPool]) -> int:
-    """How many networks fit into the daemon's address pools."""
+    """Count the networks in the daemon's address pools."""
     if not pools:
         return DEFAULT_NETWORKS
     return sum(2 ** max(pool.size - ipaddress.ip_network(pool.base).prefixlen, 0) for pool in pools)
 
 
 def used_networks() -> int:
-    """Networks that take addresses now; `host` and `none` take none."""
-    drivers = (output_of("docker", "network", "ls", "--format", "{{.Driver}}") or "").split()
+    """Count the networks that use addresses; `host` and `none` use none."""
+    drivers = (program_output("docker", "network", "ls", "--format", "{{.Driver}}") or "").split()
     return sum(driver not in ("host", "null") for driver in drivers)
 
 
 def login(config: Path) -> Finding:
-    """Whether pulls are made under an account."""
+    """Check whether images are pulled with an account."""
     try:
         auths = json.loads(config.read_text()) if config.is_file() else {}
     except (OSError, json.JSONDecodeError):
         auths = {}
     if auths.get("auths") or auths.get("credHelpers"):
-        return green("Docker login", "done")
-    return yellow("Docker login", "not done; a registry may limit anonymous pulls", "run `docker login`")
+        return green("Docker login", "logged in")
+    return yellow("Docker login", "not logged in; registries may limit anonymous pulls", "run `docker login`")

@@ -1,4 +1,4 @@
-"""What a check found, and how it is told: a table, a warning, or the error that stops a launch."""
+"""Findings of the checks, and their output: a table, warnings, or the error that stops a launch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from harbortrainer.errors import UserError
 
 
 class Level(IntEnum):
-    """How bad a finding is; a red one stops a launch."""
+    """Severity of a finding. A red one stops a launch."""
 
     GREEN = 0
     YELLOW = 1
@@ -20,11 +20,11 @@ class Finding:
     """One line of the doctor's table.
 
     Args:
-        level: How bad it is.
-        about: What was looked at, two or three words.
-        what: What was found.
-        do: What the user should do; empty when nothing.
-        where: The file and the key in it that it comes from; empty when the machine alone is to blame.
+        level: Severity.
+        about: What was checked, in two or three words.
+        what: The result of the check.
+        do: What the user should do; empty for a green finding.
+        where: The file and key that it comes from; empty when it concerns only the machine.
     """
 
     level: Level
@@ -35,30 +35,30 @@ class Finding:
 
 
 def green(about: str, what: str) -> Finding:
-    """All is well."""
+    """Make a green finding: the check passed."""
     return Finding(Level.GREEN, about, what)
 
 
 def yellow(about: str, what: str, do: str, where: str = "") -> Finding:
-    """The run can start; it may be slower, or end sooner, than the user thinks."""
+    """Make a yellow finding: the run can start, but may be slower or fail later."""
     return Finding(Level.YELLOW, about, what, do, where)
 
 
 def red(about: str, what: str, do: str, where: str = "") -> Finding:
-    """The run cannot work."""
+    """Make a red finding: the run cannot work."""
     return Finding(Level.RED, about, what, do, where)
 
 
 def red_ones(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that stop a launch."""
+    """Return the red findings."""
     return [finding for finding in findings if finding.level is Level.RED]
 
 
 def stop_on_red(findings: list[Finding]) -> None:
-    """Refuse to start.
+    """Raise an error if a finding is red.
 
     Raises:
-        UserError: The first red finding, and how many more there are.
+        UserError: The first red finding, with the number of the others.
     """
     reds = red_ones(findings)
     if reds:
@@ -67,14 +67,14 @@ def stop_on_red(findings: list[Finding]) -> None:
 
 
 def warn(findings: list[Finding]) -> None:
-    """One line for each yellow finding."""
+    """Print one line for each yellow finding."""
     for finding in findings:
         if finding.level is Level.YELLOW:
             print(f"warning: {finding.where or finding.about}: {finding.what}; {finding.do}")
 
 
 def show(findings: list[Finding]) -> None:
-    """A table: colour, what was looked at, what was found, where it comes from, what to do."""
+    """Print the findings as a table."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

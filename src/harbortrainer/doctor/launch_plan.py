@@ -1,32 +1,34 @@
-"""What the checks look at: a validated run, the engine for it, and the machine."""
+"""The input of the checks: a validated run, its engine and this machine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from harbortrainer.config.overrides import Override, place
-from harbortrainer.config.plugin import AUTO, HarnessKeys, PluginEnv, TasksetKeys
+from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
+from harbortrainer.config.overrides import Override, setting_location
+from harbortrainer.config.plugin import HarnessKeys, PluginEnv, TasksetKeys
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu
 from harbortrainer.engines.prime_rl.checkout import Checkout
-from harbortrainer.sandbox.environment_choice import chosen
+from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.tasks.task_folder import TaskRef
-from harbortrainer.tasks.task_limits import played_by
+from harbortrainer.tasks.task_limits import tasks_by_taskset
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """A run, an engine and a machine.
+    """A run, its engine and this machine.
 
     Args:
-        choice: The engine.
-        checkout: Where Prime-RL should be.
-        gpus: What `nvidia-smi` shows.
-        file: The run file, as the user wrote its path.
-        run: The file as the engine reads it; none when only the machine is looked at.
-        envs: The plugin's tables by the dotted key of their `env`.
-        resume: The run is to go on.
-        overrides: What the command line changed in the file.
+        choice: The engine and the reason for it.
+        checkout: The checkout of Prime-RL.
+        gpus: The GPUs that `nvidia-smi` shows.
+        file: Path of the run file, as the user wrote it.
+        run: The run file as the engine reads it; None to check only the machine.
+        envs: The plugin's `env` tables by their dotted keys.
+        resume: The run continues an earlier one.
+        overrides: Keys that the command line overrides.
     """
 
     choice: EngineChoice
@@ -40,60 +42,67 @@ class LaunchPlan:
 
     @property
     def on_prime_rl(self) -> bool:
-        """Whether Prime-RL runs it."""
+        """Whether the engine is Prime-RL."""
         return self.choice.engine == "prime-rl"
 
     def where(self, key: str) -> str:
-        """A key of the run file, as a finding names it; one that the command line set is told so."""
-        return place(self.file, key, self.overrides)
+        """Name a key of the run file for a message, or the option that overrides it."""
+        return setting_location(self.file, key, self.overrides)
 
     @property
     def tasksets(self) -> dict[str, TasksetKeys]:
-        """Our taskset tables by their dotted keys."""
+        """The plugin's taskset tables by their dotted keys."""
         return {f"{key}.taskset": env.taskset for key, env in self.envs.items()}
 
     @cached_property
-    def played(self) -> dict[str, list[TaskRef]]:
-        """The tasks of our tasksets by their dotted keys; none where they cannot be read."""
-        return played_by(self.tasksets)
+    def tasks(self) -> dict[str, list[TaskRef]]:
+        """The tasks of each taskset, by the taskset's dotted key; empty where they cannot be read."""
+        return tasks_by_taskset(self.tasksets)
 
     @cached_property
     def harnesses(self) -> dict[str, HarnessKeys]:
-        """Our harness tables by their dotted keys."""
-        seats = {f"{key}.agent.harness": env.agent for key, env in self.envs.items()}
-        return {key: seat.harness for key, seat in seats.items() if seat.harness is not None}
+        """The plugin's harness tables by their dotted keys."""
+        agents = {f"{key}.agent.harness": env.agent for key, env in self.envs.items()}
+        return {key: agent.harness for key, agent in agents.items() if agent.harness is not None}
 
     @cached_property
     def environment_types(self) -> dict[str, str]:
-        """Where sandboxes run, and the first key that says so."""
-        kinds: dict[str, str] = {}
+        """The environment types of the run, each with the first key that selects it."""
+        types: dict[str, str] = {}
         for key, harness in self.harnesses.items():
-            for kind in self._kinds(key, harness):
-                kinds.setdefault(kind, self.where(f"{key}.environment_type"))
-        return kinds
+            for kind in self._types(key, harness):
+                types.setdefault(kind, self.where(f"{key}.environment_type"))
+        return types
 
-    def _kinds(self, key: str, harness: HarnessKeys) -> list[str]:
-        """What a harness plays in: with `auto`, what its tasks need."""
-        if harness.environment_type != AUTO:
+    def _types(self, key: str, harness: HarnessKeys) -> list[str]:
+        """Return the environment types of a harness; with `auto`, the types that its tasks need."""
+        candidates = environment_entry(harness.environment_type).chosen_from
+        if candidates is None:
             return [harness.environment_type]
-        tasks = self.played[f"{key.removesuffix('.agent.harness')}.taskset"]
-        found = {chosen(task.path, AUTO, harness.environment_kwargs).kind for task in tasks}
-        return sorted(found) or ["local"]
+        tasks = self.tasks[f"{key.removesuffix('.agent.harness')}.taskset"]
+        found = {
+            choose_environment(task.path, harness.environment_type, harness.environment_kwargs).kind for task in tasks
+        }
+        return sorted(found) or [candidates[0]]
+
+    def key_of_type(self, has: Callable[[EnvironmentEntry], bool]) -> str | None:
+        """The first key that selects an environment type whose entry satisfies `has`; None if there is none."""
+        return next((where for kind, where in self.environment_types.items() if has(environment_entry(kind))), None)
 
     @property
     def parallel(self) -> int | None:
-        """Most trials in flight at once; none means no bound."""
+        """Max trials in flight; None means unlimited."""
         if self.run is None:
             return None
         own = [harness.n_parallel_envs for harness in self.harnesses.values() if harness.n_parallel_envs]
         bounds = [self.run.orchestrator.concurrency.max_inflight]
         if own and len(own) == len(sources_of(self.run)):
-            bounds.append(max(own))  # sources share the places of a run
+            bounds.append(max(own))  # the sources of a run share its trial slots
         return min((bound for bound in bounds if bound is not None), default=None)
 
     @property
     def ports(self) -> list[tuple[str, int, str]]:
-        """Ports the run will listen on: what listens there, the port, the key that sets it."""
+        """Ports that the run will listen on: the listener's name, the port, the key that sets it."""
         if isinstance(self.run, RunConfig):
             port = self.run.orchestrator.model.client.port
             return [("sampler", port, "orchestrator.model.client.base_url")] if port else []

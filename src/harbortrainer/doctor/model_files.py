@@ -1,32 +1,32 @@
-"""The policy's files: in a folder, in the hub's cache, or on the hub."""
+"""Checks of the model's files: in a folder, in the hub cache, or on the hub."""
 
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.config.warmup_table import WarmupConfig
 from harbortrainer.doctor.credentials import value
 from harbortrainer.doctor.finding import Finding, green, red
 from harbortrainer.doctor.launch_plan import LaunchPlan
-from harbortrainer.engines.engine_choice import need_bitsandbytes
-from harbortrainer.engines.model_folder import lack
+from harbortrainer.engines.engine_choice import require_bitsandbytes
+from harbortrainer.engines.model_folder import missing_files
 from harbortrainer.errors import UserError
-from harbortrainer.runs.ingredients import hub_folder
+from harbortrainer.runs.provenance import hub_folder
 from harbortrainer.tasks.task_folder import BadTasksError
-from harbortrainer.warmup.solved_tasks import solved_tasks
+from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TIMEOUT_S = 5.0
 
 
 def check(plan: LaunchPlan) -> Iterator[Finding]:
-    """Whether the policy's folder can be loaded, or the policy made; see `check_hub` for a model of the hub."""
+    """Check the model's folder or the warm-up that creates it. `check_hub` checks a model of the hub."""
     if plan.run is None:
         return
     if isinstance(plan.run, RunConfig) and plan.run.warmup is not None:
-        yield from made_by(plan.run.warmup, plan.where)
+        yield from check_warmup(plan.run.warmup, plan.where)
         return
     name, where = plan.run.model.name, plan.where("model.name")
     if Path(name).is_dir():
@@ -36,25 +36,25 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def check_quantization(plan: LaunchPlan) -> Iterator[Finding]:
-    """Whether the library is there that keeps a base in few bits, where the run wants one."""
+    """Check that the quantization library is installed, if the run needs it."""
     if not isinstance(plan.run, RunConfig) or plan.run.model.quantization is None:
         return
     try:
-        need_bitsandbytes()
+        require_bitsandbytes()
     except UserError as error:
         yield red("quantization", error.what, error.do, plan.where(error.where))
 
 
 def check_hub(plan: LaunchPlan) -> Iterator[Finding]:
-    """Whether a policy of the hub can be had; the hub is asked when the cache has none."""
+    """Check that a hub model is in the cache or on the hub."""
     made = isinstance(plan.run, RunConfig) and plan.run.warmup is not None
     if plan.run is None or made or Path(plan.run.model.name).is_dir() or not is_hub_id(plan.run.model.name):
         return
     yield on_hub(plan.run.model.name, plan.where("model.name"))
 
 
-def made_by(warmup: WarmupConfig, where: Callable[[str], str]) -> Iterator[Finding]:
-    """Whether what the warm-up reads is there; `where` says where a key was set."""
+def check_warmup(warmup: WarmupConfig, where: Callable[[str], str]) -> Iterator[Finding]:
+    """Check the inputs of a warm-up. `where` names the place of a key, for messages."""
     named = {"family": warmup.family, "tasks": warmup.tasks, "heldout": warmup.heldout, "run": warmup.run}
     if warmup.model is not None and "/" in warmup.model and not is_hub_id(warmup.model):
         named["model"] = Path(warmup.model)
@@ -65,16 +65,16 @@ def made_by(warmup: WarmupConfig, where: Callable[[str], str]) -> Iterator[Findi
         return
     if warmup.model is not None and Path(warmup.model).is_dir():
         yield in_folder(Path(warmup.model), where("warmup.model"))
-    if warmup.tasks is not None and (why := unlearnable(warmup.tasks)):
-        yield red("warm-up", f"{why.where}: {why.what}", why.do, where("warmup.tasks"))
+    if warmup.tasks is not None and (error := solution_error(warmup.tasks)):
+        yield red("warm-up", f"{error.where}: {error.what}", error.do, where("warmup.tasks"))
         return
-    yield green("model", "made by [warmup]")
+    yield green("model", "created by [warmup]")
 
 
-def unlearnable(tasks: Path) -> UserError | None:
-    """What is wrong with the tasks whose solutions are to be learned."""
+def solution_error(tasks: Path) -> UserError | None:
+    """Return why the tasks' solutions cannot be used for a warm-up; None if they can."""
     try:
-        solved_tasks(tasks)
+        tasks_with_solution(tasks)
     except BadTasksError as errors:
         return errors.problems[0]
     except UserError as error:
@@ -83,42 +83,42 @@ def unlearnable(tasks: Path) -> UserError | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can be one of the hub's."""
+    """Whether a name has the form of a hub id."""
     return HUB_ID.fullmatch(name) is not None and not name.startswith(".")
 
 
 def in_folder(folder: Path, where: str) -> Finding:
-    """A model folder is a config, weights and a tokenizer."""
-    if missing := lack(folder):
+    """Check that a model folder has a config, weights and a tokenizer."""
+    if missing := missing_files(folder):
         return red("model", f"{missing[0]} in {folder}", missing[1], where)
     if not has_tokenizer(folder):
-        do = "copy tokenizer.json and tokenizer_config.json there"
+        do = "copy tokenizer.json and tokenizer_config.json into it"
         return red("model", f"no tokenizer in {folder}", do, where)
-    return green("model", f"{folder}: config, weights and tokenizer are there")
+    return green("model", f"{folder}: config, weights and tokenizer found")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there are files of one."""
+    """Whether a folder has the files of a tokenizer."""
     return any(folder.glob("tokenizer*.json"))
 
 
 def on_hub(name: str, where: str) -> Finding:
-    """In the cache, or to be had."""
+    """Check that a model is in the hub cache or on the hub."""
     if any(hub_folder(name).glob("snapshots/*/config.json")):
-        return green("model", f"{name} is in the hub's cache")
-    do = f"run `hf download {name}` where there is a network"
+        return green("model", f"{name} is in the hub cache")
+    do = f"run `hf download {name}` with network access"
     if os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True"):
         return red("model", f"{name} is not in the cache and HF_HUB_OFFLINE is set", do, where)
-    import httpx  # takes longer than all other checks of a file
+    import httpx  # slow to import
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     token = value("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.get(f"{endpoint}/api/models/{name}", headers=headers, timeout=TIMEOUT_S)
+        response = httpx.get(f"{endpoint}/api/models/{name}", headers=headers, timeout=TIMEOUT_S)
     except httpx.HTTPError:
         return red("model", f"{name} is not in the cache and {endpoint} cannot be reached", do, where)
-    if answer.status_code in (401, 403, 404):
-        do = "check the name, or set HF_TOKEN in .env"
-        return red("model", f"the hub gives no {name} ({answer.status_code})", do, where)
+    if response.status_code in (401, 403, 404):
+        do = "check the name, and for a private or gated model set HF_TOKEN in .env"
+        return red("model", f"the hub does not provide {name} (HTTP {response.status_code})", do, where)
     return green("model", f"{name} is on the hub")

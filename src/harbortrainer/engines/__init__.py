@@ -1,4 +1,4 @@
 import logging
 
-# peft imports it wherever it is installed, and it complains then of kernels that nothing here uses.
+# peft imports bitsandbytes if it is installed, which then warns about kernels that nothing here uses.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

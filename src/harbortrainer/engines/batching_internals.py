@@ -1,10 +1,10 @@
-"""All that we use behind transformers' public surface: its continuous batching, parts of which the sampler bends.
+"""All uses of transformers' private continuous batching API, parts of which the sampler overrides.
 
-Written for transformers `WRITTEN_FOR`; `COUPLINGS` lists what is touched, by `ragged_attention` too, and is checked
-before the first use. Who needs one of the private names imports it from here.
+Written for transformers `WRITTEN_FOR`. `PRIVATE_APIS` lists what is used, also by `attention.paged`, and is checked on
+import. Other modules import the private names from here.
 """
 
-from harbortrainer.couplings import Couplings, places_in
+from harbortrainer.private_apis import PrivateApi, places_in
 
 WRITTEN_FOR = "5.23"
 _PRIVATE = "transformers.generation.continuous_batching"
@@ -42,7 +42,7 @@ _USED = {
     f"{_PRIVATE}.cache_allocators.cache_allocator:BlockLedger": "block_to_hash; cached_blocks; hash_to_block",
     f"{_PRIVATE}.cache_allocators.full_attention:FullAttentionCacheAllocator": (
         "block_physical_stride; block_table; blocks_per_sector; cache_dtype; cache_tensor; index; ledger; num_blocks;"
-        "num_key_value_heads; tokens_per_page; write_trash_index; get_cache_for_block_table(layer_idx);"
+        "num_key_value_heads; tokens_per_page; get_cache_for_block_table(layer_idx);"
         "mark_complete_blocks(request_id, token_ids, new_new_blocks);"
         "update(key_states, value_states, layer_idx, read_index, write_index)"
     ),
@@ -53,14 +53,10 @@ _USED = {
     f"{_PRIVATE}.model_runner:ModelRunner": (
         "__init__(logit_processor, cb_config, inputs_and_outputs, cache, do_sample, return_logprobs);"
         "compute_batch(model, batch_data); _sample(scores, output_ids); cache; cb_config; inputs_and_outputs;"
-        "_forward_process_and_sample(model, batch_data, carry_over_ids, prev_output_ids, output_ids);"
-        "maybe_pad_inputs(num_q_tokens, max_kv_read, use_decode_fast_path); logit_processor;"
-        "supports_logits_to_keep(model)"
+        "maybe_pad_inputs(num_q_tokens, max_kv_read, use_decode_fast_path); logit_processor"
     ),
-    f"{_PRIVATE}.input_outputs:PagedAttentionArgs": (
-        "cache; input_ids; logits_indices; logits_processor_args; position_ids; write_index"
-    ),
-    f"{_PRIVATE}.input_outputs:ContinuousBatchingIOs": "compute_stream; get_cb_kwargs(); requests_in_batch",
+    f"{_PRIVATE}.input_outputs:PagedAttentionArgs": "cache; logits_processor_args; write_index",
+    f"{_PRIVATE}.input_outputs:ContinuousBatchingIOs": "compute_stream; requests_in_batch",
     f"{_PRIVATE}.requests:FutureRequestState": "complete_blocks; has_new_token; query_length; state",
     f"{_PRIVATE}.requests:GenerationOutput": "error; generated_tokens; logprobs",
     f"{_PRIVATE}.requests:RequestState": (
@@ -70,10 +66,10 @@ _USED = {
     f"{_PRIVATE}.requests:RequestStatus": "DECODING; FINISHED; PREFILLING",
     f"{_PRIVATE}.utils": "stream_context(stream)",
 }
-COUPLINGS = Couplings("transformers", WRITTEN_FOR, __name__, places_in(_USED))
-COUPLINGS.check()
+PRIVATE_APIS = PrivateApi("transformers", WRITTEN_FOR, __name__, places_in(_USED))
+PRIVATE_APIS.check()
 
-# ruff: noqa: E402 (what is not there must not be imported before the check)
+# ruff: noqa: E402 (a missing name must be reported by the check, not by an import)
 from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
 from transformers.generation.continuous_batching.cache_allocators import SLIDING_ATTENTION
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
@@ -84,7 +80,7 @@ from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchProcessor,
     ProtoPretrainedModel,
 )
-from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs, PagedAttentionArgs
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.requests import (
     FutureRequestState,
@@ -107,7 +103,6 @@ __all__ = [
     "FutureRequestState",
     "GenerationOutput",
     "ModelRunner",
-    "PagedAttentionArgs",
     "ProtoPretrainedModel",
     "RequestState",
     "RequestStatus",

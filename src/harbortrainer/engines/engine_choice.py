@@ -1,6 +1,6 @@
-"""Which engine runs: Prime-RL where it can, else the embedded one, and why.
+"""Chooses the engine: Prime-RL if it can run here, else the embedded one.
 
-Contract: nothing but looking; GPUs are counted with `nvidia-smi`, so that torch need not be imported.
+Contract: read-only. GPUs are counted with `nvidia-smi`, so torch is not imported.
 """
 
 import os
@@ -9,19 +9,19 @@ from importlib.util import find_spec
 from typing import Literal
 
 from harbortrainer.engines.prime_rl.checkout import Checkout
-from harbortrainer.engines.programs import output_of
+from harbortrainer.engines.programs import program_output
 from harbortrainer.errors import UserError
 
 Engine = Literal["prime-rl", "local"]
 ENGINES = ("auto", "prime-rl", "local")
 GPUS_NEEDED = 2
-"""Prime-RL wants distinct GPUs for sampling and training."""
+"""Prime-RL needs separate GPUs for sampling and training."""
 QUANTIZATION = "model.quantization"
-LORA_INSTEAD = "add it, empty, to train a LoRA instead of every weight"
-"""What to do with `trainer.model.lora` where every weight has no room."""
+LORA_ADVICE = "add it, empty, to train a LoRA instead of every weight"
+"""Advice for `trainer.model.lora` if full fine-tuning does not fit into the memory."""
 
-USABLE = 0.9
-"""Of a device's memory, for what is planned; the rest is for buffers, and for holes in its heap."""
+USABLE_SHARE = 0.9
+"""Share of a device's memory that plans may use; the rest is for buffers and heap fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -37,45 +37,45 @@ class EngineChoice:
     """An engine and the reason for it."""
 
     engine: Engine
-    why: str
+    reason: str
 
 
 def choose(
-    asked: str, checkout: Checkout, gpus: list[Gpu], *, warmup: bool = False, cluster: bool = False
+    requested: str, checkout: Checkout, gpus: list[Gpu], *, warmup: bool = False, cluster: bool = False
 ) -> EngineChoice:
-    """The engine that runs.
+    """Choose the engine.
 
     Args:
-        asked: "auto", "prime-rl" or "local".
+        requested: "auto", "prime-rl" or "local".
         checkout: Where Prime-RL should be.
         gpus: The GPUs of this machine.
-        warmup: The run file has `[warmup]`, which the embedded engine alone does.
-        cluster: The run file has `[slurm]`: the GPUs are elsewhere.
+        warmup: The run file has `[warmup]`, which only the embedded engine supports.
+        cluster: The run file has `[slurm]`, so the GPUs are on other machines.
 
     Raises:
-        UserError: No such engine.
+        UserError: There is no such engine.
     """
-    if asked not in ENGINES:
-        raise UserError(f"no engine {asked!r}", where="--engine", do=f"choose {', '.join(ENGINES)}")
-    if asked == "prime-rl" or asked == "local":
-        return EngineChoice(asked, "asked for")
+    if requested not in ENGINES:
+        raise UserError(f"unknown engine {requested!r}", where="--engine", do=f"choose {', '.join(ENGINES)}")
+    if requested == "prime-rl" or requested == "local":
+        return EngineChoice(requested, "requested")
     if warmup:
         return EngineChoice("local", "the run file has [warmup]")
     if not checkout.populated:
         return EngineChoice("local", f"the submodule {checkout.root.name}/ is empty")
     if not checkout.installed:
-        return EngineChoice("local", f"Prime-RL's environment is not there ({checkout.environment})")
+        return EngineChoice("local", f"Prime-RL's environment is not installed ({checkout.environment})")
     if cluster:
-        return EngineChoice("prime-rl", "its environment is there and the run file has [slurm]")
+        return EngineChoice("prime-rl", "it is installed and the run file has [slurm]")
     if len(gpus) < GPUS_NEEDED:
-        return EngineChoice("local", f"Prime-RL needs {GPUS_NEEDED} GPUs and there {_are(len(gpus))}")
-    return EngineChoice("prime-rl", f"its environment is there and {len(gpus)} GPUs are")
+        return EngineChoice("local", f"Prime-RL needs {GPUS_NEEDED} GPUs; this machine has {len(gpus) or 'none'}")
+    return EngineChoice("prime-rl", f"it is installed and this machine has {len(gpus)} GPUs")
 
 
 def find_gpus() -> list[Gpu]:
-    """The NVIDIA GPUs that `CUDA_VISIBLE_DEVICES` leaves visible."""
-    said = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits") or ""
-    rows = [line.rsplit(",", 1) for line in said.splitlines() if "," in line]
+    """Return the NVIDIA GPUs that `CUDA_VISIBLE_DEVICES` leaves visible."""
+    output = program_output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits") or ""
+    rows = [line.rsplit(",", 1) for line in output.splitlines() if "," in line]
     gpus = [Gpu(name.strip(), int(memory)) for name, memory in rows if memory.strip().isdigit()]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -83,12 +83,8 @@ def find_gpus() -> list[Gpu]:
     return gpus[: len([device for device in visible.split(",") if device.strip() not in ("", "-1")])]
 
 
-def _are(count: int) -> str:
-    return "are none" if count == 0 else f"is {count}"
-
-
-def need_extra(*modules: str) -> None:
-    """The embedded engine's packages are an extra; the plugin installs without them.
+def require_extra(*modules: str) -> None:
+    """Check that the embedded engine's packages are installed; they are an optional extra.
 
     Raises:
         UserError: One is missing.
@@ -99,8 +95,8 @@ def need_extra(*modules: str) -> None:
         raise UserError(f"not installed: {', '.join(missing)}", where="the embedded engine", do=do)
 
 
-def need_bitsandbytes() -> None:
-    """What a quantized base needs is an extra too; it is looked for, and not imported.
+def require_bitsandbytes() -> None:
+    """Check that bitsandbytes is installed, without importing it; it is an optional extra.
 
     Raises:
         UserError: It is missing.

@@ -1,9 +1,9 @@
-"""Counts what a model will hold in memory, before anything is loaded.
+"""Counts a run's memory before anything is loaded.
 
-The model is built without content (torch's meta device), so that weights, adapter and cache are those of the engine's
-own code. What a training pass keeps for its backward pass is counted by running it on tensors without content, twice:
-it grows with the tokens in a straight line. Only a model whose layers do not all attend to everything before them has
-a matrix over all pairs of a sample's tokens, the mask, which is counted by hand.
+The engine's own code builds the model on torch's meta device, so weights, adapter and cache are exact. Activations
+saved for the backward pass are counted with fake tensors, at two lengths, since they grow linearly with the tokens.
+Masks grow with the square of a sample's length and are counted by formula. Only models with layers other than full
+attention have them.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,111 +17,116 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from harbortrainer.config.runfile import Quantization
 from harbortrainer.config.trainer_table import LoraSettings
-from harbortrainer.couplings import Couplings
-from harbortrainer.engines.architectures import need_sampled
-from harbortrainer.engines.cache_size import cache_bytes_per_token
-from harbortrainer.engines.forward_pass import ForwardPass
-from harbortrainer.engines.local.learner.lora_policy import lora_config
+from harbortrainer.engines.attention.packed import PACKED_ATTENTION, has_only_full_attention
+from harbortrainer.engines.local.learner.policies import lora_config
 from harbortrainer.engines.local.learner.trained_policy import recompute_activations
 from harbortrainer.engines.local.sampler.sampled_model import context_limit, resolve_dtype
-from harbortrainer.engines.memory_plan import KEPT_BESIDE, MemoryPlan
-from harbortrainer.engines.packed_attention import PACKED_ATTENTION, attends_to_all
+from harbortrainer.engines.memory_parts import ForwardPass, cache_bytes_per_token
+from harbortrainer.engines.memory_plan import EXTRA_VERSIONS, MemoryPlan
+from harbortrainer.engines.models import build_meta_model, load_config, require_sampling_support
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
-from harbortrainer.engines.pretrained import empty_model, load_config
 from harbortrainer.engines.quantized_base import largest_layer, quantize
+from harbortrainer.private_apis import PrivateApi
 
-COUPLINGS = Couplings("torch", "2.15", __name__, ("torch._subclasses.fake_tensor:FakeTensorMode",))
-COUPLINGS.check()
+PRIVATE_APIS = PrivateApi("torch", "2.15", __name__, ("torch._subclasses.fake_tensor:FakeTensorMode",))
+PRIVATE_APIS.check()
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (not before the check)
 
-COMPUTED_WITH = 3
-"""Copies of an adapter in the base's dtype: the learner's, and two versions of the sampler's; requests that go on under
-still older ones keep one more each."""
-MASKS = 2
-"""Of true and false, one for each kind of layer. A layer makes one of numbers from its own, and keeps it."""
-STEPPED = 4
-"""Bytes of a float32: of every weight a gradient and AdamW's two moments, and a master where the model has fewer."""
-_PROBES = 64, 192
-_MASKLESS = "sdpa without mask"
+ADAPTER_COPIES = 3
+"""Adapters in the base's dtype: the learner's, and two versions in the sampler. Requests of still older versions keep
+one more each, which is not counted."""
+BOOLEAN_MASKS = 2
+"""Boolean masks, one per layer type. Each layer makes a numeric copy of its own, and saves it."""
+FLOAT_BYTES = 4
+"""Bytes of a float32. Gradients, AdamW's two moments and master weights are float32."""
+_PROBE_LENGTHS = 64, 192
+_UNMASKED_ATTENTION = "sdpa without mask"
 
 
 def plan_memory(
     model: Path,
     lora: LoraSettings | None,
     *,
-    kind: str,
-    room: int,
+    device_type: str,
+    capacity: int,
     quantization: Quantization | None = None,
     off_policy: int = 8,
 ) -> MemoryPlan:
-    """Count it for a model's folder, of which only the config is read.
+    """Plan the memory of a run. Of the model's folder only the config is read.
 
     Args:
-        lora: None trains every weight.
-        kind: Of device, "cpu" or "cuda"; it need not be there.
-        room: Bytes.
+        lora: None for full fine-tuning.
+        device_type: "cpu" or "cuda"; the device need not exist here.
+        capacity: Bytes available.
         quantization: Of the base's linear layers.
         off_policy: `max_off_policy_steps`.
 
     Raises:
-        UserError: The config cannot be read, or is of a model that cannot be sampled from; no linear layer matches
-            lora.target_modules or can be quantized, or there is no library to quantize; `where` is the run's key.
-        RuntimeError: What the model computes depends on its content (which experts a token goes to), so that it cannot
-            be run without.
+        UserError: The config is unreadable or its architecture unsupported, no linear layer matches
+            lora.target_modules or can be quantized, or the quantization library is missing. `where` is the run's key.
+        RuntimeError: The forward pass depends on tensor values, such as the choice of experts, and cannot run on fake
+            tensors.
     """
-    dtype = resolve_dtype("auto", torch.device(kind))
-    base, weights = without_content(model, lora, dtype, quantization)
+    dtype = resolve_dtype("auto", torch.device(device_type))
+    base, weights = build_without_weights(model, lora, dtype, quantization)
     text = base.config.get_text_config()
-    kept, block, at_once = kept_per_token(base), 0, text.num_hidden_layers
-    if kind != "cpu":
+    saved, recomputed, masked_layers = saved_bytes_per_token(base), 0, text.num_hidden_layers
+    if device_type != "cpu":
         recompute_activations(base)
-        kept, block, at_once = kept_per_token(base), kept // text.num_hidden_layers, 1
+        saved, recomputed, masked_layers = saved_bytes_per_token(base), saved // text.num_hidden_layers, 1
+    full_attention = has_only_full_attention(base.config)
     return MemoryPlan(
-        kind=kind,
-        room=room,
+        device_type=device_type,
+        capacity=capacity,
         weights=(2 if lora is None else 1) * weights + 2 * dtype.itemsize * largest_layer(base),
-        trained=stepped(base) if lora is None else of_adapter(base),
+        trained=full_training_bytes(base) if lora is None else adapter_training_bytes(base),
         version=weights if lora is None else 0,
-        versions=off_policy + 1 + KEPT_BESIDE,
-        cached_token=cache_bytes_per_token(base, kind),
-        forward=ForwardPass.of(base, kind),
-        kept_token=kept,
-        block_token=block,
-        pair=0 if attends_to_all(base.config) else MASKS + at_once * dtype.itemsize,
+        versions=off_policy + 1 + EXTRA_VERSIONS,
+        cache_per_token=cache_bytes_per_token(base, device_type),
+        forward=ForwardPass.for_model(base, device_type),
+        saved_per_token=saved,
+        recomputed_per_token=recomputed,
+        mask_per_pair=0 if full_attention else BOOLEAN_MASKS + masked_layers * dtype.itemsize,
         vocab=text.vocab_size,
-        longest_known=context_limit(base.config, None),
+        model_limit=context_limit(base.config, None),
     )
 
 
-def stepped(model: nn.Module) -> int:
-    """Bytes of what an optimizer of every weight has beside the model, and of the two gradients of the largest weight
-    that are added up where it is used twice."""
+def full_training_bytes(model: nn.Module) -> int:
+    """Return the bytes that training every weight adds to the model.
+
+    They include two gradients of the largest weight, which are added up if it is tied.
+    """
     weights = list(model.parameters())
     largest = max(weight.nbytes for weight in weights)
-    return sum(STEPPED * beside(weight) * weight.numel() for weight in weights) + 2 * largest
+    return sum(FLOAT_BYTES * training_floats(weight) * weight.numel() for weight in weights) + 2 * largest
 
 
-def of_adapter(model: nn.Module) -> int:
-    """Bytes of an adapter on both sides, and of what an optimizer has beside it."""
+def adapter_training_bytes(model: nn.Module) -> int:
+    """Return the bytes of the adapter's copies on both sides and of its training state."""
     weights = list(adapter_weights(model, "default").values())
-    return COMPUTED_WITH * bytes_of(weights) + sum(STEPPED * beside(w) * w.numel() for w in weights)
+    return ADAPTER_COPIES * total_bytes(weights) + sum(FLOAT_BYTES * training_floats(w) * w.numel() for w in weights)
 
 
-def beside(weight: Tensor) -> int:
-    """Float32 numbers that the optimizer has beside one of a weight's: gradient, two moments, and a master."""
+def training_floats(weight: Tensor) -> int:
+    """Return the float32 numbers per element: gradient, two moments and, below float32, a master."""
     return 3 if weight.dtype is torch.float32 else 4
 
 
-def without_content(
+def build_without_weights(
     model: Path, lora: LoraSettings | None, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> tuple[PreTrainedModel, int]:
-    """The base, with an adapter to train or all of it, and the bytes it had before; raises as `plan_memory`."""
-    need_sampled(load_config(model, where="model.name"), str(model), where="model.name")
-    base = empty_model(model, dtype, where="model.name", attention=_attention)
+    """Build the base on the meta device, with an adapter or with every weight trainable; raises like `plan_memory`.
+
+    Returns:
+        The base, and its bytes without the adapter.
+    """
+    require_sampling_support(load_config(model, where="model.name"), str(model), where="model.name")
+    base = build_meta_model(model, dtype, where="model.name", attention=_attention)
     if quantization is not None:
         quantize(base, quantization, torch.device("meta"))
-    weights = bytes_of(base.parameters())
+    weights = total_bytes(base.parameters())
     if lora is None:
         base.requires_grad_(True).eval()
         return base, weights
@@ -131,62 +136,64 @@ def without_content(
     return base, weights
 
 
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all of them."""
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of all tensors together."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def kept_per_token(base: PreTrainedModel) -> int:
-    """Bytes that a token of a micro batch leaves in the decoder for the backward pass.
+def saved_bytes_per_token(base: PreTrainedModel) -> int:
+    """Return the bytes that a token of a micro batch saves in the decoder for the backward pass.
 
-    They are counted as on a CPU, whose attention keeps what a GPU's does.
+    The count is for a CPU; a GPU's attention saves the same.
 
     Args:
-        base: On torch's meta device; what is to be trained has a gradient.
+        base: On torch's meta device; trained weights require gradients.
     """
-    few, many = (_kept(base, tokens) for tokens in _PROBES)
-    return -(-(many - few) // (_PROBES[1] - _PROBES[0]))
+    short, long = (_saved_bytes_of(base, tokens) for tokens in _PROBE_LENGTHS)
+    return -(-(long - short) // (_PROBE_LENGTHS[1] - _PROBE_LENGTHS[0]))
 
 
-def _kept(base: PreTrainedModel, tokens: int) -> int:
+def _saved_bytes_of(base: PreTrainedModel, tokens: int) -> int:
     decoder: nn.Module = base.get_decoder()
     with FakeTensorMode():
         named = [*decoder.named_parameters(), *decoder.named_buffers()]
-        content = {
+        fakes = {
             name: torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=t.requires_grad) for name, t in named
         }
         ids = torch.zeros(1, tokens, dtype=torch.long, device="cpu")
 
         def forward() -> object:
-            return functional_call(decoder, content, (), {"input_ids": ids, "use_cache": False})
+            return functional_call(decoder, fakes, (), {"input_ids": ids, "use_cache": False})
 
-        return kept_by(forward, content.values())
+        return saved_bytes(forward, fakes.values())
 
 
-def kept_by(forward: Callable[[], object], weights: Iterable[Tensor]) -> int:
-    """Bytes of what a forward pass keeps for its backward pass, each once and the weights left out."""
-    known = {id(storage): storage for storage in map(Tensor.untyped_storage, weights)}
-    kept: dict[int, torch.UntypedStorage] = {}
+def saved_bytes(forward: Callable[[], object], weights: Iterable[Tensor]) -> int:
+    """Return the bytes that a forward pass saves for its backward pass, each storage once and without the weights."""
+    weight_storages = {id(storage): storage for storage in map(Tensor.untyped_storage, weights)}
+    saved: dict[int, torch.UntypedStorage] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if id(storage) not in known:
-            kept[id(storage)] = storage
+        if id(storage) not in weight_storages:
+            saved[id(storage)] = storage
         return tensor
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors_hooks(record, lambda tensor: tensor):
         forward()
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def _attention(config: PreTrainedConfig) -> str:
-    """The learner's, as it is for whole sequences."""
-    return PACKED_ATTENTION if attends_to_all(config) else _MASKLESS
+    """Return the learner's attention for whole sequences."""
+    return PACKED_ATTENTION if has_only_full_attention(config) else _UNMASKED_ATTENTION
 
 
-def _maskless(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: object, **kwargs: object) -> object:
-    """torch's attention for whole sequences: causal, and no mask is made for it."""
+def _unmasked_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: object, **kwargs: object
+) -> object:
+    """Compute torch's causal attention over a whole sequence, without allocating a mask."""
     return AttentionInterface()["sdpa"](module, query, key, value, None, **kwargs)
 
 
-AttentionInterface.register(_MASKLESS, _maskless)
+AttentionInterface.register(_UNMASKED_ATTENTION, _unmasked_attention)

@@ -1,103 +1,108 @@
-"""What the embedded engine will hold in memory, part by part: what the doctor prints, and what sampler and learner then
-take on a GPU. `memory_count` counts it, before anything is loaded.
+"""The memory plan of the embedded engine, by part. `memory_count` computes it before anything is loaded.
 
-The learner comes first: what its largest micro batch needs is left to it, and the cache gets what remains, up to its
-share. Where that leaves no room for one request, the micro batch gives way, down to one sample of the longest length.
+The doctor prints it; on a GPU, sampler and learner then use its numbers.
+
+The learner's largest micro batch is reserved first. The cache gets the rest, up to its share. If not even one request
+fits, the micro batch shrinks, down to one sample of the longest length.
 """
 
 from dataclasses import dataclass
 
-from harbortrainer.engines.cache_size import cache_tokens
-from harbortrainer.engines.engine_choice import LORA_INSTEAD
-from harbortrainer.engines.forward_pass import ForwardPass
+from harbortrainer.engines.engine_choice import LORA_ADVICE
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH
 from harbortrainer.engines.local.learner.trained_policy import CHUNK_ELEMENTS
+from harbortrainer.engines.memory_parts import ForwardPass, cache_tokens
 from harbortrainer.errors import UserError
 
-LOGITS = 6
-"""Float32 copies of a chunk of logits at once: the logits, divided by the temperature, their softmax's logarithm, its
-exponential, their product, and a gradient."""
-KEPT_BESIDE = 3
-"""Versions that the learner has beside those that may still train: the one forgotten last, version 0, and for a moment
-the one that is forgotten next."""
+LOGITS_COPIES = 6
+"""Float32 copies of a chunk of logits alive at once: the logits, the scaled logits, log-softmax, its exponential, their
+product, and a gradient."""
+EXTRA_VERSIONS = 3
+"""Versions that the learner keeps besides those that may still train: the last evicted one, version 0 and, briefly, the
+next one to evict."""
 GIB = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Bytes on the device that computes; tokens are of one sequence unless said otherwise."""
+    """Bytes on the computing device, by part. Token counts refer to one sequence unless stated otherwise."""
 
-    kind: str
-    """Of device: "cpu" or "cuda"."""
-    room: int
-    """What there is for all of it."""
+    device_type: str
+    """Type of the device: "cpu" or "cuda"."""
+    capacity: int
+    """The memory available for all parts."""
     weights: int
-    """The base, once, and twice where every weight is trained; of a quantized one also its largest layer as either side
-    computes with it."""
+    """The base: once, or twice with full fine-tuning. For a quantized base also its largest layer, dequantized on
+    either side."""
     trained: int
-    """The LoRA of both sides, the float32 masters, their gradient and their optimizer."""
+    """Both sides' LoRA, the float32 masters, their gradients and their optimizer state."""
     version: int
-    """One policy version, of which the learner keeps several in the machine's memory; 0 for a LoRA's."""
+    """One policy version; the learner keeps several in the machine's memory. 0 for a LoRA's."""
     versions: int
-    """How many it keeps."""
-    cached_token: int
-    """Keys and values of a token, and its columns of the masks where there are any."""
+    """Number of policy versions that the learner keeps."""
+    cache_per_token: int
+    """Keys and values of a cached token, and its mask columns if there are masks."""
     forward: ForwardPass
-    """The sampler's largest."""
-    kept_token: int
-    """What a token of a micro batch leaves for the backward pass."""
-    block_token: int
-    """What computing a block again adds, a token; 0 where nothing is computed again."""
-    pair: int
-    """What two tokens of a sample have in masks; 0 where none is made. Samples go one by one where there are."""
+    """The sampler's largest forward pass."""
+    saved_per_token: int
+    """What a token of a micro batch saves for the backward pass."""
+    recomputed_per_token: int
+    """What recomputing a block adds per token; 0 without activation checkpointing."""
+    mask_per_pair: int
+    """Mask bytes of a pair of tokens of a sample; 0 without masks. With masks, samples are computed one by one."""
     vocab: int
-    longest_known: int
-    """Tokens that the model was made for."""
+    model_limit: int
+    """The longest sequence that the model supports."""
 
     def micro_batch(self, context: int, seq_len: int) -> int:
-        """Tokens of the learner's micro batch: all that are of use, less where the cache has no room beside them, and
-        no fewer than a sample of `seq_len` tokens has."""
-        tokens = seq_len if self.pair else MICRO_BATCH[self.kind]
+        """Return the tokens of the learner's micro batch: at least `seq_len`, fewer if the cache needs the memory.
+
+        Args:
+            context: Tokens of the sampler's longest request.
+            seq_len: Tokens of the learner's longest sample.
+        """
+        tokens = seq_len if self.mask_per_pair else MICRO_BATCH[self.device_type]
         while tokens > seq_len and self._cache(context, max(tokens, seq_len)) < context:
             tokens = max(tokens // 2, seq_len)
         return tokens
 
     def cache(self, context: int, seq_len: int) -> int:
-        """Tokens that the sampler's cache holds, 0 when not one request of that length fits."""
+        """Return the tokens that the sampler's cache holds; 0 if not even one request of `context` tokens fits."""
         tokens = self._cache(context, max(self.micro_batch(context, seq_len), seq_len))
         return tokens if tokens >= context else 0
 
     def _cache(self, context: int, micro_batch: int) -> int:
-        free = max(0, self.room - self.weights)
-        others = self.trained + self.kept + self.learner(micro_batch) + self.forward.beside(context, 0)
-        left = max(0, free - others) // (self.cached_token + self.forward.cached_token)
-        affordable, tokens = cache_tokens(free, self.kind, self.cached_token, context)
-        return min(affordable, tokens, left)
+        free = max(0, self.capacity - self.weights)
+        others = self.trained + self.kept_versions + self.learner(micro_batch) + self.forward.total(context, 0)
+        remaining = max(0, free - others) // (self.cache_per_token + self.forward.cache_per_token)
+        affordable, tokens = cache_tokens(free, self.device_type, self.cache_per_token, context)
+        return min(affordable, tokens, remaining)
 
     @property
-    def kept(self) -> int:
-        """Bytes of the versions that are kept where the model computes: on a CPU all."""
-        return self.version * self.versions if self.kind == "cpu" else 0
+    def kept_versions(self) -> int:
+        """Bytes of kept versions on the computing device: all on a CPU, none on a GPU."""
+        return self.version * self.versions if self.device_type == "cpu" else 0
 
     def learner(self, tokens: int) -> int:
-        """Bytes of a micro batch of so many tokens."""
+        """Return the bytes of a micro batch of this many tokens."""
         logits = min(CHUNK_ELEMENTS, tokens * self.vocab)
-        return tokens * (self.kept_token + self.block_token + tokens * self.pair) + LOGITS * 4 * logits
+        per_token = self.saved_per_token + self.recomputed_per_token + tokens * self.mask_per_pair
+        return tokens * per_token + LOGITS_COPIES * 4 * logits
 
-    def parts(self, context: int, seq_len: int) -> dict[str, int]:
-        """Bytes by what they are for; their sum is everything at once."""
+    def breakdown(self, context: int, seq_len: int) -> dict[str, int]:
+        """Return the bytes of each part by its name; their sum is the peak."""
         tokens, cached = max(self.micro_batch(context, seq_len), seq_len), self.cache(context, seq_len)
         return {
             "model twice" if self.version else "model": self.weights,
             "gradient and optimizer" if self.version else "adapter and optimizer": self.trained,
-            **({f"{self.versions} versions": self.kept} if self.kept else {}),
-            f"cache for {cached // context} trials of {context} tokens at once": cached * self.cached_token,
-            "sampler's forward pass": self.forward.beside(context, cached),
+            **({f"{self.versions} versions": self.kept_versions} if self.kept_versions else {}),
+            f"cache for {cached // context} trials of {context} tokens at once": cached * self.cache_per_token,
+            "sampler's forward pass": self.forward.total(context, cached),
             f"learner's {tokens} tokens at once, seq_len {seq_len}": self.learner(tokens),
         }
 
     def fits(self, context: int, seq_len: int) -> bool:
-        """Whether a run has room.
+        """Whether the run fits.
 
         Args:
             context: Tokens of the sampler's longest request.
@@ -105,41 +110,44 @@ class MemoryPlan:
         """
         return self.cache(context, seq_len) > 0
 
-    def refusal(self, context: int, seq_len: int) -> UserError | None:
-        """What to say of a run that has no room, with the nearest length that has; None where it fits."""
+    def memory_error(self, context: int, seq_len: int) -> UserError | None:
+        """Return the error of a run that does not fit, with the longest length that does; None if it fits."""
         if self.fits(context, seq_len):
             return None
-        what = self.told(context, seq_len)
-        if self.longest:
-            return UserError(what, where="seq_len", do=f"set it to {self.longest} or less")
+        what = self.summary(context, seq_len)
+        if self.max_length:
+            return UserError(what, where="seq_len", do=f"set it to {self.max_length} or less")
         if self.version:
-            return UserError(what, where="trainer.model.lora", do=LORA_INSTEAD)
+            return UserError(what, where="trainer.model.lora", do=LORA_ADVICE)
         return UserError(what, where="model.name", do="use a smaller model, or Prime-RL (docs/sizing.md)")
 
-    def host_refusal(self, room: int) -> UserError | None:
-        """What to say where the versions that are kept beside a GPU do not fit into so many bytes of the machine's."""
+    def host_memory_error(self, capacity: int) -> UserError | None:
+        """Return the error if a GPU run's kept versions exceed `capacity` bytes of the machine's memory, else None."""
         needed = self.version * self.versions
-        if self.kind == "cpu" or needed <= room:
+        if self.device_type == "cpu" or needed <= capacity:
             return None
-        what = f"{self.versions} versions of the model are kept, {needed / GIB:.2f} of {room / GIB:.2f} GiB of memory"
-        if self.version * (1 + KEPT_BESIDE) <= room:
-            most = room // self.version - KEPT_BESIDE - 1
-            return UserError(what, where="orchestrator.max_off_policy_steps", do=f"set it to {most} or less")
-        return UserError(what, where="trainer.model.lora", do=LORA_INSTEAD)
+        what = (
+            f"{self.versions} kept versions of the model need {needed / GIB:.2f} of {capacity / GIB:.2f} GiB of memory"
+        )
+        if self.version * (1 + EXTRA_VERSIONS) <= capacity:
+            steps = capacity // self.version - EXTRA_VERSIONS - 1
+            return UserError(what, where="orchestrator.max_off_policy_steps", do=f"set it to {steps} or less")
+        return UserError(what, where="trainer.model.lora", do=LORA_ADVICE)
 
-    def told(self, context: int, seq_len: int) -> str:
-        """The plan in one sentence."""
-        parts = self.parts(context, seq_len)
+    def summary(self, context: int, seq_len: int) -> str:
+        """Return the plan as one sentence."""
+        parts = self.breakdown(context, seq_len)
         listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
-        total, room = sum(parts.values()) / GIB, self.room / GIB
-        return f"GiB: {listed}; {total:.2f} of {room:.2f}; the longest sequence that fits has {self.longest} tokens"
+        total, capacity = sum(parts.values()) / GIB, self.capacity / GIB
+        longest = f"the longest sequence that fits has {self.max_length} tokens"
+        return f"GiB: {listed}; {total:.2f} of {capacity:.2f}; {longest}"
 
     @property
-    def longest(self) -> int:
-        """The longest sequence that has room, at most what the model was made for; in steps of 256, 0 for none."""
-        if self.fits(self.longest_known, self.longest_known):
-            return self.longest_known
-        low, high = 0, self.longest_known // 256
+    def max_length(self) -> int:
+        """The longest sequence that fits, at most the model's limit; in steps of 256, 0 for none."""
+        if self.fits(self.model_limit, self.model_limit):
+            return self.model_limit
+        low, high = 0, self.model_limit // 256
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.fits(256 * middle, 256 * middle) else (low, middle - 1)

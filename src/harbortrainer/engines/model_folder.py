@@ -1,4 +1,4 @@
-"""What a folder lacks that is to be a model; nothing is imported and nothing loaded to find out."""
+"""Checks that a folder has a model's files, without importing or loading anything."""
 
 from pathlib import Path
 
@@ -7,18 +7,18 @@ from harbortrainer.errors import UserError
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
-def lack(folder: Path) -> tuple[str, str] | None:
-    """What is missing and what the user should do; None when config and weights are there."""
+def missing_files(folder: Path) -> tuple[str, str] | None:
+    """Return what is missing and the advice for the user; None if config and weights exist."""
     if not (folder / "config.json").is_file():
         is_adapter = (folder / "adapter_config.json").is_file()
         do = "this is a LoRA adapter; name its base model" if is_adapter else "name the folder of a Hugging Face model"
         return "no config.json", do
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
-        return "no weights", "it needs model.safetensors or its shards; was the download cut?"
+        return "no weights", "add model.safetensors or its shards; the download may be incomplete"
     return None
 
 
-def check_folder(model: str | Path) -> None:
-    """Raises `UserError` when `model` is a folder that lacks a config or weights; says nothing about hub ids."""
-    if Path(model).is_dir() and (missing := lack(Path(model))):
+def check_model_folder(model: str | Path) -> None:
+    """Raise `UserError` if `model` is a folder without a config or weights; hub ids are not checked."""
+    if Path(model).is_dir() and (missing := missing_files(Path(model))):
         raise UserError(f"{missing[0]} here", where=str(model), do=missing[1])

@@ -1,6 +1,6 @@
-"""All that goes behind peft's public surface: the layers it puts into a model, their weights' names, their forward.
+"""All uses of peft's private API: its LoRA layers, the names of their weights, and their forward pass.
 
-Written for peft `WRITTEN_FOR`; `COUPLINGS` lists what is touched, and is checked before the first use.
+Written for peft `WRITTEN_FOR`. `PRIVATE_APIS` lists what is used and is checked on import.
 """
 
 import warnings
@@ -15,23 +15,23 @@ from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from harbortrainer.couplings import Couplings, places_in
-from harbortrainer.engines.block_product import multiply, pays
+from harbortrainer.engines.block_product import is_faster_in_blocks, multiply
 from harbortrainer.errors import UserError
+from harbortrainer.private_apis import PrivateApi, places_in
 
 WRITTEN_FOR = "0.21"
 _USED = {
     "peft": "inject_adapter_in_model(peft_config, model, adapter_name, ...)",
     "peft.tuners.lora:Linear": "forward(x, ...); base_layer; lora_A; lora_B; lora_dropout; scaling",
 }
-COUPLINGS = Couplings("peft", WRITTEN_FOR, __name__, places_in(_USED))
-COUPLINGS.check()
+PRIVATE_APIS = PrivateApi("peft", WRITTEN_FOR, __name__, places_in(_USED))
+PRIVATE_APIS.check()
 
 from peft.tuners.lora import Linear  # noqa: E402 (not before the check)
 
 
 def adapter_weights(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
-    """The weights of one adapter by the names under which peft saves them."""
+    """Return one adapter's weights by the names under which peft saves them."""
     marker = f".{adapter}."
     return {
         name.replace(marker, "."): parameter
@@ -41,26 +41,27 @@ def adapter_weights(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
 
 
 def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[PeftModel, list[nn.Dropout]]:
-    """Puts a LoRA's layers into `base`, named "default", with weights of its dtype; they compute what those of
-    `inject_for_sampling` do, operation by operation, so that both sides round alike.
+    """Add a LoRA named "default" to `base`, with weights in its dtype.
+
+    Its layers run the same operations as the layers of `inject_for_sampling`, so that both sides round alike.
 
     Returns:
-        The model as peft wraps it, and the dropouts on the LoRA's input, none when the config's dropout is 0.
+        The model as peft wraps it, and the dropouts on the LoRA's input (none if the config's dropout is 0).
 
     Raises:
-        UserError: peft adapts a model's stacked experts in place of the linear layers that were named.
+        UserError: peft would adapt the model's stacked experts instead of the named linear layers.
     """
     with warnings.catch_warnings():
-        # peft asks transformers by a name that is on its way out.
+        # peft uses a deprecated name of transformers.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
         try:
             model = get_peft_model(base, config)
         except ValueError as error:
             if "fused" not in str(error):
                 raise
-            raise _experts_instead() from error  # of two that it would adapt as one, one was named
+            raise _stacked_experts_error() from error  # only one of two layers that it would fuse was named
     if config.target_parameters:
-        raise _experts_instead()
+        raise _stacked_experts_error()
     assert isinstance(model, PeftModel)
     for weight in adapter_weights(model, "default").values():
         weight.data = weight.data.to(base.dtype)
@@ -78,7 +79,7 @@ def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[Peft
 def _train_lora(
     base: nn.Module, dropout: nn.Module, down: nn.Linear, up: nn.Linear, scaling: float, x: torch.Tensor
 ) -> torch.Tensor:
-    """What peft's `lora.Linear.forward` computes, in the operations of `_add_lora`."""
+    """Compute peft's `lora.Linear.forward` with the operations of `_add_lora`."""
     rows, out = dropout(x).reshape(-1, x.shape[-1]), base(x)
     narrow = rows.to(down.weight.dtype).mm(down.weight.t())
     flat = out.reshape(-1, out.shape[-1])
@@ -89,43 +90,47 @@ def _train_lora(
     return flat.view(out.shape)
 
 
-def _experts_instead() -> UserError:
-    """Of the mixtures of experts that transformers stacks since its version 5, an older adapter named each expert's
-    layers as these models' dense ones are named still: peft takes the names for those."""
+def _stacked_experts_error() -> UserError:
+    """Build the error for a model whose experts transformers stacks (since its version 5).
+
+    Older adapters named each expert's layers, and dense layers still have these names. peft maps the names to the
+    stacked experts.
+    """
     return UserError(
-        "peft adapts this model's stacked experts in place of layers of these names",
+        "peft adapts this model's stacked experts instead of the layers with these names",
         where="trainer.model.lora.target_modules",
         do="leave out gate_proj, up_proj and down_proj: name the attention's layers alone",
     )
 
 
-_CHOSEN: ContextVar[str | None] = ContextVar("adapter", default=None)
+_ACTIVE_ADAPTER: ContextVar[str | None] = ContextVar("adapter", default=None)
 
 
 @contextmanager
-def sampling_with(adapter: str | None) -> Generator[None]:
-    """Which of the adapters that `inject_for_sampling` put into a model this thread computes with; None is the base."""
-    token = _CHOSEN.set(adapter)
+def use_adapter(adapter: str | None) -> Generator[None]:
+    """Select, for this thread, one of the adapters added by `inject_for_sampling`; None for the base alone."""
+    token = _ACTIVE_ADAPTER.set(adapter)
     try:
         yield
     finally:
-        _CHOSEN.reset(token)
+        _ACTIVE_ADAPTER.reset(token)
 
 
 def inject_for_sampling(
     model: nn.Module, config: LoraConfig, adapter: str, dtype: torch.dtype
 ) -> dict[str, nn.Parameter]:
-    """Puts a LoRA's layers into `model`, without gradients, beside those that are there; `sampling_with` chooses. Large
-    layers are multiplied block by block, the output matrix among them.
+    """Add a LoRA to `model`, without gradients; it may have several, and `use_adapter` selects one.
+
+    Products with large weights, including the output matrix, are computed in blocks.
 
     Args:
-        dtype: Of the LoRA: what the model computes in, as in the learner.
+        dtype: The LoRA's dtype: the one the model computes in, as in the learner.
 
     Returns:
-        Their weights as `adapter_weights` names them.
+        The LoRA's weights, by the names of `adapter_weights`.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several are what we want
+        warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several are intended
         inject_adapter_in_model(config, model, adapter_name=adapter)
     model.requires_grad_(False).eval()
     weights = adapter_weights(model, adapter)
@@ -142,21 +147,21 @@ def inject_for_sampling(
                 for name, down in module.lora_A.items()
             }
             module.forward = partial(_add_lora, module.base_layer, _product(module.base_layer), adapters)
-        elif type(module) is nn.Linear and module.bias is None and pays(module.weight):
-            module.forward = partial(_each_row, _product(module))
+        elif type(module) is nn.Linear and module.bias is None and is_faster_in_blocks(module.weight):
+            module.forward = partial(_multiply_rows, _product(module))
     return weights
 
 
 def _product(base: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What `base` makes of a matrix; without the way through the module where it is one product."""
+    """Return a function that applies `base` to a matrix, bypassing the module's call overhead if it is one product."""
     if type(base) is not nn.Linear or base.bias is not None:
         return base.forward
-    if pays(base.weight):
+    if is_faster_in_blocks(base.weight):
         return partial(multiply, weight=base.weight)
     return partial(torch.mm, mat2=base.weight.t())
 
 
-def _each_row(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def _multiply_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     return product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
@@ -166,16 +171,16 @@ def _add_lora(
     adapters: Mapping[str, tuple[torch.Tensor, torch.Tensor, float]],
     x: torch.Tensor,
 ) -> torch.Tensor:
-    """What peft's `lora.Linear.forward` computes for one active adapter, without its bookkeeping: on a small model
-    that was a quarter of a step (forward pass of 64 tokens, 0.7 M parameters: 2.3 ms instead of 2.0), and to find the
-    weights module by module each time another tenth. On matrices it is three operations of torch; on what has more
-    dimensions each of them was six.
+    """Compute peft's `lora.Linear.forward` for one adapter, without its bookkeeping.
+
+    On a small model (0.7 M parameters, a forward pass of 64 tokens) peft's own forward takes 2.3 ms instead of 2.0.
+    Flattening to matrices makes it three torch operations; with more dimensions each would be six.
 
     Args:
-        product: As `_product` makes it of `base`.
-        adapters: Of each its two matrices, transposed, and what their product is scaled by.
+        product: The result of `_product(base)`.
+        adapters: By name: the two matrices, transposed, and the scaling of their product.
     """
-    adapter = _CHOSEN.get()
+    adapter = _ACTIVE_ADAPTER.get()
     if adapter is None:
         return base.forward(x)
     down, up, scaling = adapters[adapter]

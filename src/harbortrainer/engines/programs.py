@@ -1,4 +1,4 @@
-"""Asks other programs, without trusting that they are there, and sees to it that what we start ends with us."""
+"""Runs other programs, which may be missing, and makes sure that long-running children end with this process."""
 
 import ctypes
 import signal
@@ -12,23 +12,23 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WatchedProcess(Protocol):
-    """A process without which nothing comes back."""
+    """A child process that the run depends on."""
 
     @property
     def alive(self) -> bool: ...
-    def ended(self) -> RunStoppedError: ...
+    def exit_error(self) -> RunStoppedError: ...
 
 
-def output_of(*words: str, timeout_s: float = 20.0) -> str | None:
-    """What a program says on stdout; None when it is not there, takes too long or fails."""
+def program_output(*command: str, timeout_s: float = 20.0) -> str | None:
+    """Return a program's stdout; None if it is missing, takes too long or fails."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
 
-def ends_with_us() -> Callable[[], object]:
-    """A child's `preexec_fn`: the kernel sends it SIGTERM when the thread that starts it is gone."""
+def terminate_with_parent() -> Callable[[], object]:
+    """Return a `preexec_fn` that makes the kernel send the child SIGTERM when the thread that started it ends."""
     libc = ctypes.CDLL(None)
     return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

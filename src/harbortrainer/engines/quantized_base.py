@@ -1,15 +1,18 @@
-"""A base whose linear layers lie in memory in 8 or 4 bits, with bitsandbytes' numbers and one way to compute with them.
+"""A quantized base: linear layers in 8 or 4 bits, in bitsandbytes' formats, always computed in the same way.
 
-`int8` is a scale for each row, as in LLM.int8() (Dettmers et al. 2022), `nf4` a scale for each 64 weights, as in QLoRA
-(Dettmers et al. 2023). Embeddings, norms, the output matrix and the adapter stay as they are.
+`int8` has one scale per row, as in LLM.int8() (Dettmers et al. 2022). `nf4` has one scale per 64 weights, as in QLoRA
+(Dettmers et al. 2023). Embeddings, norms, the output matrix and the adapter are not quantized.
 
-A layer is dequantized whole and multiplied, always: for one row or many, with a gradient or without. bitsandbytes' own
-layers choose by all of these. On a CPU with AVX-512 BF16 its 4-bit layer repacks the weight in place at its first pass
-without a gradient and computes in bfloat16 from then on, without a gradient for what comes before it; its 8-bit layer
-rounds activations too, and which of their columns it leaves whole depends on the other requests in the batch. Sampler
-and learner would be two policies. What is given up is the speed of the kernels for one row.
+Every pass dequantizes a whole layer and multiplies, with or without gradients and for any number of rows.
+The layers of bitsandbytes distinguish these cases, so that sampler and learner would be different policies.
 
-The tensors are frozen parameters, so that whoever shares a model's parameters shares these.
+    - Its 4-bit layer, on a CPU with AVX-512 BF16, repacks the weight in place at the first pass without gradients. From
+      then on it computes in bfloat16, without gradients for its input.
+    - Its 8-bit layer rounds activations too. Which columns stay exact depends on the other requests in the batch.
+
+The price is the speed of bitsandbytes' kernels for single rows.
+
+The tensors are frozen parameters, so sharing a model's parameters shares them too.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -21,30 +24,32 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from harbortrainer.config.runfile import Quantization
-from harbortrainer.engines.engine_choice import QUANTIZATION, need_bitsandbytes
+from harbortrainer.engines.engine_choice import QUANTIZATION, require_bitsandbytes
 from harbortrainer.errors import UserError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 BLOCK = 64
-"""Weights of a row that share a scale in `nf4`; a layer whose rows are no multiple of it is left as it is."""
-_LARGEST = 127
+"""Weights per scale in `nf4`. A layer whose input width is not a multiple of it is not quantized."""
+_INT8_MAX = 127
 
 
 def quantize(model: PreTrainedModel, scheme: Quantization, device: torch.device) -> None:
-    """Put `QuantizedLinear` in place of the linear layers, one after the other, so that no more than one is on the
-    device as it was; the rest of the model stays where it is.
+    """Replace the linear layers by `QuantizedLinear`, and move them to the device.
+
+    Layers are replaced one by one, so at most one unquantized layer is on the device. The rest of the model is not
+    moved.
 
     Args:
-        model: As it was loaded, or without content on torch's meta device.
+        model: As loaded, or on torch's meta device.
         scheme: "int8" or "nf4".
-        device: Where the quantized weights go.
+        device: The device for the quantized weights.
 
     Raises:
-        UserError: No bitsandbytes, or no layer that could be quantized.
+        UserError: bitsandbytes is missing, or no layer can be quantized.
     """
-    need_bitsandbytes()
+    require_bitsandbytes()
     head = model.get_output_embeddings()
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not head}
     chosen = {name: layer for name, layer in layers.items() if layer.in_features % BLOCK == 0}
@@ -56,21 +61,21 @@ def quantize(model: PreTrainedModel, scheme: Quantization, device: torch.device)
 
 
 def largest_layer(model: nn.Module) -> int:
-    """Weights of the largest quantized layer, 0 where there is none: so many are dequantized at a time."""
+    """Return the number of weights of the largest quantized layer, all dequantized at once; 0 if there is none."""
     sizes = [m.in_features * m.out_features for m in model.modules() if isinstance(m, QuantizedLinear)]
     return max(sizes, default=0)
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer with a frozen weight in few bits; to peft, and to who looks for layers to adapt, a linear layer.
+    """A linear layer with a frozen, quantized weight. It subclasses `nn.Linear`, so peft adapts it like any other.
 
     Attributes:
-        weight: `int8`: [out, in] int8; `nf4`: [out * in / 2, 1] uint8, two a byte.
+        weight: `int8`: [out, in] int8; `nf4`: [out * in / 2, 1] uint8, two weights per byte.
         scale: `int8`: [out, 1] float32; `nf4`: [out * in / 64] float32.
     """
 
     def __init__(self, layer: nn.Linear, scheme: Quantization, device: torch.device) -> None:
-        nn.Module.__init__(self)  # nn.Linear's would take the memory that is to be saved
+        nn.Module.__init__(self)  # nn.Linear's would allocate the full weight
         self.in_features, self.out_features, self.scheme = layer.in_features, layer.out_features, scheme
         codes, scale = _quantized(layer.weight.detach().to(device), scheme)
         self.weight = nn.Parameter(codes, requires_grad=False)
@@ -78,12 +83,12 @@ class QuantizedLinear(nn.Linear):
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().to(device), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out] in the input's dtype."""
+        """Apply the layer, [..., in] to [..., out], in the input's dtype."""
         product = cast("Tensor", _Product.apply(input, self))
         return product if self.bias is None else product + self.bias
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """[out, in] the weight that the layer computes with."""
+        """Return the weight [out, in] that the layer computes with."""
         codes, scale = self.weight, self.scale
         if self.scheme == "int8":
             return codes.to(dtype).mul_(scale)
@@ -93,7 +98,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T; the backward pass dequantizes again, so that no whole weight waits for it."""
+    """x W^T. The backward pass dequantizes again, so that no dequantized weight is kept for it."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, layer: QuantizedLinear) -> Tensor:
@@ -108,7 +113,7 @@ class _Product(torch.autograd.Function):
 
 
 def _quantized(weight: Tensor, scheme: Quantization) -> tuple[Tensor, Tensor]:
-    """Codes and scales of [out, in]."""
+    """Return codes and scales of a weight [out, in]."""
     if weight.is_meta:
         shapes = (
             (weight.shape, (len(weight), 1))
@@ -119,7 +124,7 @@ def _quantized(weight: Tensor, scheme: Quantization) -> tuple[Tensor, Tensor]:
         return codes, torch.empty(shapes[1], dtype=torch.float32, device="meta")
     if scheme == "int8":
         codes, largest, _ = _bitsandbytes().int8_vectorwise_quant(weight.half())
-        return codes, (largest / _LARGEST)[:, None]
+        return codes, (largest / _INT8_MAX)[:, None]
     codes, state = _bitsandbytes().quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4")
     return codes, state.absmax
 

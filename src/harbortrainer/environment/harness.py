@@ -1,16 +1,21 @@
-"""One rollout is one trial of Harbor's, run in this process.
+"""The verifiers harness: one rollout is one Harbor trial, run in this process, with a cap on concurrent trials.
 
-Contract: `launch` runs the trial with every model call going to verifiers' interception endpoint (or, with
-`capture = "rollout_details"`, straight to the server, whose token ids are then committed), leaves the trial's
-record on `trace.info["harbor"]`, and never turns a failed trial into a reward: what did not train is an error
-of the trace.
-Invariant: importing this module imports neither harbor nor litellm; the first `launch` (or `warm`) does.
+- `HarborHarness.launch` runs the trial. Model calls go to verifiers' interception endpoint; with
+  `capture = "rollout_details"` they go straight to the server, and its token ids are committed afterwards.
+- The trial's record is put on `trace.info["harbor"]`. A trial that does not train is an error of the trace, never a
+  reward.
+- `slot` caps concurrent trials over several processes with numbered lock files in a shared folder. A killed process
+  frees its slots: the kernel drops its locks, and the files are close-on-exec, so no sandbox keeps one locked.
+
+Invariant: importing this module imports neither harbor nor litellm; the first `launch` does, or
+`environment.import_trial_modules`.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 from verifiers.v1.clients import ModelContext
@@ -19,39 +24,68 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
-from harbortrainer.config.agent_table import needs_door
-from harbortrainer.environment.attempts import failure, live
-from harbortrainer.environment.door.agent_door import AgentDoor
-from harbortrainer.environment.judgement import RolloutJudge
+from harbortrainer.config.agent_table import needs_proxy
+from harbortrainer.environment.model_proxy.server import ModelProxy
+from harbortrainer.environment.model_server import WorkerState
+from harbortrainer.environment.outcome_review import OutcomeReviewer
 from harbortrainer.environment.plugin_config import HarborHarnessConfig
 from harbortrainer.environment.rollout_details import direct_kwargs
-from harbortrainer.environment.slots import slot
+from harbortrainer.environment.rollout_state import harbor_state, trace_error
 from harbortrainer.environment.taskset import HarborTaskData
-from harbortrainer.environment.worker_memory import WorkerMemory
+from harbortrainer.runs.locks import file_lock
 from harbortrainer.sandbox import container_sockets
-from harbortrainer.sandbox.environment_choice import chosen
-from harbortrainer.trials.outcome import CUT_BY
+from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.trials.outcome import STOP_OF_LIMIT
 from harbortrainer.trials.record import INFO_KEY, TrialRecord, record_of
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.secrets import NO_KEY
 from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec
 
+# One queue per event loop, so that only one waiter per process polls the lock files.
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Path, int], "Slots"]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def slot(folder: Path, n: int | None) -> AsyncGenerator[None]:
+    """Hold one of the `n` slots that all processes with this trials `folder` share; None means no cap."""
+    if n is None:
+        yield
+        return
+    shared = _slots.setdefault(asyncio.get_running_loop(), {})
+    async with shared.setdefault((folder, n), Slots(folder / ".slots", n)).hold():
+        yield
+
+
+class Slots:
+    """The slots of one folder, as seen by one process."""
+
+    def __init__(self, folder: Path, n: int) -> None:
+        self.files = [folder / f"slot-{number}" for number in range(n)]
+        self._queue = asyncio.Lock()
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[int]:
+        """Hold a free slot, waiting in order of arrival within the process. Yields its number."""
+        async with AsyncExitStack() as held:
+            async with self._queue:
+                number = await held.enter_async_context(file_lock(*self.files))
+            yield number
+
 
 class HarborHarness(Harness[HarborHarnessConfig]):
-    """Plays a Harbor task as Harbor's own trial.
+    """A harness that runs a Harbor task as a Harbor trial.
 
     Attributes:
-        memory: Its own at first; the environment puts that of its worker in its place.
+        worker_state: State shared by the worker's trials. The environment replaces the initial one with its own.
     """
 
-    # The model's commands run in the trial's sandbox, never in verifiers' runtime, which is only this
-    # process.
+    # The model's commands run in the trial's sandbox. verifiers' runtime is only this process.
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
     def __init__(self, config: HarborHarnessConfig) -> None:
         super().__init__(config)
-        self.memory = WorkerMemory(config)
+        self.worker_state = WorkerState(config)
 
     async def launch(
         self,
@@ -63,49 +97,55 @@ class HarborHarness(Harness[HarborHarnessConfig]):
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """Run the trial; leave its record on the trace and its failure, if any, on the state."""
+        """Run the trial. Put its record on the trace and its failure, if any, on the state."""
         if not isinstance(data, HarborTaskData):
-            raise TypeError("harbor_env plays Harbor tasks; use it with the taskset harbor_env")
-        state = live(trace)
+            raise TypeError("harbor_env runs Harbor tasks only; use it with the taskset harbor_env")
+        state = harbor_state(trace)
         await asyncio.sleep(state.attempts.pause_s)
         spec = self._spec(ctx, trace, data, endpoint, secret)
-        async with self._way(spec) as door:
-            record = await self._play(ctx, trace, spec, door)
+        async with self._model_proxy(spec) as proxy:
+            record = await self._run_trial(ctx, trace, spec, proxy)
         record.failed_attempts = state.attempts.count
-        put_record(trace, record)
-        state.failure = failure(record, state.attempts)
+        attach_record(trace, record)
+        state.failure = trace_error(record, state.attempts)
         return ProgramResult(exit_code=0, stdout="", stderr="")
 
-    async def _play(self, ctx: ModelContext, trace: Trace, spec: TrialSpec, door: AgentDoor | None) -> TrialRecord:
-        state = live(trace)
+    async def _run_trial(
+        self, ctx: ModelContext, trace: Trace, spec: TrialSpec, proxy: ModelProxy | None
+    ) -> TrialRecord:
+        state = harbor_state(trace)
         wrong_logprobs = ""
-        if spec.model is not None and spec.asks_a_model:
-            spec.model.context_limit = await self.memory.readiness.prepare(ctx)
-            wrong_logprobs = await self.memory.logprobs.fault(ctx)
-        judge = RolloutJudge(self.config, ctx, trace, spec, self.memory.recent(ctx), door, wrong_logprobs)
+        if spec.model is not None and spec.uses_model:
+            spec.model.context_limit = await self.worker_state.readiness.prepare(ctx)
+            wrong_logprobs = await self.worker_state.logprobs.fault(ctx)
+        review = OutcomeReviewer(self.config, ctx, trace, spec, self.worker_state.latencies(ctx), proxy, wrong_logprobs)
         async with slot(self.config.trials_folder, self.config.n_parallel_envs):
             return await run_trial(
-                spec, on_event=state.phases.on_event, stop=lambda: trace.stop_condition, judge=judge, door=door
+                spec, on_event=state.phases.on_event, stop=lambda: trace.stop_condition, review=review, proxy=proxy
             )
 
     @asynccontextmanager
-    async def _way(self, spec: TrialSpec) -> AsyncGenerator[AgentDoor | None]:
-        """The door of an agent that may run inside its sandbox; `spec` gets its address. None for the others, which
-        ask the endpoint from here."""
-        if spec.model is None or self.config.capture != "interception" or not needs_door(spec.agent):
+    async def _model_proxy(self, spec: TrialSpec) -> AsyncGenerator[ModelProxy | None]:
+        """Start the model proxy of an agent that may run inside its sandbox, and write its address into `spec`.
+
+        Yields None for other agents: they call the endpoint from this process.
+        """
+        if spec.model is None or self.config.capture != "interception" or not needs_proxy(spec.agent):
             yield None
             return
-        kind = chosen(spec.task_dir, spec.environment_type, spec.environment_kwargs).kind
-        host, name = await container_sockets.reached_from(kind)
-        async with AgentDoor(spec.model.base_url, spec.model.api_key.get_secret_value(), host=host, name=name) as door:
-            spec.model.base_url, spec.model.api_key = door.url, door.key
-            yield door
+        kind = choose_environment(spec.task_dir, spec.environment_type, spec.environment_kwargs).kind
+        host, name = await container_sockets.host_address(kind)
+        async with ModelProxy(
+            spec.model.base_url, spec.model.api_key.get_secret_value(), host=host, name=name
+        ) as proxy:
+            spec.model.base_url, spec.model.api_key = proxy.url, proxy.key
+            yield proxy
 
     def _spec(self, ctx: ModelContext, trace: Trace, data: HarborTaskData, endpoint: str, secret: str) -> TrialSpec:
-        """The trial of one rollout."""
+        """Return the spec of the rollout's trial."""
         config = self.config
         direct = config.capture == "rollout_details"
-        turns = [most for most in (config.max_turns, trace.agent.config.max_turns) if most is not None]
+        limits = [limit for limit in (config.max_turns, trace.agent.config.max_turns) if limit is not None]
         kwargs = direct_kwargs(ctx.sampling, config.agent_kwargs) if direct else {}
         return TrialSpec(
             task_dir=Path(data.path),
@@ -121,7 +161,7 @@ class HarborHarness(Harness[HarborHarnessConfig]):
                 api_key=SecretStr(NO_KEY if direct else secret),
                 output_limit=ctx.sampling.max_tokens,
             ),
-            max_turns=min(turns, default=None),
+            max_turns=min(limits, default=None),
             environment_type=config.environment_type,
             environment_kwargs=config.environment_kwargs,
             timeout_multiplier=config.timeout_multiplier,
@@ -131,16 +171,19 @@ class HarborHarness(Harness[HarborHarnessConfig]):
         )
 
     async def cleanup(self, trace: Trace, runtime: Runtime) -> None:
-        """Give a failed trial its outcome's error also where verifiers had recorded another one first."""
-        error = live(trace).failure if record_of(trace) is not None else None
+        """Record the outcome's error of a failed trial even if verifiers recorded another error first."""
+        error = harbor_state(trace).failure if record_of(trace) is not None else None
         if error is not None and not any(known.message == str(error) for known in trace.errors):
             trace.record_error(error)
 
 
-def put_record(trace: Trace, record: TrialRecord) -> None:
-    """Leave the record on the trace, as plain JSON, and its numbers among the metrics; where a limit cut the trial the
-    trace says so too, of which verifiers counts those alone that its own endpoint kept."""
+def attach_record(trace: Trace, record: TrialRecord) -> None:
+    """Put the record on the trace as plain JSON, and its numbers among the trace's metrics.
+
+    If a limit ended the trial, the trace is stopped with that limit: verifiers itself sees only the limits that its own
+    endpoint enforces.
+    """
     trace.info[INFO_KEY] = record.to_json()
     trace.record_metrics(record.metrics())
-    if (limit := CUT_BY.get(record.outcome)) is not None:
+    if (limit := STOP_OF_LIMIT.get(record.outcome)) is not None:
         trace.stop(limit)

@@ -1,7 +1,7 @@
-"""The config classes of the plugin: what the user writes under `env.taskset`, `env.agent.harness`, `env`.
+"""Config classes of the plugin: the tables `env`, `env.taskset` and `env.agent.harness`.
 
-They are verifiers' own config classes with our keys (`harbortrainer.config.plugin`) added, so Prime-RL, verifiers'
-eval command and the embedded engine read the same text. Invariant: validating a config imports neither harbor nor
+They extend verifiers' config classes with our keys (`harbortrainer.config.plugin`). Prime-RL, verifiers' eval command
+and the embedded engine therefore read the same files. Invariant: validating a config imports neither harbor nor
 litellm.
 """
 
@@ -15,32 +15,32 @@ from verifiers.v1.configs.taskset import TasksetConfig
 from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
 
 from harbortrainer.config.plugin import HarnessKeys, TasksetKeys
-from harbortrainer.environment.attempts import TrialRetriedError
-from harbortrainer.environment.verifiers_side import retries, seat
+from harbortrainer.environment.rollout_state import TrialRetriedError
+from harbortrainer.environment.verifiers_compat import agent_config, retries
 from harbortrainer.runs.label import TRIALS_DIR_VARIABLE
 from harbortrainer.trials.outcome import Outcome
 
 
 def retry_config() -> RetryConfig:
-    """The agent's retries: as many as all outcomes together may need."""
+    """Return the agent's retries: the sum of the retries of all outcomes."""
     return retries(TrialRetriedError, sum(outcome.retries for outcome in Outcome))
 
 
 class HarborTasksetConfig(TasksetKeys, TasksetConfig):
-    """`env.taskset`: our keys and verifiers' own."""
+    """The table `env.taskset`: our keys and verifiers' own."""
 
 
 class HarborHarnessConfig(HarnessKeys, HarnessConfig):
-    """`env.agent.harness`: our keys and verifiers' own."""
+    """The table `env.agent.harness`: our keys and verifiers' own."""
 
     @property
     def trials_folder(self) -> Path:
-        """`trials_dir`, or what the run set in the environment, absolute."""
+        """Absolute folder of the trials: `trials_dir`, else the run's environment variable."""
         return (self.trials_dir or Path(os.environ.get(TRIALS_DIR_VARIABLE) or "outputs/trials")).resolve()
 
 
 class HarborEnvConfig(SingleAgentEnvConfig):
-    """`env`: one seat, the policy, played by the harness of this plugin in the plain process."""
+    """The table `env`: one agent, the policy, run by this plugin's harness in the environment server's process."""
 
-    agent: AgentConfig = seat(HarborHarnessConfig(), retry_config())
-    """The policy's seat; Harbor's trial owns the sandbox, so the runtime is the plain process."""
+    agent: AgentConfig = agent_config(HarborHarnessConfig(), retry_config())
+    """The policy. Its runtime is the server's own process, since Harbor's trial starts the sandbox."""

@@ -1,9 +1,11 @@
 """Harbor tasks as verifiers tasks.
 
-Contract: `HarborTaskset` reads a folder of Harbor tasks, or a set that is fetched once; a task's key is the hash of its
-content. `HarborTask` turns the record that the harness left on the trace into the reward. Invariant: a trace whose
-outcome does not train never ends with a reward, not even 0: `finalize` raises, whatever swallowed the error
-before.
+- `HarborTaskset` reads a folder of Harbor tasks, or a task set that is downloaded once. A task's key is the hash of its
+  content.
+- `HarborTask` takes the reward from the record that the harness put on the trace.
+
+Invariant: a trace whose outcome does not train never gets a reward, not even 0. `finalize` raises, even if an earlier
+error was swallowed.
 """
 
 import copy
@@ -17,93 +19,92 @@ from verifiers.v1.task import Task, TaskData
 from verifiers.v1.taskset import Taskset
 from verifiers.v1.trace import Trace
 
-from harbortrainer.environment.attempts import Attempts, HarborState, live
-from harbortrainer.environment.late_answers import forget_late_answers
 from harbortrainer.environment.plugin_config import HarborTasksetConfig
+from harbortrainer.environment.rollout_state import Attempts, HarborState, discard_late_completions, harbor_state
 from harbortrainer.tasks.measured_rates import read_rates
-from harbortrainer.tasks.played_tasks import PlayedTasks, played_tasks
 from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_selection import TaskSelection, select_tasks
 from harbortrainer.trials.record import record_of
 
 logger = logging.getLogger(__name__)
 
 
 class HarborTaskData(TaskData):
-    """One Harbor task as it travels to the env server."""
+    """One Harbor task, as sent to the environment server."""
 
     path: str
-    """Folder of the task, absolute; the machine that runs the trial must see it there."""
+    """Absolute folder of the task, on the machine that runs the trial."""
     task_key: str
     """Hash of the task's content."""
     n_steps: int = 1
-    """Number of steps, 1 for a plain task."""
+    """Number of steps; 1 for a single-step task."""
 
 
 class HarborTask(Task[HarborTaskData, HarborState]):
-    """One Harbor task and how its trial is scored."""
+    """One Harbor task and the scoring of its trial."""
 
     attempts: Attempts | None = None
-    """The attempts of the running episode, see `for_episode`."""
+    """Failed attempts of the running episode, see `for_episode`."""
 
     @property
     def key(self) -> str:
         return self.data.task_key
 
     def for_episode(self) -> "HarborTask":
-        """A copy that counts the attempts of one episode."""
+        """Return a copy that counts the attempts of one episode."""
         task = copy.copy(self)
         task.attempts = Attempts()
         return task
 
     async def setup(self, trace: Trace, runtime: Runtime) -> None:
-        """Hand the episode's attempts to the harness."""
+        """Share the episode's attempts with the harness."""
         if self.attempts is not None:
-            live(trace).attempts = self.attempts
+            harbor_state(trace).attempts = self.attempts
 
     @vf.stop
     async def note_call(self, trace: Trace) -> bool:
-        """Asked before each model call: note that it is under way. Stops nothing.
+        """Record the arrival of a model call. A verifiers stop condition that never stops the rollout.
 
-        verifiers records a call when it is over; one that is never answered is seen here alone.
+        verifiers records only finished calls, so this is the only record of an unanswered one.
         """
-        live(trace).asked.append(time.time())
+        harbor_state(trace).call_arrivals.append(time.time())
         return False
 
     async def finalize(self, trace: Trace, runtime: Runtime) -> None:
-        """Raise when the trial's outcome does not train.
+        """Raise if the trial's outcome does not train.
 
-        verifiers swallows what `launch` raises once a limit has stopped the trace, so a verifier that failed
-        after the last turn would otherwise come back as a success without a reward, which sums up to 0.
+        Once a limit has stopped the trace, verifiers swallows errors of `launch`. A verifier that failed after the last
+        turn would then look like a success without a reward, which sums to 0.
         """
-        if (error := live(trace).failure) is not None:
+        if (error := harbor_state(trace).failure) is not None:
             raise error
-        forget_late_answers(trace, live(trace).phases)
+        discard_late_completions(trace, harbor_state(trace).phases)
 
     @vf.reward
     async def reward(self, trace: Trace) -> float:
-        """The verifier's reward: the key `reward` of its dictionary, else the mean of the values."""
+        """Return the verifier's reward: the key `reward` of its dictionary, else the mean of all values."""
         record = record_of(trace)
         if record is None or record.reward is None:
-            raise RuntimeError("a trial that trains has no reward")
+            raise RuntimeError("a trainable trial has no reward")
         return record.reward
 
 
 class HarborTaskset(Taskset[HarborTask, HarborTasksetConfig]):  # ty: ignore[invalid-type-arguments]
-    """The Harbor tasks of a source, in the order of their names."""
+    """The Harbor tasks of one source, sorted by name."""
 
-    played: PlayedTasks | None = None
-    """What was loaded, and from where."""
+    selection: TaskSelection | None = None
+    """The loaded tasks and their source; None before `load`."""
 
     def load(self) -> Iterable[HarborTask]:
-        """The chosen tasks. Raises `UserError` naming the file and the key when a task cannot be read."""
-        self.played = played_tasks(self.config, tell=logger.info)
-        for line in self.played.left_out:
+        """Load the selected tasks. Raises `UserError` with file and key if a task cannot be read."""
+        self.selection = select_tasks(self.config, report_progress=logger.info)
+        for line in self.selection.left_out:
             logger.warning("left out: %s", line)
-        for index, ref in enumerate(self.played.tasks):
+        for index, ref in enumerate(self.selection.tasks):
             yield HarborTask(_data(ref, index), self.config.task)
 
-    def measured(self) -> dict[str, float]:
-        """Mean rewards from before the run, by content key; empty without `difficulty`."""
+    def measured_rewards(self) -> dict[str, float]:
+        """Return mean rewards measured before the run, by content key; empty without `difficulty`."""
         if self.config.difficulty is None:
             return {}
         return {key: rate.mean_reward for key, rate in read_rates(self.config.difficulty).tasks.items()}

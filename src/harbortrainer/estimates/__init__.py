@@ -1,5 +1,5 @@
-"""Figures from rewards, and how sure they are. Pure: numbers in, numbers out; scipy does the statistics.
+"""Statistics of rewards: means, pass@k, paired differences, with confidence intervals. Pure functions on scipy.
 
-Contract: rewards come by task, graded attempts only. A task is the unit that was drawn: attempts at one task are not
-independent of each other, so every interval is over tasks.
+Invariants: rewards are grouped by task and hold graded attempts only. The task is the sampling unit: attempts at one
+task are not independent, so every interval is over tasks.
 """

@@ -1,11 +1,16 @@
-"""The mean reward of a task set, with an interval that says how sure it is.
+"""The mean reward, pass@k and pass^k of a task set, with confidence intervals. Pure functions.
 
-Source: E. Miller, "Adding Error Bars to Evals", arXiv:2411.00640: the tasks are what was drawn, so the standard error
-is over them. Each task counts the same, however many of its attempts could be graded. Pure.
+- Mean reward: the standard error is over tasks, which are the sampling unit. Each task has the same weight, whatever
+  its number of graded attempts. Source: E. Miller, "Adding Error Bars to Evals", arXiv:2411.00640.
+- pass@k: a task is solved in at least one of k attempts. Source: M. Chen et al., "Evaluating Large Language Models
+  Trained on Code", arXiv:2107.03374, section 2.1.
+- pass^k: a task is solved in all of k attempts. Source: S. Yao et al., "tau-bench", arXiv:2406.12045, section 3.
+
+Both pass estimators are unbiased for k fresh attempts, given n >= k attempts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,40 +23,40 @@ type Rewards = Mapping[str, Sequence[float]]
 CONFIDENCE = 0.95
 RESAMPLES = 4000
 ROUNDING = 1e-9
-"""Values that lie no further apart, as a share of the largest (or of 1), are equal: thirds and fifths are no floats."""
+"""Values within this distance, relative to the largest (or to 1), count as equal: 1/3 has no exact float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and how sure it is."""
+    """A mean over tasks with its confidence interval."""
 
     mean: float | None
-    """Of the tasks' means; None when no attempt was graded."""
+    """Mean of the tasks' mean rewards; None when no attempt was graded."""
     low: float | None
-    """Lower end of the interval; None where none can be told."""
+    """Lower end of the interval; None if it cannot be computed."""
     high: float | None
-    """Its upper end."""
+    """Upper end of the interval; None if it cannot be computed."""
     stderr: float | None
-    """Standard error of the mean, over tasks; None under two tasks."""
+    """Standard error of the mean, over tasks; None for fewer than two tasks."""
     tasks: int
-    """Tasks with a graded attempt."""
+    """Number of tasks with a graded attempt."""
     attempts: int
-    """Graded attempts."""
+    """Number of graded attempts."""
 
     def __str__(self) -> str:
         if self.mean is None:
             return "none"
-        spread = f" [{self.low:.3f}, {self.high:.3f}]" if self.low is not None and self.high is not None else ""
-        return f"{self.mean:.3f}{spread}"
+        interval = f" [{self.low:.3f}, {self.high:.3f}]" if self.low is not None and self.high is not None else ""
+        return f"{self.mean:.3f}{interval}"
 
 
 def mean_reward(rewards: Rewards, *, kind: IntervalKind = "t", seed: int = 0) -> Estimate:
-    """The mean over tasks of the tasks' mean rewards, and its 95 % interval.
+    """Return the mean over tasks of the tasks' mean rewards, with its 95 % interval.
 
     Args:
-        rewards: By task; a task without a graded attempt does not count.
-        kind: Student's t over the tasks' means, or the bootstrap over tasks (percentiles).
-        seed: Of the bootstrap.
+        rewards: Rewards by task. Tasks without a graded attempt are ignored.
+        kind: Student's t over the tasks' means, or the percentile bootstrap over tasks.
+        seed: Seed of the bootstrap.
 
     Example:
         >>> print(mean_reward({"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [0.0, 0.0]}))
@@ -61,38 +66,40 @@ def mean_reward(rewards: Rewards, *, kind: IntervalKind = "t", seed: int = 0) ->
     attempts = sum(map(len, rewards.values()))
     if not means.size:
         return Estimate(None, None, None, None, 0, 0)
-    low, high = spread(means, kind=kind, seed=seed, bounds=bounds_of(rewards))
+    low, high = mean_interval(means, kind=kind, seed=seed, bounds=bounds_of(rewards))
     return Estimate(float(means.mean()), low, high, stderr_of(means), means.size, attempts)
 
 
 def task_means(rewards: Rewards) -> np.ndarray:
-    """[T] mean reward of each task that has a graded attempt."""
+    """Return the mean reward of each task with a graded attempt, shape [T]."""
     return np.array([math.fsum(own) / len(own) for own in rewards.values() if own], dtype=np.float64)
 
 
 def all_equal(values: np.ndarray) -> bool:
-    """Whether [T] values, at least one, differ by no more than rounding."""
+    """Whether all values, shape [T] with T >= 1, are equal up to rounding."""
     return float(np.ptp(values)) <= ROUNDING * max(1.0, float(np.abs(values).max()))
 
 
 def stderr_of(values: np.ndarray) -> float | None:
-    """Standard error of the mean of independent values, 0 where they are equal; None under two."""
+    """Return the standard error of the mean of independent values; None for fewer than two."""
     if values.size < 2:
         return None
     return 0.0 if all_equal(values) else float(values.std(ddof=1) / math.sqrt(values.size))
 
 
-def spread(
+def mean_interval(
     values: np.ndarray, *, kind: IntervalKind, seed: int, bounds: tuple[float, float] | None
 ) -> tuple[float | None, float | None]:
-    """The 95 % interval of the mean of [T] independent values.
+    """Return the 95 % interval of the mean of independent values.
+
+    A single value, or values that are all equal, have no variance. They get the exact interval of a proportion (Clopper
+    and Pearson), or no interval if `bounds` is None.
 
     Args:
-        values: At least one.
-        kind: How it is computed. Values that are all equal have no spread to compute with: then, and for one value, it
-            is the exact interval of a share (Clopper and Pearson), which needs bounds.
-        seed: Of the bootstrap.
-        bounds: What the values cannot leave; None when nobody knows.
+        values: At least one value, shape [T].
+        kind: Student's t, or the bootstrap.
+        seed: Seed of the bootstrap.
+        bounds: Lowest and highest possible value; None if unknown.
     """
     if values.size < 2 or all_equal(values):
         return _exact(values, bounds) if bounds else (None, None)
@@ -101,7 +108,7 @@ def spread(
 
 
 def t_quantile(probability: float, values: int) -> float:
-    """The quantile of Student's t for the mean of so many values."""
+    """Return the quantile of Student's t for the mean of this number of values."""
     from scipy.special import stdtrit
 
     return float(stdtrit(values - 1, probability))
@@ -123,18 +130,80 @@ def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 def _exact(values: np.ndarray, bounds: tuple[float, float]) -> tuple[float, float]:
-    """As if each value were a success or a failure, which is the widest that bounded values can vary."""
+    """Treat the values as successes and failures, which have the largest variance that bounded values can have."""
     from scipy.special import betaincinv
 
-    least, most = bounds
+    lowest, highest = bounds
     n, tail = values.size, (1 - CONFIDENCE) / 2
-    hits = n * (float(values.mean()) - least) / (most - least)
+    hits = n * (float(values.mean()) - lowest) / (highest - lowest)
     low = float(betaincinv(hits, n - hits + 1, tail)) if hits > 0 else 0.0
     high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
-    return least + low * (most - least), least + high * (most - least)
+    return lowest + low * (highest - lowest), lowest + high * (highest - lowest)
 
 
 def bounds_of(rewards: Rewards) -> tuple[float, float] | None:
-    """0 and 1, Harbor's convention, where every reward keeps to it."""
+    """Return (0, 1), Harbor's convention, if every reward is in this range; else None."""
     values = [value for own in rewards.values() for value in own]
     return (0.0, 1.0) if min(values) >= 0.0 and max(values) <= 1.0 else None
+
+
+SOLVED = 1.0
+"""Reward of a solved task, by the convention of Harbor's registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedPass:
+    """pass@k or pass^k for one k."""
+
+    name: str
+    """Name of the metric, such as `pass@4` or `pass^4`."""
+    estimate: Estimate
+    """Mean over the tasks with at least k graded attempts."""
+
+
+def pass_at(n: int, solved: int, k: int) -> float:
+    """Return the probability that at least one of k attempts solves a task: 1 - C(n-c, k) / C(n, k).
+
+    Args:
+        n: Attempts that were made.
+        solved: Number c of these that solved the task.
+        k: Attempts to consider, at most n.
+
+    Example:
+        >>> pass_at(4, 1, 2)
+        0.5
+    """
+    return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
+
+
+def pass_hat(n: int, solved: int, k: int) -> float:
+    """Return the probability that all of k attempts solve a task: C(c, k) / C(n, k). Arguments as in `pass_at`.
+
+    Example:
+        >>> pass_hat(4, 2, 2) == 1 / 6
+        True
+    """
+    return math.comb(solved, k) / math.comb(n, k)
+
+
+def repeated_passes(rewards: Rewards, *, kind: IntervalKind = "t") -> list[RepeatedPass]:
+    """Return pass@k and pass^k, averaged over tasks, for k = 1, 2, 4, ... and the highest number of attempts.
+
+    Empty unless every reward is 0 or 1: non-binary rewards have no threshold for "solved".
+    """
+    if not {value for own in rewards.values() for value in own} <= {0.0, SOLVED}:
+        return []
+    attempts = max(map(len, rewards.values()), default=0)
+    ks = sorted({2**power for power in range(attempts.bit_length())} | {attempts}) if attempts else []
+    return [_pass(rewards, name, k, estimator, kind) for name, estimator in _ESTIMATORS.items() for k in ks]
+
+
+_ESTIMATORS: dict[str, Callable[[int, int, int], float]] = {"pass@": pass_at, "pass^": pass_hat}
+
+
+def _pass(
+    rewards: Rewards, name: str, k: int, estimator: Callable[[int, int, int], float], kind: IntervalKind
+) -> RepeatedPass:
+    solved = {key: sum(value >= SOLVED for value in own) for key, own in rewards.items()}
+    rates = {key: [estimator(len(own), solved[key], k)] for key, own in rewards.items() if len(own) >= k}
+    return RepeatedPass(f"{name}{k}", mean_reward(rates, kind=kind))

@@ -1,7 +1,7 @@
-"""Two policies on the same tasks: how much better the second is, and what difference this set could show.
+"""Paired comparison of two policies on the same tasks, and the smallest detectable difference. Pure functions.
 
-Paired by task: what makes a task hard is in both means and cancels in their difference. Source: E. Miller, "Adding
-Error Bars to Evals", arXiv:2411.00640, sections 4 (paired differences) and 5 (power). Pure.
+Pairing by task removes the variance of task difficulty, which both means share. Source: E. Miller, "Adding Error Bars
+to Evals", arXiv:2411.00640, sections 4 (paired differences) and 5 (power).
 """
 
 from dataclasses import dataclass
@@ -15,56 +15,56 @@ from harbortrainer.estimates.interval import (
     Rewards,
     all_equal,
     bounds_of,
+    mean_interval,
     mean_reward,
-    spread,
     stderr_of,
     t_quantile,
     task_means,
 )
 
 POWER = 0.8
-"""How often the smallest difference is shown."""
+"""Probability of detecting the smallest detectable difference."""
 PERMUTATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """The second policy minus the first, on the tasks that both have graded attempts at."""
+    """The second policy minus the first, on the tasks for which both have graded attempts."""
 
     first: Estimate
-    """On those tasks."""
+    """Mean reward of the first policy on these tasks."""
     second: Estimate
-    """On those tasks."""
+    """Mean reward of the second policy on these tasks."""
     mean: float
-    """Mean over tasks of the differences of the tasks' means."""
+    """Mean over tasks of the difference of the tasks' mean rewards."""
     low: float | None
-    """Lower end of its 95 % interval; None where none can be told."""
+    """Lower end of its 95 % interval; None if it cannot be computed."""
     high: float | None
-    """Its upper end."""
+    """Upper end of its 95 % interval; None if it cannot be computed."""
     p: float
-    """Chance of a difference at least so far from 0 if the two were equally good; two-sided."""
-    smallest: float | None
-    """The smallest true difference that a comparison on this set shows four times in five, at this confidence; None
-    where every task differs by the same, or there is one."""
+    """Two-sided p-value of the null hypothesis that both policies are equally good."""
+    min_detectable: float | None
+    """Smallest true difference that this set detects with probability `POWER`; None if the differences have no
+    variance or there is only one task."""
     tasks: int
-    """Tasks that were compared."""
+    """Number of compared tasks."""
 
     @property
-    def shown(self) -> bool:
-        """Whether the interval leaves 0 out."""
+    def significant(self) -> bool:
+        """Whether the 95 % interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
 
 
 def paired_difference(
     first: Rewards, second: Rewards, *, kind: IntervalKind = "t", seed: int = 0
 ) -> PairedDifference | None:
-    """Compare two policies; None when they share no task with graded attempts.
+    """Compare two policies; None if they share no task with graded attempts.
 
     Args:
-        first: Rewards by task.
-        second: Rewards by task.
-        kind: Student's t over the differences, or the bootstrap over tasks, then with p from permuted signs.
-        seed: Of what is drawn.
+        first: Rewards of the first policy, by task.
+        second: Rewards of the second policy, by task.
+        kind: Student's t over the differences, or the bootstrap over tasks with a sign permutation test.
+        seed: Seed of the bootstrap and the permutations.
     """
     shared = [key for key, own in first.items() if own and second.get(key)]
     if not shared:
@@ -72,7 +72,7 @@ def paired_difference(
     before, after = ({key: rewards[key] for key in shared} for rewards in (first, second))
     differences = task_means(after) - task_means(before)
     bounds = (-1.0, 1.0) if bounds_of(before) and bounds_of(after) else None
-    low, high = spread(differences, kind=kind, seed=seed, bounds=bounds)
+    low, high = mean_interval(differences, kind=kind, seed=seed, bounds=bounds)
     return PairedDifference(
         first=mean_reward(before, kind=kind, seed=seed),
         second=mean_reward(after, kind=kind, seed=seed),
@@ -80,16 +80,16 @@ def paired_difference(
         low=low,
         high=high,
         p=p_value(differences, kind=kind, seed=seed),
-        smallest=smallest_difference(differences),
+        min_detectable=min_detectable_difference(differences),
         tasks=len(shared),
     )
 
 
 def p_value(differences: np.ndarray, *, kind: IntervalKind = "t", seed: int = 0) -> float:
-    """How likely a mean at least so far from 0 is if there is no difference; two-sided.
+    """Return the two-sided p-value of a mean difference of 0, for differences of shape [T].
 
-    Student's t, or permuted signs with the bootstrap. Where every task differs by the same there is no spread for
-    either: then it is the sign test's.
+    The test is Student's t, or for the bootstrap a sign permutation test. If all differences are equal, there is no
+    variance for either, and it is the sign test.
     """
     if all_equal(np.append(differences, 0.0)):
         return 1.0
@@ -98,11 +98,11 @@ def p_value(differences: np.ndarray, *, kind: IntervalKind = "t", seed: int = 0)
     return _permuted_p(differences, seed) if kind == "bootstrap" else _student_p(differences)
 
 
-def smallest_difference(differences: np.ndarray) -> float | None:
-    """The true mean difference d for which a test on such [T] differences says so with a chance of `POWER`.
+def min_detectable_difference(differences: np.ndarray) -> float | None:
+    """Return the smallest true mean difference that a test on such differences, shape [T], detects with `POWER`.
 
-    d = (t(1 - a/2) + t(power)) * standard error: the usual approximation of the noncentral t. None where the
-    differences have no spread.
+    (t(1 - a/2) + t(power)) * standard error: the usual approximation of the noncentral t. None if the differences have
+    no variance.
     """
     error = stderr_of(differences)
     if not error:

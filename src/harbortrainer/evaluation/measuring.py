@@ -1,8 +1,8 @@
-"""Plays the attempts of an evaluation that are still missing, through the environment server that training plays with.
+"""Run the missing trials of an evaluation, with the environment server that training uses.
 
-Contract: `measure` returns once every attempt was played or a stop was asked for, and leaves no process behind. Each
-trial is written down as it ends. Invariant: attempts go round the tasks, the first at each before the second at any, so
-that an evaluation that is cut has measured all tasks about as often.
+Contract: `run_missing_trials` returns when all attempts have run or a stop is requested, and leaves no process behind.
+Each trial is written when it ends. Invariant: all tasks get their first attempt before any gets its second, so that an
+interrupted evaluation has about equally many attempts at each.
 """
 
 import asyncio
@@ -15,87 +15,89 @@ from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.table import TomlTable
 from harbortrainer.engines.env_server import STARTUP_S, EnvServer, watch
 from harbortrainer.errors import UserError
-from harbortrainer.evaluation.candidate import Candidate, Served
-from harbortrainer.evaluation.eval_folder import EvalFolder, Evaluated
-from harbortrainer.evaluation.play_rules import ONE_WORKER
-from harbortrainer.evaluation.trial_row import TrialRow
+from harbortrainer.evaluation.candidate import Candidate, ServedModel
+from harbortrainer.evaluation.eval_folder import EvalFolder, EvalSpec
+from harbortrainer.evaluation.eval_rules import ONE_WORKER
 from harbortrainer.runs.display import Bar, Display
 from harbortrainer.runs.interrupt import StopSignal
 from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE, run_label
 from harbortrainer.runs.trace_transcript import transcript_of
+from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.record import record_of
 
 if TYPE_CHECKING:
+    from verifiers.v1.episode import WireEpisode
     from verifiers.v1.serve import EnvClient
     from verifiers.v1.task import Task
 
-MISSES = 3
-"""So many trials in a row that the model did not answer, and its server is asked whether it is still there."""
+MAX_MISSES = 3
+"""Consecutive trials without an answer of the model after which its server is checked."""
 
 
-def measure(folder: EvalFolder, candidate: Candidate, *, parallel: int, display: Display) -> bool:
-    """Play what is missing in a folder; from the main thread.
+def run_missing_trials(folder: EvalFolder, candidate: Candidate, *, parallel: int, display: Display) -> bool:
+    """Run the missing trials of an evaluation folder. Call this from the main thread.
 
     Args:
-        folder: Open for writing.
-        candidate: What is evaluated.
-        parallel: Trials at once.
-        display: Shows how far it is.
+        folder: The evaluation, open for writing.
+        candidate: The policy.
+        parallel: Concurrent trials.
+        display: Display for the progress.
 
     Returns:
-        Whether all was played; not when a stop was asked for.
+        Whether all trials have run; false after a stop request.
 
     Raises:
-        UserError: The model's server is gone, or cannot be started; what was measured is in the folder.
+        UserError: The model's server is gone or cannot be started; finished trials are in the folder.
         RunStoppedError: The environment server ended.
     """
-    about = folder.about
-    left = attempts_left(about.keys, about.attempts, folder.graded())
+    spec = folder.spec
+    left = attempts_left(spec.keys, spec.attempts, folder.graded())
     if not left:
         return True
-    tasks = load_tasks(about)
+    tasks = load_tasks(spec)
     variables = {RUN_VARIABLE: run_label(folder.path), TRIALS_DIR_VARIABLE: str(folder.path)}
-    server = EnvServer("eval", env_table(about), ONE_WORKER, log=folder.log / "env.log", variables=variables)
+    server = EnvServer("eval", env_table(spec), ONE_WORKER, log=folder.log / "env.log", variables=variables)
     stop = StopSignal()
     try:
         with stop:
             server.start()
-            with candidate.serve(about.rules) as served, display.bar("evaluating", len(left)) as bar:
-                measuring = Measuring(folder, candidate, served, tasks, asyncio.Semaphore(parallel), bar)
+            with candidate.serve(spec.rules) as served, display.bar("evaluating", len(left)) as bar:
+                measuring = EvalRunner(folder, candidate, served, tasks, asyncio.Semaphore(parallel), bar)
                 return asyncio.run(measuring.until_done(server, left, stop))
     except KeyboardInterrupt:
         return False
     finally:
         server.stop()
-        folder.tidy()
+        folder.set_aside_uncounted()
 
 
-def load_tasks(about: Evaluated) -> "list[Task]":
-    """verifiers' tasks of an evaluation, in its order."""
+def load_tasks(spec: EvalSpec) -> "list[Task]":
+    """Load an evaluation's tasks as verifiers tasks, in the order of `EvalSpec.keys`."""
     from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
-    found = {str(task.key): task for task in load_taskset(resolve_env_config(env_table(about)).taskset)}
-    return [found[key] for key in about.keys]
+    found = {str(task.key): task for task in load_taskset(resolve_env_config(env_table(spec)).taskset)}
+    return [found[key] for key in spec.keys]
 
 
-def env_table(about: Evaluated) -> TomlTable:
-    """The `env` table that it is played with."""
-    taskset = {"id": PLUGIN_ID, "tasks_dir": about.tasks_dir, "skip_bad": True}
-    return {"taskset": taskset, "agent": about.rules.agent}
+def env_table(spec: EvalSpec) -> TomlTable:
+    """Return the `env` table of an evaluation."""
+    taskset = {"id": PLUGIN_ID, "tasks_dir": spec.tasks_dir, "skip_bad": True}
+    return {"taskset": taskset, "agent": spec.rules.agent}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """One trial that is to be played."""
+    """A trial that has to run."""
 
     index: int
-    """Which task."""
+    """Index of the task."""
     number: int
-    """Which attempt at it, from 0."""
+    """Number of the attempt, from 0."""
 
 
 def attempts_left(keys: Sequence[str], attempts: int, graded: set[tuple[str, int]]) -> list[PlannedTrial]:
-    """What is still to be played, the first attempt at every task before the second at any."""
+    """Return the missing attempts; the first attempts at all tasks come before the second ones."""
     return [
         PlannedTrial(index, number)
         for number in range(attempts)
@@ -105,12 +107,12 @@ def attempts_left(keys: Sequence[str], attempts: int, graded: set[tuple[str, int
 
 
 @dataclass
-class Measuring:
-    """The playing of one start of an evaluation."""
+class EvalRunner:
+    """Runner of the missing trials for one start of an evaluation."""
 
     folder: EvalFolder
     candidate: Candidate
-    served: Served
+    served: ServedModel
     tasks: "Sequence[Task]"
     slots: asyncio.Semaphore
     bar: Bar
@@ -119,7 +121,7 @@ class Measuring:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def until_done(self, server: EnvServer, left: Sequence[PlannedTrial], stop: StopSignal) -> bool:
-        """Play these attempts until all are played, a server is gone, or a stop is asked for; whether all were."""
+        """Run trials until all have run, a server is gone, or a stop is requested; return whether all have run."""
         work = asyncio.create_task(self._play_all(server, left))
         ends = [work, asyncio.create_task(watch([server])), asyncio.create_task(stop.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +155,7 @@ class Measuring:
             async with self.writing:
                 await asyncio.to_thread(self.folder.add, row, transcript)
         self.bar.advance()
-        await self._look_after(row)
+        await self._check_server(row)
 
     async def _trial(self, attempt: PlannedTrial) -> tuple[TrialRow, bytes]:
         assert self.client is not None
@@ -162,7 +164,9 @@ class Measuring:
             task=str(task.data.name or attempt.index),
             task_key=str(task.key),
             attempt=attempt.number,
+            trial="",
             outcome=Outcome.agent_error,
+            seconds=0.0,
         )
         try:
             episode = await self.client.run(
@@ -172,34 +176,60 @@ class Measuring:
                 task_data=task.data.model_dump(mode="json"),
             )
         except RuntimeError as error:
-            # What the server answers to a request that it could not serve; its word is the message.
+            # The server's reply to a failed request; its text is the error message.
             return row.model_copy(update={"error": " ".join(str(error).split())[:500]}), b""
         for trace in episode.traces:
-            self.served.forget(trace.id)
+            self.served.release(trace.id)
         packed = transcript_of(episode.traces[0]).packed() if episode.traces else b""
-        return row.ended(episode, seconds=time.monotonic() - started), packed
+        return completed_row(row, episode, seconds=time.monotonic() - started), packed
 
     def _sampling(self, task_key: str, number: int):
         from verifiers.v1.types import SamplingConfig
 
-        asked = self.folder.about.rules.sampling.to_sampling_args()
-        extra = asked.get("extra_body")
+        sampling = self.folder.spec.rules.sampling.to_sampling_args()
+        extra = sampling.get("extra_body")
         given: Mapping[str, object] = extra if isinstance(extra, dict) else {}
         if self.served.seeded:
-            from harbortrainer.engines.local.playing import request_seed
+            from harbortrainer.engines.local.rollout_client import request_seed
 
-            given = {**given, "seed": request_seed(self.folder.about.rules.seed, task_key, number)}
-        return SamplingConfig.model_validate(asked | ({"extra_body": given} if given else {}))
+            given = {**given, "seed": request_seed(self.folder.spec.rules.seed, task_key, number)}
+        return SamplingConfig.model_validate(sampling | ({"extra_body": given} if given else {}))
 
-    async def _look_after(self, row: TrialRow) -> None:
-        """Stop when the model's server is gone: the trials that are left would all be lost on it."""
-        self.misses = self.misses + 1 if row.outcome is Outcome.model_error else 0
-        if self.misses < MISSES:
+    async def _check_server(self, row: TrialRow) -> None:
+        """Stop the evaluation if the model's server is gone, since all remaining trials would fail."""
+        self.misses = self.misses + 1 if row.outcome == Outcome.model_error else 0
+        if self.misses < MAX_MISSES:
             return
         self.misses = 0
         try:
             await asyncio.to_thread(self.candidate.check)
         except UserError as error:
             kept = f"{len(self.folder.graded())} graded trials are kept in {self.folder.path}"
-            do = f"{error.do}; {kept}: the same command with --resume goes on"
+            do = f"{error.do}; {kept}; continue with the same command and --resume"
             raise UserError(error.what, where=error.where, do=do) from None
+
+
+def completed_row(row: TrialRow, episode: "WireEpisode", *, seconds: float) -> TrialRow:
+    """Return the row of a completed trial.
+
+    Args:
+        row: The row of the planned trial.
+        episode: The episode from the environment server.
+        seconds: Duration of the trial.
+    """
+    from harbortrainer.environment.episode_end import episode_outcome
+
+    trace = episode.traces[0] if episode.traces else None
+    record = record_of(trace) if trace else None
+    outcome, error = episode_outcome(episode, record)
+    found: dict[str, object] = {"outcome": outcome, "error": error, "seconds": seconds}
+    if trace is not None:
+        usages = [call.usage for call in trace.calls if call.usage is not None]
+        found["reward"] = float(trace.reward) if outcome.trains else None
+        found["turns"] = trace.num_turns
+        found["prompt_tokens"] = sum(usage.input_tokens for usage in usages)
+        found["sampled_tokens"] = sum(usage.completion_tokens for usage in usages)
+    if record is not None:
+        found |= {"trial": record.trial_name, "rewards": record.rewards}
+        found["timings"] = {phase: seconds for phase, seconds in record.timings if seconds is not None}
+    return TrialRow.model_validate(row.model_dump() | found)

@@ -1,6 +1,6 @@
 """A policy on disk: a model, an adapter on a model, a checkpoint of a run, or a run (its last good checkpoint).
 
-Contract: what `find` returns has its files; the adapter is loaded as the run's own sampler would get it.
+Contract: `find` checks that the files exist. The adapter is loaded as in the run's own sampler.
 """
 
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from harbortrainer.config.runfile import ModelName, Quantization
-from harbortrainer.engines.model_folder import check_folder
+from harbortrainer.engines.model_folder import check_model_folder
 from harbortrainer.errors import UserError
-from harbortrainer.runs.progress import steps_in, wrong_with
+from harbortrainer.runs.checkpoints import checkpoint_damage, steps_in
 
 if TYPE_CHECKING:
     from harbortrainer.engines.local.sampler import Sampler
@@ -25,31 +25,35 @@ class PolicyFiles:
     """The files of one policy."""
 
     base: str
-    """Folder or hub id of the model."""
+    """Folder or hub id of the base model."""
     adapter: Path | None = None
-    """Folder of a peft adapter on it."""
+    """Folder of a peft adapter for the base."""
     quantization: Quantization | None = None
-    """Of the base that a run trained the adapter on; none for an adapter that lies in no run."""
+    """Quantization of the base in the adapter's run; None for an adapter outside a run."""
 
     @classmethod
     def find(cls, named: str) -> Self:
-        """The policy of a folder or a hub id.
+        """Find the policy of a folder or hub id.
 
         Raises:
-            UserError: There is no such folder, or it holds no policy.
+            UserError: The folder does not exist or has no policy.
         """
         folder = Path(named)
         if not folder.is_dir():
             if folder.exists() or named.startswith((".", "/", "~")) or (folder.parent.name and folder.parent.is_dir()):
-                raise UserError("no such folder", where=named, do="name a model's folder or its hub id")
+                raise UserError("no such folder", where=named, do="pass a model folder or a hub id")
             return cls(named)
         if (folder / "checkpoints").is_dir():
             folder = _last_checkpoint(folder)
         if not (folder / ADAPTER_CONFIG).is_file():
-            check_folder(folder)
+            check_model_folder(folder)
             return cls(named if folder == Path(named) else str(folder))
         if not (folder / ADAPTER_FILE).is_file():
-            raise UserError(f"no {ADAPTER_FILE} beside {ADAPTER_CONFIG}", where=str(folder), do="name a whole adapter")
+            raise UserError(
+                f"no {ADAPTER_FILE} beside {ADAPTER_CONFIG}",
+                where=str(folder),
+                do="pass the folder of a complete adapter",
+            )
         return cls(_base_of(folder), folder, _quantization_of(folder))
 
     def __str__(self) -> str:
@@ -57,16 +61,16 @@ class PolicyFiles:
         return f"{self.adapter} on {base}" if self.adapter else base
 
     def context_limit(self, wanted: int) -> int | None:
-        """`wanted`, or less where the model was made for less; None where nobody knows yet."""
+        """Return `wanted`, limited to the model's context length; None if that is unknown."""
         try:
-            told = json.loads((Path(self.base) / "config.json").read_text(encoding="utf-8"))
-            own = told.get("max_position_embeddings")
+            config = json.loads((Path(self.base) / "config.json").read_text(encoding="utf-8"))
+            own = config.get("max_position_embeddings")
         except (OSError, ValueError, AttributeError):
             return None
         return min(wanted, own) if isinstance(own, int) else wanted
 
     def load_adapter(self, sampler: "Sampler") -> None:
-        """Give the adapter to a sampler of the base. Raises `UserError` when it does not fit."""
+        """Load the adapter into a sampler of the base. Raises `UserError` if it does not fit."""
         if self.adapter is None:
             return
         from peft import LoraConfig
@@ -79,12 +83,12 @@ class PolicyFiles:
             config = LoraConfig.from_pretrained(str(self.adapter))
             sampler.load_adapter(load_file(self.adapter / ADAPTER_FILE), 1, config=config)
         except (AdapterError, SafetensorError, TypeError, ValueError) as error:
-            do = "name the adapter's own base model, and an adapter of plain LoRA"
+            do = "use a plain LoRA adapter with its own base model"
             raise UserError(f"does not fit {self.base}: {error}", where=str(self.adapter), do=do) from error
 
 
 def _quantization_of(checkpoint: Path) -> Quantization | None:
-    """What the config of the run says that a checkpoint lies in."""
+    """Return the quantization in the config of a checkpoint's run."""
     try:
         run = tomllib.loads((checkpoint.resolve().parents[1] / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError, IndexError):
@@ -95,9 +99,9 @@ def _quantization_of(checkpoint: Path) -> Quantization | None:
 def _last_checkpoint(run: Path) -> Path:
     folder = run / "checkpoints"
     for step in reversed(steps_in(folder)):
-        if wrong_with(folder / f"step_{step}") is None:
+        if checkpoint_damage(folder / f"step_{step}") is None:
             return folder / f"step_{step}"
-    raise UserError("no whole checkpoint in this run", where=str(folder), do="name a model or an adapter")
+    raise UserError("no intact checkpoint in this run", where=str(folder), do="pass a model or an adapter")
 
 
 def _base_of(adapter: Path) -> str:
@@ -107,7 +111,7 @@ def _base_of(adapter: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         base = None
     if not isinstance(base, str) or not base:
-        raise UserError("no base_model_name_or_path", where=str(file), do="write there which model it was trained on")
+        raise UserError("no base_model_name_or_path", where=str(file), do="add the model that it was trained on")
     if base.startswith(("/", ".")) and not Path(base).is_dir():
-        raise UserError(f"its base model {base} is not there", where=str(file), do="put it there, or correct the name")
+        raise UserError(f"its base model {base} does not exist", where=str(file), do="restore it, or correct the name")
     return base

@@ -1,5 +1,5 @@
-"""What comes out of a run: the trained policy as others load it, and the good trials as others train on them.
+"""Exports of a run: the trained model, and the good trials as a dataset for supervised fine-tuning.
 
-Invariants: an export appears whole or not at all; nothing in it names a path of this machine or holds a secret of the
-config; its weights are byte for byte the numbers that the run trained, rounded at most to the base model's own dtype.
+Invariants: an export is written atomically. It contains no local path and no secret of the config. Its weights are the
+trained ones, at most rounded to the base model's dtype.
 """

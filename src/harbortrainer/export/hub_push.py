@@ -1,44 +1,50 @@
-"""Putting an export on the Hugging Face hub with the user's token.
+"""Upload of an export to the Hugging Face hub, and the public description of its base model.
 
-Contract: a repository that is made is private unless the user says otherwise, and nothing goes into a public one
-unasked; whatever goes wrong, the folder stays. Its weights there are those of the export alone: older ones are removed
-in the same commit, since adapter and whole model side by side would be read as one.
+Contract: a new repository is private unless the user requests a public one, and nothing is uploaded to a public one
+without that request. After an error the export's folder remains. The same commit removes older weights, since loaders
+would combine an adapter and a whole model in one repository.
+
+A base model on the hub is described by its id and commit. A local folder is never named; the fingerprints of its files
+describe it. A folder of the hub's cache counts as the model on the hub.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from harbortrainer.errors import UserError
+from harbortrainer.runs.provenance import first_change, model_fingerprints
 
 REPO = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*)")
-LONGEST = 96
+MAX_NAME = 96
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
 class HubRepo:
-    """A model's repository on the hub."""
+    """A model repository on the hub."""
 
     name: str
-    """ORG/NAME."""
+    """Name of the repository: ORG/NAME."""
     public: bool = False
-    """Whether everybody may see it."""
+    """Whether a public repository is requested."""
 
     def check(self) -> None:
-        """Raises `UserError` for a name that cannot be, or when there is no token; the hub is not asked."""
-        if not REPO.fullmatch(self.name) or len(self.name) > LONGEST or "--" in self.name or ".." in self.name:
-            raise UserError(f"{self.name!r} is no name of a repository", where="--push", do="write ORG/NAME")
+        """Raise `UserError` for an invalid name or without a token; no request is sent."""
+        if not REPO.fullmatch(self.name) or len(self.name) > MAX_NAME or "--" in self.name or ".." in self.name:
+            raise UserError(f"{self.name!r} is not a valid repository name", where="--push", do="write ORG/NAME")
         from huggingface_hub import get_token
 
         if not get_token():
-            raise UserError("no token of the hub", where="--push", do="run `hf auth login`, or set HF_TOKEN")
+            raise UserError("no token for the hub", where="--push", do="run `hf auth login`, or set HF_TOKEN")
 
     def push(self, folder: Path) -> str:
-        """Upload a folder; returns the address of what is there now.
+        """Upload a folder and return the URL of the repository.
 
         Raises:
-            UserError: The hub cannot be reached or refuses; says how to go on.
+            UserError: The hub cannot be reached or rejects the upload; the message has the next step.
         """
         import httpx
         from huggingface_hub import HfApi
@@ -49,8 +55,8 @@ class HubRepo:
         try:
             hub.create_repo(self.name, private=not self.public, exist_ok=True)
             if not self.public and not hub.model_info(self.name).private:
-                do = f"add --public, or name another; the export is in {folder}"
-                raise UserError(f"{self.name} is there and public", where="--push", do=do)
+                do = f"add --public, or choose another name; the export is in {folder}"
+                raise UserError(f"{self.name} already exists and is public", where="--push", do=do)
             message = f"Add {folder.name}"
             hub.upload_folder(
                 repo_id=self.name, folder_path=folder, commit_message=message, delete_patterns=list(WEIGHTS)
@@ -58,12 +64,52 @@ class HubRepo:
         except (httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
             private = "" if self.public else " --private"
             do = f"the export is in {folder}; try again with `hf upload{private} {self.name} {folder}`"
-            there = "cannot be reached" if isinstance(error, httpx.TransportError) else f"did not take {self.name}"
+            there = "cannot be reached" if isinstance(error, httpx.TransportError) else f"rejected {self.name}"
             raise UserError(f"{hub.endpoint} {there}: {_reason(error)}", where="--push", do=do) from error
         return f"{hub.endpoint}/{self.name}"
 
 
 def _reason(error: Exception) -> str:
-    """Why, in one line."""
+    """Return the first line of an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+SNAPSHOT = re.compile(r"(?:.*/)?models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})/?")
+COMMIT = "commit"
+
+
+@dataclass(frozen=True)
+class BaseModelOrigin:
+    """Origin of a base model."""
+
+    loads_from: str
+    """Folder or hub id to load the model from on this machine."""
+    hub_id: str | None
+    """Name on the hub; None for a local folder."""
+    commit: str | None
+    """Commit on the hub that was trained on, if it is known."""
+    files: Mapping[str, str]
+    """Fingerprints of the files at the start of the run (`runs/provenance.py`); empty for a model on the hub."""
+
+    @classmethod
+    def of(cls, named: str, weights: Mapping[str, str]) -> Self:
+        """Return the origin of the base `named` in a run; `weights` are the fingerprints that the run recorded."""
+        if cached := SNAPSHOT.fullmatch(named):
+            return cls(named, f"{cached[1]}/{cached[2]}", cached[3], {})
+        files = {name: digest for name, digest in weights.items() if name != COMMIT}
+        if files or Path(named).is_dir() or not HUB_ID.fullmatch(named):
+            return cls(named, None, None, files or model_fingerprints(named))
+        return cls(named, named, weights.get(COMMIT), {})
+
+    def check(self) -> None:
+        """Raise `UserError` if a local folder no longer exists or has changed since the training."""
+        if self.hub_id is not None:
+            return
+        do = "restore the folder"
+        if not Path(self.loads_from).is_dir():
+            raise UserError("the model that the run started from no longer exists", where=self.loads_from, do=do)
+        if change := first_change(self.files, model_fingerprints(self.loads_from)):
+            what = f"differs from the model that the run started from: {change}"
+            raise UserError(what, where=self.loads_from, do=do)

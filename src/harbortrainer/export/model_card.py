@@ -1,59 +1,58 @@
-"""The model card of an export (README.md): what it is, what it was trained on, what it is worth, how it is used. Pure.
+"""The model card of an export (README.md): description, use, evaluation, tasks and training. Pure functions.
 
-Invariant: every figure says over how many tasks it is, and has its interval where one is known; nothing names a path
-of this machine.
+Invariants: every result has its number of tasks, and its interval if one is known. The card contains no local path.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harbortrainer.export.base_model import BaseModelOrigin
+from harbortrainer.export.hub_push import BaseModelOrigin
 from harbortrainer.export.vllm_fit import served_rank
 from harbortrainer.runs.curve import Curve
 from harbortrainer.runs.summary import EvalResult
 
 CURVE_ROWS = 12
-"""Most steps of the table beside the picture."""
+"""Most rows of the table of the reward curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardContent:
-    """What a card tells."""
+    """The contents of a card."""
 
     name: str
-    """What the export is called."""
+    """Name of the export."""
     step: int
-    """Updates made."""
+    """Number of updates."""
     engine: str
     """`local` or `prime-rl`."""
     release: str
-    """Harbor Trainer's."""
+    """Version of Harbor Trainer."""
     base: BaseModelOrigin
-    """What was trained."""
+    """The base model."""
     rank: int | None
-    """Of the LoRA; None where every weight was trained."""
+    """Rank of the LoRA; None after full fine-tuning."""
     merged: bool
-    """Whether this is a whole model."""
+    """Whether the export is a whole model."""
     quantization: str | None = None
-    """Of the base while it was trained."""
-    hindrances: Sequence[str] = ()
-    """Why vLLM cannot serve the adapter."""
+    """Quantization of the base during training."""
+    vllm_obstacles: Sequence[str] = ()
+    """Reasons why vLLM cannot serve the adapter."""
     tasks: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """Of each source of tasks: where it came from, how many."""
+    """Origin and number of the tasks, by source."""
     evaluations: Mapping[int, EvalResult] = field(default_factory=dict)
-    """The run's own, by the step they came after."""
+    """The run's evaluations, by step."""
     reports: Sequence[str] = ()
-    """Further evaluations of exactly these weights, in words."""
+    """Text of further evaluations of exactly these weights."""
     curve: Curve = field(default_factory=Curve)
-    """Of the run up to this step."""
+    """Reward curve of the run up to this step."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Releases that it was trained with."""
+    """Package versions of the training."""
 
 
 def model_card(card: CardContent) -> str:
-    """The card as Markdown, with the head that the hub reads."""
+    """Return the card as Markdown, with the hub's metadata header."""
     parts = [_head(card), f"# {card.name}", _what(card), _use(card), _base(card)]
-    return "\n\n".join([*parts, *_worth(card), *_trained_on(card), _rest(card)]) + "\n"
+    return "\n\n".join([*parts, *_evaluation(card), *_trained_on(card), _config(card)]) + "\n"
 
 
 def _head(card: CardContent) -> str:
@@ -66,7 +65,7 @@ def _head(card: CardContent) -> str:
 
 
 def _what(card: CardContent) -> str:
-    kind = f"LoRA of rank {card.rank}" if card.rank else "every weight"
+    kind = f"LoRA of rank {card.rank}" if card.rank else "full fine-tuning"
     form = "merged into the whole model" if card.merged and card.rank else "the whole model" if card.merged else ""
     of = f"{card.base.hub_id or 'a model that is not on the hub'}{f', {form}' if form else ', as a peft adapter'}"
     engine = "Prime-RL" if card.engine == "prime-rl" else "its embedded engine"
@@ -81,8 +80,8 @@ def _quantized(card: CardContent) -> str:
     if card.quantization is None:
         return ""
     return (
-        f" It was trained on the base in {card.quantization} (bitsandbytes), and is exported for the base as it is, "
-        "which computes other numbers: evaluate it before you rely on it."
+        f" It was trained on the base quantized to {card.quantization} (bitsandbytes), and is exported for the "
+        "unquantized base, whose outputs differ. Evaluate it before you rely on it."
     )
 
 
@@ -95,7 +94,7 @@ def _use(card: CardContent) -> str:
             'model, tokenizer = AutoModelForCausalLM.from_pretrained("HERE"), AutoTokenizer.from_pretrained("HERE")',
             "```",
             "",
-            "`HERE` is this folder or its name on the hub. `vllm serve HERE` serves it.",
+            "`HERE` is this folder or its name on the hub. To serve it, run `vllm serve HERE`.",
         ]
         return "\n".join(["## Use", "", *how])
     base = card.base.hub_id or "BASE"
@@ -111,26 +110,26 @@ def _use(card: CardContent) -> str:
         "",
         "`HERE` is this folder or its name on the hub.",
     ]
-    if card.hindrances:
-        why = f"vLLM cannot serve it as an adapter: {'; '.join(card.hindrances)}. Export it merged."
+    if card.vllm_obstacles:
+        serve = f"vLLM cannot serve this adapter ({'; '.join(card.vllm_obstacles)}). Export it merged."
     else:
         rank = served_rank(card.rank or 1)
-        why = f"`vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy=HERE` serves it."
-    return "\n".join(["## Use", "", *how, why])
+        serve = f"To serve it: `vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy=HERE`"
+    return "\n".join(["## Use", "", *how, serve])
 
 
 def _base(card: CardContent) -> str:
     if card.base.hub_id:
         commit = f", commit `{card.base.commit}`" if card.base.commit else ""
         return f"## The base model\n\n[{card.base.hub_id}](https://huggingface.co/{card.base.hub_id}){commit}."
-    told = "\n".join(f"| `{name}` | `{digest}` |" for name, digest in sorted(card.base.files.items()))
+    rows = "\n".join(f"| `{name}` | `{digest}` |" for name, digest in sorted(card.base.files.items()))
     return (
-        "## The base model\n\nIt is not on the hub. Its files, by the fingerprints that a run of Harbor Trainer writes "
-        f"into made_of.json:\n\n| file | fingerprint |\n|---|---|\n{told}"
+        "## The base model\n\nIt is not on the hub. Its files have these fingerprints (as in a run's "
+        f"made_of.json):\n\n| file | fingerprint |\n|---|---|\n{rows}"
     )
 
 
-def _worth(card: CardContent) -> list[str]:
+def _evaluation(card: CardContent) -> list[str]:
     parts = ["## Evaluation"]
     known = card.evaluations.items()
     kept = {step: found for step, found in known if found.mean_reward is not None and step <= card.step}
@@ -140,13 +139,13 @@ def _worth(card: CardContent) -> list[str]:
         head = "| after step | mean reward of the run's held-out tasks | 95 % interval |\n|---|---|---|"
         parts.append("\n".join([head, *rows]))
         parts.append(
-            "Each task counts the same; the interval is over tasks (t). A trial that failed for no fault of the policy "
-            "is in neither."
+            "All tasks have equal weight; the interval is a t interval over tasks. Trials that failed for reasons "
+            "other than the policy are not counted."
         )
     if kept and card.step not in kept:
-        parts.append(f"The policy after step {card.step}, which this is, was not evaluated itself.")
+        parts.append(f"This policy (after step {card.step}) was not evaluated.")
     parts += [f"```\n{report}\n```" for report in card.reports]
-    return parts if len(parts) > 1 else [parts[0], "There is no evaluation with an interval up to this step."]
+    return parts if len(parts) > 1 else [parts[0], "There is no evaluation up to this step."]
 
 
 def _interval(found: EvalResult) -> str:
@@ -159,7 +158,7 @@ def _trained_on(card: CardContent) -> list[str]:
     rows = [f"| {name} | {where} | {count} |" for name, (where, count) in card.tasks.items()]
     parts = ["## Tasks", "| source | from | tasks |\n|---|---|---|\n" + "\n".join(rows)] if rows else []
     if rows:
-        parts.append("`tasks.lock.json` has the content hash of each.")
+        parts.append("`tasks.lock.json` has the content hash of each task.")
     if card.curve.train:
         points = card.curve.train
         every = -(-len(points) // CURVE_ROWS)
@@ -170,7 +169,7 @@ def _trained_on(card: CardContent) -> list[str]:
     return parts
 
 
-def _rest(card: CardContent) -> str:
-    releases = ", ".join(f"{name} {version}" for name, version in sorted(card.packages.items()))
-    made = f" Trained with {releases}." if releases else ""
+def _config(card: CardContent) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(card.packages.items()))
+    made = f" Trained with {versions}." if versions else ""
     return f"## Config\n\n`run_config.json` is the config of the run.{made}"

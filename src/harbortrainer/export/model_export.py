@@ -1,10 +1,10 @@
-"""One export: weights, tokenizer, card, the tasks' lock, config and curve in a folder that appears whole or not at all.
+"""Export of a trained model into a new folder, which is written atomically.
 
-    adapter_config.json, adapter_model.safetensors     or   config.json, model*.safetensors
-    tokenizer and chat template, as the base has them
-    README.md, run_config.json, tasks.lock.json, reward.png
+- `adapter_config.json`, `adapter_model.safetensors`; or `config.json`, `model*.safetensors`
+- tokenizer and chat template of the base
+- `README.md`, `run_config.json`, `tasks.lock.json`, `reward.png`
 
-Cheap before dear: `ModelExport.planned` looks at all that can be wrong and imports no torch.
+`ModelExport.plan` does all checks without importing torch.
 """
 
 import json
@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Self
 
 from harbortrainer import __version__
-from harbortrainer.config.published_config import nameless, published
+from harbortrainer.config.redacted_config import redact, redact_path
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import EvalFolder
-from harbortrainer.evaluation.eval_report import EvalReport
 from harbortrainer.evaluation.policy_files import PolicyFiles
-from harbortrainer.evaluation.report_text import as_lines
+from harbortrainer.evaluation.report import EvalReport, as_lines
 from harbortrainer.export.model_card import CardContent, model_card
 from harbortrainer.export.trained_weights import TrainedWeights
-from harbortrainer.export.vllm_fit import hindrances, rank_of
+from harbortrainer.export.vllm_fit import rank_of, vllm_obstacles
 from harbortrainer.runs.curve import Curve, as_png, curve_of
 from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
@@ -35,41 +34,43 @@ LOCK, CONFIG, CARD = "tasks.lock.json", "run_config.json", "README.md"
 
 @dataclass(frozen=True)
 class ModelExport:
-    """What is exported where."""
+    """An export of a policy into a folder."""
 
     weights: TrainedWeights
     merged: bool
-    """A whole model; else a peft adapter."""
+    """Whether to export a whole model; else a peft adapter."""
     out: Path
     reports: tuple[str, ...] = ()
-    """Evaluations of exactly these weights, in words."""
+    """Text of evaluations of exactly these weights."""
 
     @classmethod
-    def planned(
+    def plan(
         cls, weights: TrainedWeights, *, merged: bool | None, out: Path | None, evaluated: Sequence[Path] = ()
     ) -> Self:
-        """An export of which all is there.
+        """Check and return an export.
 
         Args:
-            weights: What is exported.
-            merged: None chooses: an adapter where its base is on the hub, a whole model elsewhere.
-            out: Its folder; None takes one beside the run's.
-            evaluated: Folders of evaluations that the card is to tell of.
+            weights: The weights to export.
+            merged: Whether to merge; None means an adapter if its base is on the hub, else a whole model.
+            out: Folder of the export; None means one in `exports/` beside the run folder.
+            evaluated: Evaluation folders whose reports the card gets.
 
         Raises:
-            UserError: The folder is there, the base is not, or an evaluation is of another policy.
+            UserError: The folder exists, the base does not, or an evaluation is of another policy.
         """
         if merged is False and not weights.is_adapter:
-            raise UserError("the run trained every weight", where="--adapter", do="leave it out: the model is whole")
+            raise UserError(
+                "the run trained all weights and has no adapter", where="--adapter", do="remove this option"
+            )
         whole = not weights.is_adapter or (merged if merged is not None else weights.base.hub_id is None)
         folder = out or weights.run.absolute().parent / "exports" / (weights.name + "-merged" * whole)
         if folder.exists():
-            raise UserError("is there already", where=str(folder), do="name another folder with --out, or remove it")
-        weights.base.need()
+            raise UserError("already exists", where=str(folder), do="pass another folder with --out, or remove it")
+        weights.base.check()
         return cls(weights, whole, folder, tuple(_report(path, weights) for path in evaluated))
 
     def write(self) -> CardContent:
-        """Write it.
+        """Write the export and return the contents of its card.
 
         Raises:
             UserError: The weights or the base's files cannot be read.
@@ -78,7 +79,7 @@ class ModelExport:
         from harbortrainer.export import weight_files
 
         weights, base = self.weights, self.weights.base
-        with _told_of_the_disk(self.out), atomic_folder(self.out) as fresh:
+        with _disk_errors(self.out), atomic_folder(self.out) as fresh:
             tensors = weight_files.adapter_tensors(weights) if weights.is_adapter else {}
             if not weights.is_adapter:
                 weight_files.copy_whole_model(fresh, weights, base)
@@ -89,18 +90,18 @@ class ModelExport:
             weight_files.copy_tokenizer(fresh, base)
             card = self.card(list(tensors))
             (fresh / CARD).write_text(model_card(card), encoding="utf-8")
-            (fresh / CONFIG).write_text(_json(published(weights.config)), encoding="utf-8")
-            (fresh / LOCK).write_text(_json(weights.ingredients.tasks), encoding="utf-8")
+            (fresh / CONFIG).write_text(_json(redact(weights.config)), encoding="utf-8")
+            (fresh / LOCK).write_text(_json(weights.provenance.tasks), encoding="utf-8")
             as_png(card.curve, fresh / "reward.png", weights.run.absolute().name)
-            _readable_alike(fresh)
+            _copy_card_mode(fresh)
         return card
 
     def card(self, tensors: Sequence[str]) -> CardContent:
-        """What the card tells."""
+        """Return the contents of the card."""
         weights = self.weights
         run = RunFolder(weights.run)
         curve = curve_of(read_lines(run.metrics_file))
-        made_of = weights.ingredients
+        made_of = weights.provenance
         origins = {name: made_of.origins.get(name) for name in made_of.tasks}
         return CardContent(
             name=weights.name,
@@ -111,9 +112,9 @@ class ModelExport:
             rank=rank_of(weights.adapter_config) if weights.is_adapter else None,
             merged=self.merged,
             quantization=weights.config.get("model", {}).get("quantization"),
-            hindrances=hindrances(weights.adapter_config, tensors) if weights.is_adapter else (),
+            vllm_obstacles=vllm_obstacles(weights.adapter_config, tensors) if weights.is_adapter else (),
             tasks={
-                name: (_from(origin.source) if origin else "not written down", len(made_of.tasks[name]))
+                name: (_from(origin.source) if origin else "not recorded", len(made_of.tasks[name]))
                 for name, origin in origins.items()
             },
             evaluations=evaluations(run),
@@ -127,8 +128,8 @@ def _json(table: object) -> str:
     return json.dumps(finite(table), indent=1, ensure_ascii=False) + "\n"
 
 
-def _readable_alike(folder: Path) -> None:
-    """Every file for whoever may read the card: safetensors writes for the owner alone."""
+def _copy_card_mode(folder: Path) -> None:
+    """Give all files the mode of the card, since safetensors creates files that only the owner can read."""
     mode = (folder / CARD).stat().st_mode
     for path in folder.rglob("*"):
         if path.is_file():
@@ -136,25 +137,25 @@ def _readable_alike(folder: Path) -> None:
 
 
 def _from(source: str) -> str:
-    return nameless(source) if source.startswith(("/", "~")) else f"`{source}`"
+    return redact_path(source) if source.startswith(("/", "~")) else f"`{source}`"
 
 
 def _report(folder: Path, weights: TrainedWeights) -> str:
-    """What an evaluation of these weights came to, in words; refuses one of others."""
+    """Format the report of an evaluation of these weights. Raises `UserError` if it is of another policy."""
     found = EvalFolder.read(folder)
-    here = LocalModel(PolicyFiles.find(str(weights.folder))).identity()
-    if found.about.identity != here:
-        what = f"is of another policy ({found.about.policy}) than step {weights.step} of {weights.run}"
-        raise UserError(what, where=str(folder), do="evaluate this one: `harbortrainer eval TASKS --model RUN`")
-    report = EvalReport.of(found.about, found.rows())
-    told = report.model_copy(update={"policy": weights.name, "tasks_dir": Path(report.tasks_dir).name})
-    return "\n".join(as_lines(told))
+    identity = LocalModel(PolicyFiles.find(str(weights.folder))).identity()
+    if found.spec.identity != identity:
+        what = f"evaluates another policy ({found.spec.policy}) than step {weights.step} of {weights.run}"
+        raise UserError(what, where=str(folder), do="evaluate this policy: `harbortrainer eval TASKS --model RUN`")
+    report = EvalReport.of(found.spec, found.rows())
+    shown = report.model_copy(update={"policy": weights.name, "tasks_dir": Path(report.tasks_dir).name})
+    return "\n".join(as_lines(shown))
 
 
 @contextmanager
-def _told_of_the_disk(folder: Path) -> Generator[None]:
+def _disk_errors(folder: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
         what = f"cannot write the export: {error.strerror or error}"
-        raise RunStoppedError(what, do=f"make room for {folder}, or name another folder with --out") from error
+        raise RunStoppedError(what, do=f"free disk space for {folder}, or pass another folder with --out") from error

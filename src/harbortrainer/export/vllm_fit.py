@@ -1,25 +1,26 @@
-"""Whether vLLM can serve an adapter as it stands, by its config and the names of its tensors.
+"""Check whether vLLM can serve an adapter, from its config and the names of its tensors.
 
-What vLLM refuses is in its `lora/peft_helper.py` and `lora/lora_model.py`; ranks as in `doctor/served_adapter.py`.
-A pattern of ranks or alphas it does not refuse: it scales every layer alike, and samples from another policy.
+The rules come from vLLM's `lora/peft_helper.py` and `lora/lora_model.py`, the largest rank from
+`doctor/run_file_checks.py`. A rank or alpha pattern is an obstacle: vLLM accepts it but scales all layers
+alike, so it samples from another policy.
 """
 
 from collections.abc import Iterable
 
 from harbortrainer.config.table import TomlTable
-from harbortrainer.doctor.served_adapter import LARGEST_RANK, NOT_SERVED
+from harbortrainer.doctor.run_file_checks import LARGEST_RANK, NOT_SERVED
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, LARGEST_RANK)
-"""What `--max-lora-rank` takes; 16 where it is not given."""
+"""Values of `--max-lora-rank`; the default is 16."""
 PLAIN = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias")
 
 
-def hindrances(config: TomlTable, tensors: Iterable[str]) -> list[str]:
-    """Why vLLM cannot serve the adapter, in words; none when it can.
+def vllm_obstacles(config: TomlTable, tensors: Iterable[str]) -> list[str]:
+    """Return the reasons why vLLM cannot serve the adapter; empty if it can.
 
     Args:
-        config: What `adapter_config.json` says.
-        tensors: The names of its tensors.
+        config: Contents of `adapter_config.json`.
+        tensors: Names of the adapter's tensors.
     """
     found = [f"it has {key}" for key in PLAIN if config.get(key)]
     if config.get("bias", "none") != "none":
@@ -31,11 +32,11 @@ def hindrances(config: TomlTable, tensors: Iterable[str]) -> list[str]:
 
 
 def rank_of(config: TomlTable) -> int:
-    """The adapter's rank."""
+    """Return the adapter's rank."""
     rank = config.get("r")
     return rank if isinstance(rank, int) else 0
 
 
 def served_rank(rank: int) -> int:
-    """The smallest `--max-lora-rank` that serves an adapter of this rank."""
+    """Return the smallest `--max-lora-rank` for an adapter of this rank."""
     return next((allowed for allowed in RANKS if allowed >= rank), LARGEST_RANK)

@@ -1,5 +1,5 @@
-"""The run folder: what a run writes, how it survives a kill, and what is shown at its end.
+"""The run folder: its files, durable writes, checkpoints, and the summary of a run.
 
-Invariant: everything in a run folder is either written whole (a temporary file, fsync, rename) or appended line
-by line, so that a reader sees a prefix of the truth at any moment and `--resume` never meets half a file.
+Invariant: a file in a run folder is replaced atomically (temporary file, fsync, rename) or appended line by line. So a
+reader always sees a valid prefix, and `--resume` never finds half a file.
 """

@@ -1,6 +1,6 @@
-"""The reward curve of a run: in the terminal, and as a PNG. Both read `metrics.jsonl`.
+"""The reward curve of a run, as text and as PNG, from `metrics.jsonl`.
 
-Invariant: every finite reward lies within what is drawn.
+Invariant: the axes include every finite reward.
 """
 
 import importlib
@@ -17,13 +17,13 @@ class Curve:
     """Mean rewards by step."""
 
     train: list[tuple[int, float]] = field(default_factory=list)
-    """Of every trial that came back for a step."""
+    """Mean reward of all completed training trials, by step."""
     held_out: list[tuple[int, float]] = field(default_factory=list)
-    """Of the evaluations, over all sources."""
+    """Mean reward of the evaluations over all sources, by step."""
 
 
 def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
-    """The curve in the lines of `metrics.jsonl`."""
+    """Return the curve from lines of `metrics.jsonl`."""
     curve = Curve()
     for row in rows:
         for key, points in ((TRAIN_KEY, curve.train), ("eval/mean_reward", curve.held_out)):
@@ -32,14 +32,14 @@ def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
     return curve
 
 
-def as_text(curve: Curve, width: int = 76, height: int = 16) -> str:
-    """The curve in characters; empty when there is nothing to draw."""
+def as_text(curve: Curve) -> str:
+    """Draw the curve as text; empty if there are no points."""
     if not (curve.train or curve.held_out):
         return ""
     plotext = importlib.import_module("plotext")
     plotext.clear_figure()
     plotext.theme("clear")
-    plotext.plotsize(width, height)
+    plotext.plotsize(76, 16)
     plotext.ylim(*span(curve))
     if curve.train:
         plotext.plot(*_columns(curve.train), label="training trials", marker="braille")
@@ -51,7 +51,7 @@ def as_text(curve: Curve, width: int = 76, height: int = 16) -> str:
 
 
 def as_png(curve: Curve, path: Path, title: str) -> None:
-    """The curve as a picture."""
+    """Write the curve as a PNG; no file if there are no points."""
     if not (curve.train or curve.held_out):
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,7 +69,7 @@ def as_png(curve: Curve, path: Path, title: str) -> None:
 
 
 def span(curve: Curve, margin: float = 0.0) -> tuple[float, float]:
-    """The lowest and highest value to be shown: at least 0 to 1, and whatever lies outside.
+    """Return the range of the reward axis: 0 to 1, extended to all values.
 
     Example:
         >>> span(Curve(train=[(1, -2.0)]))

@@ -1,7 +1,7 @@
-"""What a disk can do to a run, in one line: full, read-only, or the run's folder gone from under it.
+"""One-line messages for disk errors of a run: disk full, read-only, or the run folder removed.
 
-Contract: inside of `disk_faults` an error of the operating system about the run's own folder comes out as
-`RunStoppedError`, every other as it is. What was finished before stays finished: `--resume` goes on from there.
+Contract: `disk_faults` turns an `OSError` about the run folder into a `RunStoppedError`; other errors pass unchanged.
+Finished steps stay finished: `--resume` continues after them.
 """
 
 import errno
@@ -17,36 +17,36 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def disk_faults(folder: Path) -> Generator[None]:
-    """Tell an error of the disk under the run folder `folder` in one line."""
+    """Raise a disk error under the run folder `folder` as a one-line `RunStoppedError`."""
     try:
         yield
     except OSError as error:
-        told = in_one_line(error, folder)
-        if told is None:
+        stopped = disk_error(error, folder)
+        if stopped is None:
             raise
-        raise told from error
+        raise stopped from error
 
 
-def in_one_line(error: OSError, folder: Path) -> RunStoppedError | None:
-    """The message for an error under `folder`; None when it is about something else."""
+def disk_error(error: OSError, folder: Path) -> RunStoppedError | None:
+    """Return the error to raise for an `OSError` under `folder`; None if the error is unrelated."""
     file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     if error.errno in FULL:
         return RunStoppedError(
             f"the disk of {folder} is full ({error.strerror})",
-            do="make room and go on with --resume; steps that were finished are kept",
+            do="free disk space and continue with --resume; finished steps are kept",
         )
     inside = file is not None and file.absolute().is_relative_to(folder)
     if inside and isinstance(error, FileNotFoundError):
-        return gone(folder)
+        return folder_gone(folder)
     if inside:
-        do = "mend that and go on with --resume"
+        do = "fix that and continue with --resume"
         return RunStoppedError(f"cannot use {file}: {error.strerror}", do=do)
     return None
 
 
-def gone(folder: Path) -> RunStoppedError:
-    """The message for a run whose folder was removed while it ran."""
+def folder_gone(folder: Path) -> RunStoppedError:
+    """Return the error for a run folder that was removed during the run."""
     return RunStoppedError(
-        f"the run folder {folder} was removed or moved away while the run was going, and what it had finished with it",
-        do="start the run again, or put the folder back and go on with --resume",
+        f"the run folder {folder} was removed or moved during the run, with all finished steps",
+        do="start the run again, or restore the folder and continue with --resume",
     )

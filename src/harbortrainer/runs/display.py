@@ -1,9 +1,10 @@
-"""What a run shows while it works: bars on a terminal, plain lines elsewhere.
+"""Progress output: bars on a terminal, plain lines elsewhere, and a line before slow imports.
 
-Invariant: without a terminal (a log file, CI) nothing is overwritten and no line comes more often than every
-`PLAIN_EVERY_S` seconds for one bar.
+Invariant: without a terminal (a log file, CI) nothing is overwritten, and a bar prints at most one line per
+`PLAIN_EVERY_S` seconds.
 """
 
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ PLAIN_EVERY_S = 10.0
 
 
 class Bar:
-    """One thing that takes a while."""
+    """A progress bar."""
 
     def __init__(self, display: "Display", text: str, total: int | None, *, plain: bool) -> None:
         self.display, self.text, self.total, self.done, self.plain = display, text, total, 0, plain
@@ -24,26 +25,26 @@ class Bar:
         self._task = display.progress.add_task(text, total=total) if display.progress else None
 
     def advance(self, by: int = 1) -> None:
-        """So much more is done."""
+        """Advance by this amount."""
         self.set(self.done + by)
 
-    def set(self, done: int, text: str | None = None) -> None:
-        """So much is done; `text` replaces what the bar says."""
-        self.done, self.text = done, text or self.text
+    def set(self, done: int) -> None:
+        """Set the amount done."""
+        self.done = done
         if self.display.progress is not None and self._task is not None:
-            self.display.progress.update(self._task, completed=done, description=self.text)
+            self.display.progress.update(self._task, completed=done)
         elif self.plain and time.monotonic() - self._last >= PLAIN_EVERY_S:
             self._last = time.monotonic()
             self.display.line(f"{self.text}: {done}" + (f"/{self.total}" if self.total else ""))
 
     def close(self) -> None:
-        """The bar goes away."""
+        """Remove the bar."""
         if self.display.progress is not None and self._task is not None:
             self.display.progress.remove_task(self._task)
 
 
 class Display:
-    """Bars and lines on one console."""
+    """Progress bars and lines on one console."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -60,20 +61,26 @@ class Display:
         self.close()
 
     def close(self) -> None:
-        """Take every bar away and give the terminal back."""
+        """Remove all bars and release the terminal."""
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
 
     def line(self, text: str) -> None:
-        """One line that stays."""
+        """Print a permanent line."""
         self.console.print(text, markup=False, highlight=False)
 
     @contextmanager
     def bar(self, text: str, total: int | None = None, *, plain: bool = True) -> Generator[Bar]:
-        """A bar for the length of a block. `plain`: without a terminal, say now and then how far it is."""
+        """Show a bar during a block; with `plain`, print progress lines if there is no terminal."""
         bar = Bar(self, text, total, plain=plain)
         try:
             yield bar
         finally:
             bar.close()
+
+
+def loading(what: str, module: str) -> None:
+    """Print a line before a slow import, unless `module` is already imported."""
+    if module not in sys.modules:
+        print(f"loading {what} ...", flush=True)

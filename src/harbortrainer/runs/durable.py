@@ -1,9 +1,9 @@
-"""Writes that survive a kill: files and folders appear whole, lines are appended whole.
+"""Crash-safe writes: atomic files and folders, and append-only JSON lines.
 
-Invariant: after `kill -9` at any moment a file written here is either what it was or complete; only the last line
-of an append-only file can be torn, and `repair` cuts that off. A folder is the old one, the new one, or missing for an
-instant while an old one is replaced (then the old one lies beside it as `.NAME.old` and `settle` puts it back).
-Temporary names start with a dot, so that nothing that lists a folder picks one up.
+Invariants: after `kill -9` at any moment, a file written here is either old or complete. Only the last line of an
+append-only file can be torn; `repair` removes it. A folder is the old one or the new one. While it is replaced it may
+be missing; the old one is then beside it as `.NAME.old`, and `recover_folder` restores it. Temporary names start with a
+dot, so that folder listings skip them.
 """
 
 import json
@@ -18,7 +18,7 @@ from harbortrainer.errors import UserError
 
 
 def flush(path: Path) -> None:
-    """Make a file, or a rename inside a folder, durable."""
+    """Sync a file, or the renames in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -27,7 +27,7 @@ def flush(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is never seen half; text as UTF-8."""
+    """Write a file atomically; text is UTF-8."""
     draft = path.with_name(f".{path.name}.part")
     try:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -40,12 +40,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def line_of(row: Mapping[str, object]) -> str:
-    """One JSON line. NaN and infinities become null: a line must be readable by any JSON reader."""
+    """Format a JSON line; NaN and infinities become null, so that any JSON reader can read it."""
     return json.dumps(finite(row), ensure_ascii=False, separators=(", ", ": ")) + "\n"
 
 
 def finite(value: object) -> object:
-    """`value` with every float that JSON cannot hold replaced by None."""
+    """Replace the floats in `value` that JSON cannot represent with None."""
     if isinstance(value, float):
         return value if value - value == 0.0 else None
     if isinstance(value, Mapping):
@@ -56,7 +56,7 @@ def finite(value: object) -> object:
 
 
 def append_line(path: Path, row: Mapping[str, object]) -> None:
-    """Append one JSON line and wait until it is on disk."""
+    """Append one JSON line and sync it to disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write(line_of(row))
         file.flush()
@@ -64,12 +64,12 @@ def append_line(path: Path, row: Mapping[str, object]) -> None:
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a whole file of JSON lines at once."""
+    """Write a file of JSON lines atomically."""
     write_whole(path, "".join(line_of(row) for row in rows))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every complete line of a file of JSON lines; a torn last line is left out, a missing file is empty."""
+    """Read the complete lines of a JSON Lines file; a torn last line is left out, and a missing file has no lines."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -81,13 +81,13 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         return dict(json.loads(line))
     except (ValueError, TypeError) as error:
-        raise UserError(f"line {number} cannot be read", where=str(path), do="take that line out") from error
+        raise UserError(f"line {number} cannot be read", where=str(path), do="remove that line") from error
 
 
 def repair(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda row: True) -> int:
-    """Cut a torn last line off, and drop the lines that `keep` refuses. Returns how many lines stay.
+    """Remove a torn last line and the lines for which `keep` is false; return the number of remaining lines.
 
-    A file in which there is nothing to repair is left alone: a full disk does not keep it from being read.
+    A file that needs no repair is not written, so that this works on a full disk.
     """
     rows = [row for row in read_lines(path) if keep(row)]
     text = "".join(line_of(row) for row in rows)
@@ -98,11 +98,11 @@ def repair(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda row: True
 
 @contextmanager
 def atomic_folder(path: Path) -> Generator[Path]:
-    """A fresh folder to write into; it becomes `path`, flushed, when the block ends without an exception.
+    """Yield an empty folder that replaces `path` atomically when the block ends without an exception.
 
-    An older folder of that name is replaced, a half-written one of an earlier process removed.
+    The contents are synced to disk first. A half-written folder of an earlier process is removed.
     """
-    settle(path)
+    recover_folder(path)
     fresh = path.with_name(f".{path.name}.new")
     fresh.mkdir(parents=True)
     try:
@@ -110,14 +110,14 @@ def atomic_folder(path: Path) -> Generator[Path]:
         for parent, _, names in os.walk(fresh):
             for name in [*names, ""]:
                 flush(Path(parent) / name)
-    except BaseException:  # Ctrl-C too: the folder appears whole or not at all, and whoever writes it tells why
+    except BaseException:  # also for Ctrl-C: no half-written folder stays
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     _take_over(fresh, path)
 
 
-def settle(path: Path) -> None:
-    """Clean up after a process that was killed inside `atomic_folder(path)`: put the old folder back, drop halves."""
+def recover_folder(path: Path) -> None:
+    """Clean up after a process killed in `atomic_folder(path)`: restore the old folder and remove partial ones."""
     fresh, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     if old.exists() and not path.exists():
         old.rename(path)

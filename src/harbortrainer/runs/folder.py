@@ -1,20 +1,20 @@
-"""The run folder: one folder holds everything a run wrote, and is all that `--resume` needs.
+"""The run folder: everything that a run writes and `--resume` needs.
 
-    outputs/<run>/
-      config.toml            the resolved config
-      metrics.jsonl          a line a step (and a line an evaluation)
-      rollouts/step_N.jsonl  a line a trial; eval_step_N.jsonl for evaluations
-      transcripts/           what was said and sampled in each trial: step_N.jsonl.gz beside rollouts/step_N.jsonl
-      trials/                Harbor's own folders
-      checkpoints/step_N/    adapter (peft), optimizer, progress.json
-      model/                 the policy that the warm-up made, when the config has one
-      log/                   the engine's and the environment servers' logs
-      summary.json, reward.png
-      made_of.json           fingerprints of weights and tasks, releases of packages
-      .lock                  held by the process that is at work here
+Contents of `outputs/<run>/`:
 
-Invariant: a folder belongs to one config, and to one process at a time. A run starts in a folder of its own or goes on
-in its own; it never writes into another run's.
+- `config.toml`: the resolved config
+- `metrics.jsonl`: a line per step and per evaluation
+- `rollouts/step_N.jsonl`: a line per trial; `eval_step_N.jsonl` for evaluations
+- `transcripts/`: messages and tokens of each trial; `step_N.jsonl.gz` belongs to `rollouts/step_N.jsonl`
+- `trials/`: Harbor's trial folders
+- `checkpoints/step_N/`: adapter (peft), optimizer, `progress.json`
+- `model/`: the policy made by the warm-up, if the config has one
+- `log/`: logs of the engine and the environment servers
+- `summary.json`, `reward.png`
+- `made_of.json`: fingerprints of weights and tasks, package versions
+- `.lock`: locked by the process of the run
+
+Invariant: a folder belongs to one config, and to one process at a time. A run never writes into another run's folder.
 """
 
 import shutil
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Self
 
 from harbortrainer.errors import UserError
-from harbortrainer.runs.disk_faults import gone
+from harbortrainer.runs.disk_faults import folder_gone
 from harbortrainer.runs.durable import write_whole
+from harbortrainer.runs.locks import LOCK_FILE, RunLock, refuse_in_use
 from harbortrainer.runs.metrics_log import MetricsLog
-from harbortrainer.runs.run_lock import LOCK_FILE, RunLock, refuse_in_use
 
 FOLDERS = ("rollouts", "trials", "checkpoints", "log")
 MAY_CHANGE = (
@@ -42,12 +42,11 @@ MAY_CHANGE = (
     "orchestrator.concurrency",
     "transcripts_mb",
 )
-"""A longer run, how often it is saved, what watches it, what it costs, how much is kept to look at: what may change
-between a start and its resume. Everything else decides what is learned from what."""
+"""Keys that may change between a start and its resume; every other key affects the result of the training."""
 
 
 class RunFolder:
-    """The paths of one run. Use `create`, which checks whose folder it is.
+    """The paths of one run. Use `create`, which checks that the folder belongs to the run.
 
     Example:
         >>> run = RunFolder.create(Path("outputs"), "quickstart", config_text=text, resume=False)
@@ -68,34 +67,34 @@ class RunFolder:
         self.model = self.path / "model"
         self.log = self.path / "log"
         self.lock: RunLock | None = None
-        """Held from `create` to `release`."""
+        """The lock on the folder, held from `create` to `release`."""
 
     @property
     def name(self) -> str:
-        """The run's name, which is its folder's."""
+        """Name of the run and its folder."""
         return self.path.name
 
     def rollouts_file(self, step: int) -> Path:
-        """Where the trials that step `step` trained on are listed."""
+        """Return the file that lists the trials of step `step`."""
         return self.rollouts / f"step_{step}.jsonl"
 
     def eval_file(self, step: int) -> Path:
-        """Where the trials of the evaluation of policy version `step` are listed."""
+        """Return the file that lists the evaluation trials of policy version `step`."""
         return self.rollouts / f"eval_step_{step}.jsonl"
 
     @classmethod
     def create(cls, root: Path, name: str | None, *, config_text: str, resume: bool = False) -> Self:
-        """Make the folder of a new run, or open the one to go on in.
+        """Create the folder of a new run, or open the folder of a run to resume.
 
         Args:
             root: The folder of runs (`output_dir`).
-            name: The run's name; None takes the time of day. A resume needs a name.
-            config_text: The resolved config as TOML, kept as `config.toml`.
-            resume: Go on in a folder that is there.
+            name: The run's name; None means the current time. A resume needs a name.
+            config_text: The resolved config as TOML, saved as `config.toml`.
+            resume: Continue the run of an existing folder.
 
         Raises:
-            UserError: The folder is there and `resume` is not set, it is not there and `resume` is, it was made by
-                another config, or another process is at work in it.
+            UserError: The folder exists without `resume`, or does not exist with it; it belongs to another config; or
+                another process is using it.
         """
         run = cls.checked(root, name, config_text=config_text, resume=resume)
         run.path.mkdir(parents=True, exist_ok=True)
@@ -108,10 +107,10 @@ class RunFolder:
 
     @classmethod
     def checked(cls, root: Path, name: str | None, *, config_text: str, resume: bool = False) -> Self:
-        """The folder that `create` would make or open, with nothing written. Raises as `create`."""
+        """Return the folder that `create` would open, without writing anything. Raises as `create`."""
         if resume and not name:
             raise UserError(
-                "a resume needs to know which run",
+                "--resume needs the name of the run",
                 where="run.name",
                 do='set [run] name = "..." or --run.name',
             )
@@ -124,18 +123,18 @@ class RunFolder:
         return run
 
     def release(self) -> None:
-        """Let another process have the folder."""
+        """Release the lock on the folder."""
         if self.lock is not None:
             self.lock.release()
             self.lock = None
 
-    def need(self) -> None:
-        """Raise `RunStoppedError` when the folder is no longer the one that was opened."""
-        if self.lock is not None and not self.lock.holds:
-            raise gone(self.path)
+    def check_present(self) -> None:
+        """Raise `RunStoppedError` if the folder was removed, moved or replaced."""
+        if self.lock is not None and not self.lock.is_held:
+            raise folder_gone(self.path)
 
     def discard_if_empty(self) -> None:
-        """Remove the folder of a run that never got to do anything, so that the next start finds none."""
+        """Remove the folder if the run has written no result, so that it can be started again."""
         if not self.model.exists() and not self.metrics_file.exists() and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path)
 
@@ -146,7 +145,7 @@ class RunFolder:
             raise UserError(
                 "this run folder is not empty",
                 where=str(self.path),
-                do="add --resume to go on with that run, or choose another run.name",
+                do="add --resume to continue that run, or choose another run.name",
             )
 
     def _check_same(self, config_text: str) -> None:
@@ -157,17 +156,17 @@ class RunFolder:
         try:
             difference = first_difference(self.config_file.read_text(encoding="utf-8"), config_text)
         except ValueError as error:
-            raise UserError("cannot be read", where=str(self.config_file), do="put it back as it was") from error
+            raise UserError("cannot be read", where=str(self.config_file), do="restore the file") from error
         if difference is not None:
             raise UserError(
                 f"this folder belongs to another run: {difference}",
                 where=str(self.config_file),
-                do="resume with the config the run was started with, or choose another run.name",
+                do="resume with the config that the run was started with, or choose another run.name",
             )
 
 
 def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """A nested table as dotted keys; lists of tables by index."""
+    """Flatten a nested table to dotted keys; lists of tables use indices."""
     out: dict[str, object] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
@@ -180,19 +179,21 @@ def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return out
 
 
-def decides(key: str) -> bool:
-    """Whether a key takes part in a run's identity."""
+def is_identity_key(key: str) -> bool:
+    """Whether a key must stay the same at a resume."""
     return not any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
 
 
 def first_difference(was: str, now: str) -> str | None:
-    """The first key that makes two resolved configs (TOML) different runs, in words; None when they are one."""
-    old, new = ({key: value for key, value in flat(tomllib.loads(text)).items() if decides(key)} for text in (was, now))
+    """Describe the first key in which two resolved configs (TOML) are different runs; None if they are the same run."""
+    old, new = (
+        {key: value for key, value in flat(tomllib.loads(text)).items() if is_identity_key(key)} for text in (was, now)
+    )
     return first_difference_of(old, new)
 
 
 def first_difference_of(was: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """The first dotted key in which two nested tables differ, in words; None when they are equal."""
+    """Describe the first dotted key in which two nested tables differ; None if they are equal."""
     old, new = flat(was), flat(now)
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):

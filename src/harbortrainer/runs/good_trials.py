@@ -1,137 +1,134 @@
-"""The trials of a run that a policy can learn from by example: graded well, played on tasks that are trained on.
+"""The good trials of a run, for supervised fine-tuning: training trials with a minimum reward.
 
-Contract: reads the run folder of either engine (`rollouts/`), while the run goes on too; what is left out is counted by
-its reason. Invariants: a trial of an evaluation is never among them, nor one without a reward, nor one whose agent
-changed tools that a verifier is run with; what is given as an answer was sampled, to its end.
+Contract: this reads the run folder (`rollouts/`) of either engine, also during the run, and counts rejected trials by
+reason. Invariants: no trial is from an evaluation, lacks a reward, or has an agent that changed the verifier's tools.
+Every answer was sampled, and was not cut off.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from harbortrainer.errors import UserError
-from harbortrainer.runs.durable import read_lines
-from harbortrainer.runs.trace_transcript import of_episode
-from harbortrainer.runs.transcript import KeptMessage, Place, Transcript
-from harbortrainer.runs.transcript_files import read
-from harbortrainer.runs.trial_line import SeenLine, TrialLine
+from harbortrainer.runs.trace_transcript import transcript_of_episode
+from harbortrainer.runs.transcript import Transcript, TranscriptMessage
+from harbortrainer.runs.transcript_files import read_transcript, transcript_place
+from harbortrainer.runs.trial_row import TrialRow, read_rows, row_of_episode
 
 STEP_FILE = re.compile(r"step_(\d+)")
 PRIME_EPISODES = "train/all/traces.jsonl"
-CUT_OFF = "length"
-"""Why the model stopped where its answer was too long."""
+LENGTH = "length"
+"""Finish reason of an answer that was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoodTrial:
-    """A trial to learn from."""
+    """A trial with a good reward, and its transcript."""
 
-    line: TrialLine
+    row: TrialRow
     transcript: Transcript
 
-    def branches(self) -> Iterator[list[KeptMessage]]:
-        """Its conversations, each from its root to a sampled answer that was not cut off, longest ones only.
+    def branches(self) -> Iterator[list[TranscriptMessage]]:
+        """Yield the trial's conversations, each from its root to the last complete sampled answer.
 
-        A task of several steps has one for each step; a history that was rewritten makes another.
+        A multi-step task has a conversation per step, and a rewritten history adds one. Prefixes are left out.
         """
-        found = [whole(self.transcript.path(leaf)) for leaf in self.transcript.branches()]
+        found = [trim_to_answer(self.transcript.path(leaf)) for leaf in self.transcript.branches()]
         for path in found:
-            begins = any(other is not path and starts_with(other, path) for other in found)
-            if path and not begins:
+            is_prefix = any(other is not path and extends(other, path) for other in found)
+            if path and not is_prefix:
                 yield path
 
 
-def whole(path: list[KeptMessage]) -> list[KeptMessage]:
-    """A path up to its last sampled answer that was not cut off; empty when there is none."""
+def trim_to_answer(path: list[TranscriptMessage]) -> list[TranscriptMessage]:
+    """Return a path up to its last complete sampled answer; empty if there is none."""
     for end in range(len(path), 0, -1):
-        if path[end - 1].sampled and path[end - 1].finish != CUT_OFF:
+        if path[end - 1].sampled and path[end - 1].finish != LENGTH:
             return path[:end]
     return []
 
 
-def starts_with(path: list[KeptMessage], start: list[KeptMessage]) -> bool:
-    """Whether `path` begins with the messages of `start` and goes on."""
+def extends(path: list[TranscriptMessage], start: list[TranscriptMessage]) -> bool:
+    """Whether `path` starts with the messages of `start` and is longer."""
     return len(path) > len(start) and all(own is other for own, other in zip(path, start, strict=False))
 
 
 def good_trials(run: Path, *, min_reward: float, left_out: Counter[str]) -> Iterator[GoodTrial]:
-    """The trials of a run's training with at least this reward.
+    """Yield the training trials of a run with at least this reward.
 
     Args:
-        run: Its folder.
-        min_reward: The least reward.
-        left_out: Counts what is left out, by reason.
+        run: The run folder.
+        min_reward: The minimum reward.
+        left_out: Counter of the rejected trials by reason; it is updated.
 
     Raises:
-        UserError: The folder holds no run's trials.
+        UserError: The run has no trials.
     """
-    files = rollout_files(run)
-    if not files:
-        do = "name a run's folder in which a step was finished"
-        raise UserError("no trials of a run here", where=str(run / "rollouts"), do=do)
-    for file in files:
-        for line, transcript in _trials(run, file):
-            if (why := _unfit(line, transcript, min_reward)) is not None:
-                left_out[why] += 1
+    for file in require_rollout_files(run):
+        for row, transcript in _trials(run, file):
+            if (reason := _rejection(row, transcript, min_reward)) is not None:
+                left_out[reason] += 1
             elif transcript is not None:
-                trial = GoodTrial(line, transcript)
+                trial = GoodTrial(row, transcript)
                 if next(trial.branches(), None) is None:
-                    left_out["without an answer that came to its end"] += 1
+                    left_out["without a complete answer"] += 1
                 else:
                     yield trial
 
 
+def require_rollout_files(run: Path) -> list[Path]:
+    """Return the files of a run's training trials. Raises `UserError` if there are none."""
+    files = rollout_files(run)
+    if not files:
+        do = "pass the folder of a run that finished at least one step"
+        raise UserError("this run has no trials", where=str(run / "rollouts"), do=do)
+    return files
+
+
 def rollout_files(run: Path) -> list[Path]:
-    """The files of a run's training trials, in the order of steps."""
+    """Return the files of a run's training trials, in the order of steps."""
     here = [path for path in (run / "rollouts").glob("step_*") if STEP_FILE.fullmatch(path.stem)]
     here.sort(key=lambda path: int(path.stem.removeprefix("step_")))
     files = [path / PRIME_EPISODES if path.is_dir() else path for path in here]
     return [path for path in files if path.is_file()]
 
 
-def _trials(run: Path, file: Path) -> Iterator[tuple[TrialLine, Transcript | None]]:
+def _trials(run: Path, file: Path) -> Iterator[tuple[TrialRow, Transcript | None]]:
     if file.name != Path(PRIME_EPISODES).name:
-        for row in read_lines(file):
-            line = _told(row, file)
-            yield line, read(run, line.place, line.trial) if line.place else None
+        for row in read_rows(file):
+            place = transcript_place(file.stem, row.transcript) if row.transcript else None
+            yield row, read_transcript(run, place, row.trial) if place else None
         return
-    step, name = int(file.parents[2].name.removeprefix("step_")), str(file.relative_to(run))
-    offset = 0
+    step = int(file.parents[2].name.removeprefix("step_"))
     with file.open("rb") as lines:
         for content in lines:
-            try:
-                episode = SeenLine.model_validate_json(content)
-            except ValidationError:
-                episode = None  # a last line that is being written
-            place = Place(name, offset, len(content))
-            offset += len(content)
-            if episode is not None:
-                line = TrialLine.of_episode(episode, step=step, kind="train", trained=False, place=place)
-                yield line, of_episode(content)
+            episode = _episode(content)
+            if (row := row_of_episode(episode, step=step, kind="train", trained=False)) is not None:
+                yield row, transcript_of_episode(episode)
 
 
-def _told(row: dict[str, object], file: Path) -> TrialLine:
+def _episode(content: bytes) -> dict[str, object]:
+    """Parse an episode's line; empty for a line that is still being written."""
     try:
-        return TrialLine.of_rollout(row, file.stem)
-    except ValidationError as error:
-        what = f"a line cannot be read ({error.errors()[0]['msg']})"
-        raise UserError(what, where=str(file), do="use the release that wrote this run") from None
+        episode = json.loads(content)
+    except ValueError:
+        return {}
+    return episode if isinstance(episode, dict) else {}
 
 
-def _unfit(line: TrialLine, transcript: Transcript | None, min_reward: float) -> str | None:
-    """Why a trial is not learned from; None for a good one."""
-    if line.kind != "train":
+def _rejection(row: TrialRow, transcript: Transcript | None, min_reward: float) -> str | None:
+    """Return the reason to reject a trial; None for a good one."""
+    if row.kind != "train":
         return "of an evaluation"
-    if line.reward is None:
+    if row.reward is None:
         return "without a reward"
-    if line.reward < min_reward:
-        return f"under {min_reward:g}"
+    if row.reward < min_reward:
+        return f"with a reward under {min_reward:g}"
     if transcript is None:
-        return "whose transcript is not kept"
+        return "without a transcript"
     if transcript.changed_tools:
-        return "whose agent changed tools that a verifier is run with"
+        return "whose agent changed tools that the verifier uses"
     return None

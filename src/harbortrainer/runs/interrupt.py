@@ -1,7 +1,7 @@
-"""Stopping on request: the first Ctrl-C stops cleanly, the second at once.
+"""Graceful stop: the first Ctrl-C finishes cleanly, the second exits at once.
 
-Invariant: while a `StopSignal` is armed, SIGINT and SIGTERM only set a flag that the loop waits on; they never raise
-in the middle of a checkpoint.
+Invariant: while a `StopSignal` is armed, SIGINT and SIGTERM only set a flag that the loop waits on. They never raise
+during a checkpoint.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from harbortrainer.errors import EXIT_INTERRUPTED
 
 
 class StopSignal:
-    """The flag. Arm it as a context manager, in the main thread.
+    """A stop flag that signals set. Arm it as a context manager, in the main thread.
 
     Example:
         >>> with StopSignal() as stop:
@@ -39,7 +39,7 @@ class StopSignal:
         self._disarm.close()
 
     async def wait(self) -> None:
-        """Until a stop is requested. From here on a request wakes the running event loop and raises nothing."""
+        """Wait until a stop is requested. From here on, a request wakes the event loop and raises nothing."""
         event = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
         if not self.requested:
@@ -47,12 +47,12 @@ class StopSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            # The environment servers read end-of-file and clean up after themselves.
+            # The environment servers read end-of-file and clean up.
             os.write(2, b"\nstopped at once\n")
             os._exit(EXIT_INTERRUPTED)
         os.write(2, b"\nstopping (once more to stop at once) ...\n")
         self.requested = True
         if self._wake is None:
-            # Nothing is running that could look at the flag: the warm-up, or a model that is being loaded.
+            # Nothing checks the flag yet: the warm-up runs, or a model is being loaded.
             raise KeyboardInterrupt
         self._wake()

@@ -1,6 +1,6 @@
-"""The name that everything a run starts carries: its processes in their environment, its containers as a label.
+"""The label of a run: an environment variable of its processes, and a label of its containers.
 
-Invariant: two runs on one machine never share it, also when they share their name.
+Invariant: two runs on one machine have different labels, even with the same name.
 """
 
 import hashlib
@@ -9,11 +9,11 @@ from pathlib import Path
 RUN_VARIABLE = "HARBORTRAINER_RUN"
 RUN_LABEL = "harbortrainer.run"
 TRIALS_DIR_VARIABLE = "HARBORTRAINER_TRIALS_DIR"
-"""Says where a run's trials go, to every process of it."""
+"""Environment variable with the folder of the run's trials."""
 
 
 def run_label(folder: Path) -> str:
-    """The label of the run in a folder: its name and a hash of the whole path.
+    """Return the label of the run in a folder: its name and a hash of its absolute path.
 
     Example:
         >>> run_label(Path("/outputs/quickstart"))

@@ -1,4 +1,4 @@
-"""The memory of a process: the largest of it and all that it started, its heap, its garbage collector."""
+"""Memory of a process: peak use of its process tree, malloc arenas, garbage collection."""
 
 import ctypes
 import gc
@@ -15,31 +15,33 @@ M_ARENA_MAX = -8
 ARENAS = 2
 
 
-def steady_heap() -> None:
-    """Keep glibc from giving each thread a heap of its own.
+def limit_malloc_arenas() -> None:
+    """Limit glibc to two malloc arenas instead of one per thread; does nothing without glibc.
 
-    Tensors that one thread makes and another frees leave those heaps full of holes: a run of many steps grew by
-    100 MB a step, and by nothing with two heaps. Elsewhere than on glibc this does nothing.
+    Tensors allocated in one thread and freed in another fragment the arenas. A long run grew by 100 MB a step with one
+    arena per thread, and not at all with two.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
-def leave_imports_alone() -> None:
-    """Take what is imported and loaded by now out of the garbage collector's rounds.
+def freeze_gc() -> None:
+    """Exclude all current objects from garbage collection.
 
-    Harbor and LiteLLM, or torch and transformers, leave half a million objects behind that live as long as the process:
-    going through them stalls the event loop for a third of a second each time.
+    Imported libraries hold half a million permanent objects. Each scan of them stalls the event loop for a third of a
+    second.
     """
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
-def imports_left_alone() -> Generator[None]:
-    """The same for the length of a block. Extensions that count at the process's end what was never collected, such as
-    triton's, tell of leaks where it goes on for ever."""
-    leave_imports_alone()
+def frozen_gc() -> Generator[None]:
+    """Exclude all current objects from garbage collection during a block.
+
+    It must end, since extensions such as triton's report objects as leaks that are never collected.
+    """
+    freeze_gc()
     try:
         yield
     finally:
@@ -47,7 +49,7 @@ def imports_left_alone() -> Generator[None]:
 
 
 def tree_rss_mb(process: psutil.Process) -> float:
-    """Resident memory of a process and all its descendants now, in MB (10^6). Shared pages count in each."""
+    """Return the resident memory of a process and its descendants in MB (10^6); shared pages count in each."""
     total = 0
     for member in [process, *process.children(recursive=True)]:
         try:
@@ -58,7 +60,7 @@ def tree_rss_mb(process: psutil.Process) -> float:
 
 
 class PeakMemory:
-    """Watches this process's tree while it is open; `peak_mb` is what it saw at most."""
+    """Monitor of this process tree's memory while the context is open; `peak_mb` is the maximum."""
 
     def __init__(self, peak_mb: float = 0.0) -> None:
         self.peak_mb = peak_mb
@@ -73,10 +75,10 @@ class PeakMemory:
         self._done.set()
         self._thread.join(timeout=5)
 
-    def look(self) -> None:
-        """Take one sample."""
+    def sample(self) -> None:
+        """Update the maximum with the current memory."""
         self.peak_mb = max(self.peak_mb, tree_rss_mb(psutil.Process()))
 
     def _watch(self) -> None:
         while not self._done.wait(INTERVAL_S):
-            self.look()
+            self.sample()

@@ -1,8 +1,8 @@
-"""The figures of a run: a line of `metrics.jsonl` each, and the same to every monitor.
+"""The metrics of a run: lines of `metrics.jsonl`, which are also sent to monitors.
 
-Invariants: the file comes first, and is the truth; a monitor gets each line once, in order, also over a kill and a
-resume, and a line only once its step is finished (`publish`); a monitor that fails is told of once, is left out until
-the run is started again, and never ends the run. What it was not told then, it is told at the next start.
+Invariants: a line is written to the file before it is sent. A monitor gets each line once, in order, also across a kill
+and a resume, and only after its step is finished (`publish`). A failing monitor causes one warning and is dropped until
+the next start, which sends the missed lines. It never ends the run.
 """
 
 import threading
@@ -18,38 +18,38 @@ STATE = "monitors.json"
 
 
 class MetricsMonitor(Protocol):
-    """Somebody who is shown the figures of a run."""
+    """A receiver of a run's metrics."""
 
     name: str
 
     def open(self, known_as: str | None) -> str:
-        """Begin, or go on with what was begun; returns what it is to be known by at a resume."""
+        """Start a run at the monitor, or continue the run `known_as`; return the id for the next resume."""
         ...
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Take one line."""
+        """Receive the metrics of one line."""
         ...
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send all remaining lines."""
         ...
 
 
-class Acquaintance(BaseModel):
-    """What is kept about a monitor between two starts of a run."""
+class MonitorState(BaseModel):
+    """Saved state of a monitor between two starts of a run."""
 
     known_as: str
-    """What it calls the run."""
+    """The monitor's id of the run."""
     lines: int
-    """How many lines it was told."""
+    """Number of lines sent."""
 
 
-class Acquaintances(RootModel[dict[str, Acquaintance]]):
-    """By the monitor's name."""
+class MonitorStates(RootModel[dict[str, MonitorState]]):
+    """States of the monitors, by name."""
 
 
 class MetricsLog:
-    """The lines of one run.
+    """The metrics lines of one run.
 
     Args:
         file: `metrics.jsonl`.
@@ -58,22 +58,22 @@ class MetricsLog:
     def __init__(self, file: Path) -> None:
         self.file, self._state = file, file.with_name(STATE)
         self._open: dict[str, MetricsMonitor] = {}
-        self._told: dict[str, int] = {}
-        """How many lines each monitor was told, for those of earlier starts too."""
+        self._sent: dict[str, int] = {}
+        """Number of lines sent to each monitor, including monitors of earlier starts."""
         self._known: dict[str, str] = {}
-        self._tell: Callable[[str], object] = lambda line: None
+        self._report: Callable[[str], object] = lambda line: None
         self._rows: list[Mapping[str, object]] = []
 
-    def start(self, monitors: Sequence[MetricsMonitor], tell: Callable[[str], object]) -> None:
-        """Open the monitors, and tell each what it has missed; `tell` takes lines for the user."""
-        self._tell = tell
+    def start(self, monitors: Sequence[MetricsMonitor], report: Callable[[str], object]) -> None:
+        """Open the monitors and send the lines that they have missed; `report` prints warnings."""
+        self._report = report
         self._rows = list(read_lines(self.file))
-        for name, state in self._remembered().items():
-            self._told[name], self._known[name] = state.lines, state.known_as
+        for name, state in self._read_state().items():
+            self._sent[name], self._known[name] = state.lines, state.known_as
         for monitor in monitors:
-            with _Watched(self, monitor):
+            with _MonitorGuard(self, monitor):
                 self._known[monitor.name] = monitor.open(self._known.get(monitor.name))
-                self._told[monitor.name] = min(self._told.get(monitor.name, 0), len(self._rows))
+                self._sent[monitor.name] = min(self._sent.get(monitor.name, 0), len(self._rows))
                 self._open[monitor.name] = monitor
         self.publish()
 
@@ -83,45 +83,45 @@ class MetricsLog:
         self._rows.append(row)
 
     def publish(self) -> None:
-        """Show the monitors every line that they have not seen."""
+        """Send each monitor the lines that it has not received."""
         for name, monitor in list(self._open.items()):
-            with _Watched(self, monitor):
-                for row in self._rows[self._told[name] :]:
+            with _MonitorGuard(self, monitor):
+                for row in self._rows[self._sent[name] :]:
                     monitor.log(step_of(row), figures_of(row))
-                    self._told[name] += 1
+                    self._sent[name] += 1
         if self._known:
-            told = {name: Acquaintance(known_as=own, lines=self._told[name]) for name, own in self._known.items()}
-            write_whole(self._state, Acquaintances(told).model_dump_json(indent=1) + "\n")
+            states = {name: MonitorState(known_as=own, lines=self._sent[name]) for name, own in self._known.items()}
+            write_whole(self._state, MonitorStates(states).model_dump_json(indent=1) + "\n")
 
     def close(self, within: float) -> None:
-        """Let the monitors send what is left, for at most so many seconds."""
+        """Close the monitors; each may send remaining lines for `within` seconds."""
         for name, monitor in list(self._open.items()):
             thread = threading.Thread(target=self._close, args=(monitor,), daemon=True)
             thread.start()
             thread.join(within)
             if thread.is_alive():
-                self._tell(f"warning: {name} is still sending; what it has not sent lies in {self.file.parent}")
+                self._report(f"warning: {name} is still sending; unsent data is in {self.file.parent}")
             self._open.pop(name, None)
 
     def _close(self, monitor: MetricsMonitor) -> None:
-        with _Watched(self, monitor):
+        with _MonitorGuard(self, monitor):
             monitor.close()
 
-    def _remembered(self) -> dict[str, Acquaintance]:
+    def _read_state(self) -> dict[str, MonitorState]:
         try:
-            return Acquaintances.model_validate_json(self._state.read_bytes()).root
+            return MonitorStates.model_validate_json(self._state.read_bytes()).root
         except (OSError, ValueError):
             return {}
 
-    def leave_out(self, monitor: MetricsMonitor, error: BaseException) -> None:
-        """Go on without a monitor, and say so."""
+    def drop_monitor(self, monitor: MetricsMonitor, error: BaseException) -> None:
+        """Drop a failed monitor and print a warning."""
         self._open.pop(monitor.name, None)
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self._tell(f"warning: {monitor.name} failed and is left out from here on ({why}); {self.file} has every figure")
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self._report(f"warning: {monitor.name} failed and is disabled ({reason}); {self.file} has all metrics")
 
 
-class _Watched:
-    """A block in which a monitor may fail in whatever way it likes."""
+class _MonitorGuard:
+    """Context in which an exception drops the monitor instead of ending the run."""
 
     def __init__(self, log: MetricsLog, monitor: MetricsMonitor) -> None:
         self.log, self.monitor = log, monitor
@@ -131,16 +131,16 @@ class _Watched:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        self.log.leave_out(self.monitor, error)
+        self.log.drop_monitor(self.monitor, error)
         return True
 
 
 def step_of(row: Mapping[str, object]) -> int:
-    """The step that a line is about."""
+    """Return the step of a line."""
     step = row.get("step")
     return step if isinstance(step, int) else 0
 
 
 def figures_of(row: Mapping[str, object]) -> dict[str, float]:
-    """The numbers of a line, but its step; what is none is not there."""
+    """Return the numeric values of a line, without its step and nulls."""
     return {key: float(value) for key, value in row.items() if key != "step" and isinstance(value, int | float)}

@@ -1,7 +1,7 @@
-"""The monitors that a run file can ask for: Weights & Biases, TensorBoard. Their packages are imported when they open.
+"""The monitors of a run: Weights & Biases and TensorBoard. Their packages are imported when a monitor opens.
 
-Names are those of `metrics.jsonl` (docs/metrics.md), which are Prime-RL's where the meaning is the same; the run at W&B
-is set up as Prime-RL does it (src/prime_rl/monitors/wandb/monitor.py, 559b44772): `step` is every figure's axis.
+Metrics have the same names as in `metrics.jsonl` (docs/metrics.md). The run at W&B is set up as in Prime-RL
+(src/prime_rl/monitors/wandb/monitor.py, 559b44772): `step` is the axis of every metric.
 """
 
 import importlib
@@ -12,14 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from harbortrainer.config.monitors_table import PROJECT, WandbKeys
+from harbortrainer.config.run_sections import PROJECT, WandbKeys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable
 from harbortrainer.errors import UserError
 from harbortrainer.runs.metrics_log import MetricsMonitor
 
 INIT_S = 30
-"""Seconds that W&B may take to answer before the run goes on without it."""
+"""Seconds to wait for W&B before the run continues without it."""
 
 
 class WandbMonitor:
@@ -27,8 +27,8 @@ class WandbMonitor:
 
     Args:
         keys: `[monitors.wandb]`.
-        run: The run's folder; W&B's own files go below it.
-        config: What is shown as the run's config.
+        run: The run folder; W&B puts its files below it.
+        config: The config to show at W&B.
     """
 
     name = "W&B"
@@ -43,8 +43,8 @@ class WandbMonitor:
         return os.environ.get("WANDB_MODE") or ("offline" if self.keys.offline else "online")
 
     def open(self, known_as: str | None) -> str:
-        """Make the run there, or go on with it."""
-        # Without it W&B proposes another product of its own in the middle of the run's lines.
+        """Create the run at W&B, or continue it."""
+        # Otherwise W&B prints an advertisement for Weave.
         os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
         wandb = self._wandb = imported("wandb")
         own = known_as or uuid.uuid4().hex[:8]
@@ -57,18 +57,18 @@ class WandbMonitor:
         return own
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Hand a line over; W&B's own process sends it."""
+        """Queue a line; W&B's process sends it."""
         if self._wandb is not None:
             self._wandb.log({**figures, "step": step})
 
     def close(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all lines are sent."""
         if self._wandb is not None:
             self._wandb.finish(exit_code=0)
 
 
 class TensorboardMonitor:
-    """Event files for TensorBoard, in `tensorboard/` of the run's folder."""
+    """TensorBoard event files in `tensorboard/` of the run folder."""
 
     name = "TensorBoard"
 
@@ -76,28 +76,28 @@ class TensorboardMonitor:
         self.folder = run / "tensorboard"
 
     def open(self, known_as: str | None) -> str:
-        """Begin another file of events; TensorBoard shows those of one folder as one."""
+        """Create a new event file; TensorBoard merges the event files of a folder."""
         self._writer = imported("tensorboardX").SummaryWriter(logdir=str(self.folder))
         return self.folder.name
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write a line down."""
+        """Write the metrics of one line."""
         for key, value in figures.items():
             self._writer.add_scalar(key, value, global_step=step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the event file."""
         self._writer.close()
 
 
 def imported(package: str) -> ModuleType:
-    """A package that is there only where a monitor is asked for."""
+    """Import the optional package of a monitor."""
     return importlib.import_module(package)
 
 
 def monitors_of(config: RunConfig, run: Path, *, shown: TomlTable) -> list[MetricsMonitor]:
-    """The monitors that a run file asks for; `shown`: the config as others may see it."""
+    """Return the monitors of a run file; `shown` is the config without secrets."""
     found: list[MetricsMonitor] = []
     if config.monitors.wandb is not None:
         found.append(WandbMonitor(config.monitors.wandb, run, shown))
@@ -106,11 +106,11 @@ def monitors_of(config: RunConfig, run: Path, *, shown: TomlTable) -> list[Metri
     return found
 
 
-def need_monitors(config: RunConfig) -> None:
-    """Raises `UserError` when the package of a monitor that is asked for is not installed; nothing is imported."""
-    asked = {"wandb": "[monitors.wandb]"} if config.monitors.wandb is not None else {}
-    asked |= {"tensorboardX": "tensorboard"} if config.tensorboard else {}
-    for package, key in asked.items():
+def require_monitors(config: RunConfig) -> None:
+    """Raise `UserError` if the package of a configured monitor is not installed; nothing is imported."""
+    required = {"wandb": "[monitors.wandb]"} if config.monitors.wandb is not None else {}
+    required |= {"tensorboardX": "tensorboard"} if config.tensorboard else {}
+    for package, key in required.items():
         if find_spec(package) is None:
-            do = "take that out of the file, or run `uv sync --extra local --extra monitors`"
+            do = "remove that key, or run `uv sync --extra local --extra monitors`"
             raise UserError(f"{package} is not installed", where=key, do=do)

@@ -1,4 +1,4 @@
-"""`summary.json`: a run in one small file, written at its end and at every clean stop, and the same in words."""
+"""The summary of a run, as `summary.json` and as text; written at the end and at every graceful stop."""
 
 import json
 from collections import Counter
@@ -7,34 +7,35 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field
 
 from harbortrainer.estimates.interval import Estimate
+from harbortrainer.runs.checkpoints import Progress
 from harbortrainer.runs.curve import as_png, as_text, curve_of
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.durable import finite, read_lines, write_whole
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.progress import Progress
+from harbortrainer.runs.trial_row import read_rows
 
 type Status = Literal["finished", "interrupted", "stopped"]
 
 
 class EvalResult(BaseModel):
-    """Mean reward of one evaluation, each task counting the same, and how sure it is (`estimates/interval.py`)."""
+    """Mean reward of one evaluation over tasks, with its confidence interval (`estimates/interval.py`)."""
 
     mean_reward: float | None
-    """Mean of the tasks' means; null when no trial was graded."""
+    """Mean of the tasks' means; null if no trial was graded."""
     n: int
-    """Trials that were graded. A trial that failed for no fault of the policy is not one of them."""
+    """Number of graded trials; trials that failed for reasons other than the policy are not graded."""
     stderr: float | None
-    """Standard error of the mean, over tasks; null under two tasks."""
+    """Standard error of the mean, over tasks; null with fewer than two tasks."""
     tasks: int | None = None
-    """Tasks with a graded trial; null in runs of a release that did not count them."""
+    """Number of tasks with a graded trial; null in runs of old releases."""
     low: float | None = None
-    """Lower end of the mean's 95 % interval; null where none can be told."""
+    """Lower end of the mean's 95 % interval; null if it is unknown."""
     high: float | None = None
-    """Its upper end."""
+    """Upper end of the interval."""
 
     @classmethod
     def of(cls, found: Estimate) -> Self:
-        """The result of this estimate."""
+        """Convert an estimate."""
         return cls(
             mean_reward=found.mean,
             n=found.attempts,
@@ -54,42 +55,42 @@ class EvalResult(BaseModel):
 
 
 class Summary(BaseModel):
-    """What a run came to."""
+    """The results of a run."""
 
     engine: str
-    """Which engine trained: `local` or `prime-rl`."""
+    """The engine: `local` or `prime-rl`."""
     model: str
-    """The policy that was trained, as the config names it."""
+    """The trained model, as named in the config."""
     status: Status = "finished"
-    """`interrupted` on request, `stopped` because it could not go on; `--resume` goes on from `steps` in both."""
+    """`interrupted` on request, `stopped` by an error; `--resume` continues after `steps` in both cases."""
     steps: int
-    """Updates that were made."""
+    """Number of updates."""
     wall_s: float
-    """Seconds in all, over every start of this run."""
+    """Seconds over all starts of this run."""
     warmup_s: float
-    """Seconds of them spent making the policy."""
+    """Seconds of `wall_s` in the warm-up."""
     train_s: float
-    """Seconds of them between the first rollout and the last update, evaluations included."""
+    """Seconds of `wall_s` between the first rollout and the last update, including evaluations."""
     trials: int
-    """Trials that ended, evaluations included."""
+    """Number of ended trials, including evaluations."""
     outcomes: dict[str, int]
-    """How they ended."""
+    """Number of trials by outcome."""
     eval: dict[str, EvalResult | None] = Field(default_factory=dict)
-    """The held-out reward `before` and `after`."""
+    """Held-out reward `before` and `after` training."""
     peak_rss_mb: float
-    """The largest memory of the whole process tree at one moment."""
+    """Peak memory of the process tree in MB."""
     seed: int
-    """The seed of everything that is drawn."""
+    """Random seed of the run."""
 
     def write(self, run: RunFolder) -> None:
         """Write `summary.json`."""
         write_whole(run.summary_file, json.dumps(finite(self.model_dump()), indent=2) + "\n")
 
     def lines(self, run: RunFolder) -> list[str]:
-        """The summary in words."""
+        """Format the summary as lines of text."""
         lines = [
             f"{self.steps} steps, {self.trials} trials in {self.wall_s:.0f} s "
-            f"(making the policy {self.warmup_s:.0f} s, training {self.train_s:.0f} s), "
+            f"(warm-up {self.warmup_s:.0f} s, training {self.train_s:.0f} s), "
             f"peak memory {self.peak_rss_mb / 1000:.1f} GB"
         ]
         before, after = self.eval.get("before"), self.eval.get("after")
@@ -99,21 +100,21 @@ class Summary(BaseModel):
         if failed:
             lines.append(f"outcomes other than completed: {failed}")
         if self.status == "interrupted":
-            lines.append(f"stopped after step {self.steps}; add --resume to the same command to go on")
-        return [*lines, f"everything is in {run.path}"]
+            lines.append(f"stopped after step {self.steps}; add --resume to the same command to continue")
+        return [*lines, f"all results are in {run.path}"]
 
 
 KEYS = tuple(EvalResult.model_fields)
 
 
 def evaluations(run: RunFolder) -> dict[int, EvalResult]:
-    """The evaluations that were made, by the step they came after."""
+    """Read the evaluations of a run, by step."""
     rows = [row for row in read_lines(run.metrics_file) if "eval/n" in row]
     return {row["step"]: EvalResult.model_validate({key: row.get(f"eval/{key}") for key in KEYS}) for row in rows}
 
 
-def spent(run: RunFolder) -> tuple[float, float]:
-    """Seconds in all and seconds of training that the last summary counts; a run's time never falls."""
+def recorded_times(run: RunFolder) -> tuple[float, float]:
+    """Read `wall_s` and `train_s` of the last summary, so that a run's times never decrease."""
     try:
         found = Summary.model_validate_json(run.summary_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -122,8 +123,8 @@ def spent(run: RunFolder) -> tuple[float, float]:
 
 
 def summarize(run: RunFolder, progress: Progress, *, model: str, seed: int, status: Status) -> Summary:
-    """The summary of a run of the embedded engine, from what it wrote; `progress`: up to now."""
-    outcomes = Counter(row["outcome"] for path in sorted(run.rollouts.glob("*.jsonl")) for row in read_lines(path))
+    """Build the summary of a run of the embedded engine from its files and its current `progress`."""
+    outcomes = Counter(row.outcome for path in sorted(run.rollouts.glob("*.jsonl")) for row in read_rows(path))
     results = evaluations(run)
     return Summary(
         engine="local",
@@ -141,8 +142,8 @@ def summarize(run: RunFolder, progress: Progress, *, model: str, seed: int, stat
     )
 
 
-def show(summary: Summary, run: RunFolder, display: Display) -> None:
-    """Write the summary and, for a finished run, the curve, and show them."""
+def report_summary(summary: Summary, run: RunFolder, display: Display) -> None:
+    """Write and print the summary and, for a finished run, the reward curve."""
     summary.write(run)
     if summary.status == "finished":
         curve = curve_of(read_lines(run.metrics_file))

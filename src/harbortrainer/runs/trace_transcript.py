@@ -1,53 +1,71 @@
-"""The transcript of a verifiers trace: of one in memory, or of one that Prime-RL wrote down.
+"""Convert a verifiers trace, in memory or as written by Prime-RL, into a transcript.
 
-Contract: reads the names that verifiers gives its traces (`nodes`, `calls`, `info["harbor"]`), of an object or of JSON,
-and needs nothing but them; a trace in which one of them is missing has that much less to show.
+Contract: the models here use verifiers' names for the parts of a trace (`nodes`, `calls`, `info["harbor"]`), and read
+an object or its JSON. Missing parts are left out of the transcript.
+
+verifiers' own wire types are not used: importing them loads thousands of modules, which would slow down
+`harbortrainer view` by seconds, and they refuse a trace that lacks a required field.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from harbortrainer.runs.transcript import DIGITS, KeptChange, KeptMessage, KeptToolCall, LostCall, Transcript
+from harbortrainer.runs.transcript import (
+    DIGITS,
+    ChangedFile,
+    LostCall,
+    Transcript,
+    TranscriptMessage,
+    TranscriptToolCall,
+)
 
-MOST_LOST = 20
+MAX_LOST_CALLS = 20
 RECORD = "harbor"
-"""Where a trace's `info` holds the trial's record (`trials/record.py`)."""
+"""Key of a trace's `info` with the trial's record (`trials/record.py`)."""
 
 
-class Seen(BaseModel):
+class TraceModel(BaseModel):
     """A part of a trace, as an object or as JSON."""
 
     model_config = ConfigDict(from_attributes=True, extra="ignore")
 
 
-class SeenPart(Seen):
+class TracePart(TraceModel):
+    """A part of a message: text, or something else."""
+
     type: str = ""
     text: str | None = None
 
 
-class SeenToolCall(Seen):
+class TraceToolCall(TraceModel):
+    """A tool that the model called."""
+
     name: str = ""
     arguments: str = ""
 
 
-class SeenMessage(Seen):
+class TraceMessage(TraceModel):
+    """A message."""
+
     role: str
-    content: str | list[SeenPart] | None = None
+    content: str | list[TracePart] | None = None
     reasoning_content: str | None = None
-    tool_calls: list[SeenToolCall] | None = None
+    tool_calls: list[TraceToolCall] | None = None
 
     @property
     def text(self) -> str:
-        """What it says; another thing than text is named in brackets."""
+        """The text of the message; the type of a non-text part is shown in brackets."""
         if isinstance(self.content, list):
             return "\n".join(part.text if part.text is not None else f"[{part.type}]" for part in self.content)
         return self.content or ""
 
 
-class SeenNode(Seen):
-    message: SeenMessage
+class TraceNode(TraceModel):
+    """A message with the tokens that it adds: a node of the conversation's graph."""
+
+    message: TraceMessage
     parent: int | None = None
     sampled: bool = False
     token_ids: list[int] = []
@@ -56,58 +74,64 @@ class SeenNode(Seen):
     advantages: list[float] | None = None
 
 
-class SeenUsage(Seen):
+class TraceUsage(TraceModel):
+    """Tokens of a call, as counted by the server."""
+
     prompt_tokens: int = 0
-    """Without those that the server's cache held."""
+    """Prompt tokens outside of the server's cache."""
     cached_input_tokens: int | None = None
     completion_tokens: int = 0
 
     @property
     def input_tokens(self) -> int:
-        """The whole prompt."""
+        """Number of all prompt tokens."""
         return self.prompt_tokens + (self.cached_input_tokens or 0)
 
 
-class SeenSpan(Seen):
+class TraceSpan(TraceModel):
+    """Start and end times, in seconds."""
+
     start: float = 0.0
     end: float = 0.0
 
 
-class SeenError(Seen):
+class TraceError(TraceModel):
+    """An error."""
+
     type: str = ""
     message: str = ""
 
 
-class SeenCall(Seen):
+class TraceCall(TraceModel):
+    """A model call."""
+
     node: int | None = None
     finish_reason: str | None = None
-    usage: SeenUsage | None = None
-    time: SeenSpan = SeenSpan()
-    error: SeenError | None = None
+    usage: TraceUsage | None = None
+    time: TraceSpan = TraceSpan()
+    error: TraceError | None = None
 
 
-class SeenTrace(Seen):
+class Trace(TraceModel):
+    """A trace."""
+
     id: str
-    nodes: list[SeenNode] = []
-    calls: list[SeenCall] = []
+    nodes: list[TraceNode] = []
+    calls: list[TraceCall] = []
     info: dict[str, object] = {}
-    timing: SeenSpan = SeenSpan()
-    errors: list[SeenError] = []
+    timing: TraceSpan = TraceSpan()
+    errors: list[TraceError] = []
 
 
-class SeenEpisode(Seen):
-    traces: list[SeenTrace] = []
-
-
-class SeenRecord(Seen):
-    """What of the trial's record stands in the transcript, not in the trial's line."""
+class TraceRecord(TraceModel):
+    """The fields of a trial's record that the transcript has and the trial's row has not."""
 
     trial_name: str = ""
     trial_dir: str | None = None
     verifier_output: str = ""
-    error: SeenError | None = None
+    error: TraceError | None = None
     evidence: str = ""
-    changed_files: list[KeptChange] | None = None
+    changed_files: list[ChangedFile] | None = None
     changed_files_total: int = 0
     changed_tools: list[str] = []
 
@@ -115,15 +139,15 @@ class SeenRecord(Seen):
 def transcript_of(
     trace: object, *, versions: Mapping[int, int] | None = None, seq_len: int | None = None
 ) -> Transcript:
-    """The transcript of a trace.
+    """Return the transcript of a trace.
 
     Args:
-        trace: verifiers' trace, or the JSON of one.
+        trace: A verifiers trace, or its JSON.
         versions: The policy version of every sampled node, by its index.
-        seq_len: Most tokens of a training sample.
+        seq_len: Longest training sample, in tokens.
     """
-    seen = SeenTrace.model_validate(trace)
-    record = SeenRecord.model_validate(seen.info.get(RECORD) or {})
+    seen = Trace.model_validate(trace)
+    record = TraceRecord.model_validate(seen.info.get(RECORD) or {})
     calls = {call.node: call for call in seen.calls if call.node is not None}
     lengths = _lengths(seen.nodes)
     messages = [
@@ -134,7 +158,7 @@ def transcript_of(
     return Transcript(
         trial=record.trial_name or seen.id,
         messages=messages,
-        lost_calls=[_lost(call, seen.timing.start) for call in seen.calls if call.node is None][:MOST_LOST],
+        lost_calls=[_lost(call, seen.timing.start) for call in seen.calls if call.node is None][:MAX_LOST_CALLS],
         seq_len=seq_len,
         verifier_output=record.verifier_output,
         changed_files=record.changed_files,
@@ -147,17 +171,14 @@ def transcript_of(
     )
 
 
-def of_episode(line: bytes) -> Transcript | None:
-    """The transcript of the first trace of an episode that Prime-RL wrote down; None when the line holds none."""
-    try:
-        episode = SeenEpisode.model_validate_json(line)
-    except ValidationError:
-        return None
-    return transcript_of(episode.traces[0]) if episode.traces else None
+def transcript_of_episode(line: Mapping[str, object]) -> Transcript | None:
+    """Return the transcript of the first trace of an episode as Prime-RL writes it; None if it has no trace."""
+    traces = line.get("traces")
+    return transcript_of(traces[0]) if isinstance(traces, list) and traces else None
 
 
-def _lengths(nodes: Sequence[SeenNode]) -> list[int]:
-    """Tokens before each node, from its root. A parent stands before its children."""
+def _lengths(nodes: Sequence[TraceNode]) -> list[int]:
+    """Count the tokens from the root to each node, excluding it. Parents come before their children."""
     lengths: list[int] = []
     for node in nodes:
         before = 0 if node.parent is None else lengths[node.parent] + len(nodes[node.parent].token_ids)
@@ -165,20 +186,22 @@ def _lengths(nodes: Sequence[SeenNode]) -> list[int]:
     return lengths
 
 
-def _message(node: SeenNode, before: int, call: SeenCall | None, start: float, version: int | None) -> KeptMessage:
-    said = node.message
-    shown = KeptMessage(
-        role=said.role,
-        text=said.text,
-        thinking=said.reasoning_content,
-        tool_calls=[KeptToolCall(name=one.name, arguments=one.arguments) for one in said.tool_calls or []],
+def _message(
+    node: TraceNode, before: int, call: TraceCall | None, start: float, version: int | None
+) -> TranscriptMessage:
+    message = node.message
+    shown = TranscriptMessage(
+        role=message.role,
+        text=message.text,
+        thinking=message.reasoning_content,
+        tool_calls=[TranscriptToolCall(name=one.name, arguments=one.arguments) for one in message.tool_calls or []],
         parent=node.parent,
         sampled=node.sampled,
         token_ids=node.token_ids,
     )
     if not node.sampled:
         return shown
-    usage = call.usage if call is not None and call.usage is not None else SeenUsage()
+    usage = call.usage if call is not None and call.usage is not None else TraceUsage()
     known = any(node.mask)
     answer = {
         "spans": _spans(node.mask),
@@ -194,23 +217,23 @@ def _message(node: SeenNode, before: int, call: SeenCall | None, start: float, v
 
 
 def _spans(mask: Sequence[bool]) -> list[int]:
-    """The lengths of the runs of a mask, beginning with false; empty when nothing is true."""
+    """Return the run lengths of a mask, starting with a false run; empty if no value is true."""
     if not any(mask):
         return []
     runs = [len(list(run)) for _, run in groupby(mask)]
     return [0, *runs] if mask[0] else runs
 
 
-def _lost(call: SeenCall, start: float) -> LostCall:
-    error = f"{call.error.type}: {call.error.message}" if call.error else "its answer is no part of the conversation"
+def _lost(call: TraceCall, start: float) -> LostCall:
+    error = f"{call.error.type}: {call.error.message}" if call.error else "its answer is not part of the conversation"
     return LostCall(error=error[:1000], began=_since(call, start), took=_took(call))
 
 
-def _since(call: SeenCall | None, start: float) -> float | None:
+def _since(call: TraceCall | None, start: float) -> float | None:
     known = call is not None and call.time.start and start
     return round(call.time.start - start, 3) if call is not None and known else None
 
 
-def _took(call: SeenCall | None) -> float | None:
+def _took(call: TraceCall | None) -> float | None:
     known = call is not None and call.time.end
     return round(call.time.end - call.time.start, 3) if call is not None and known else None

@@ -1,10 +1,10 @@
-"""What is kept of one trial to be looked at: what was said, every sampled token, what the verifier printed.
+"""The transcript of one trial: its messages, sampled tokens and verifier output.
 
-A transcript lies as one gzip member that holds one line of JSON, so that `zcat` prints a file of them and one of them
-is read by its `Place` alone. What came of the trial (outcome, rewards, advantage, why it did not train, timings) is not
-said again here: it stands in the trial's line, which names the place. Invariant: the tokens of a path from a root to a
-leaf, one message after the other, are what the model saw and sampled, with the log-probabilities that it was sampled
-at; nothing is tokenized again.
+A transcript is one gzip member with one line of JSON. So `zcat` prints a file of transcripts, and a `Place` is enough
+to read one. The trial's results (outcome, rewards, advantage, timings) are in the trial's row, which names the place.
+
+Invariant: the tokens on a path from a root to a leaf are the tokens that the model saw and sampled. Their
+log-probabilities come from the sampler; nothing is re-tokenized.
 """
 
 import gzip
@@ -17,102 +17,103 @@ from typing import NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 FORMAT = 1
-"""Of what is written here; a reader refuses another."""
+"""Version of the file format; a reader rejects other versions."""
 DIGITS = 6
-"""Significant digits of a log-probability that are kept."""
+"""Significant digits of a stored log-probability."""
 
 
 class Place(NamedTuple):
-    """Where one transcript lies."""
+    """Location of one transcript."""
 
     file: str
-    """Relative to the folder of the run or the evaluation."""
+    """Path relative to the folder of the run or evaluation."""
     offset: int
-    """Bytes before it."""
+    """Offset in bytes."""
     length: int
-    """Bytes of it."""
+    """Length in bytes."""
 
 
-class KeptModel(BaseModel):
-    """What of a transcript is written is what is not the default."""
+class TranscriptModel(BaseModel):
+    """A part of a transcript; default values are not written."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class KeptToolCall(KeptModel):
+class TranscriptToolCall(TranscriptModel):
     """A tool that the model called."""
 
     name: str
     arguments: str
-    """As the model wrote them."""
+    """Arguments as the model wrote them."""
 
 
-class KeptMessage(KeptModel):
-    """One message, a node of the conversation's graph: T tokens that it adds to what came before."""
+class TranscriptMessage(TranscriptModel):
+    """One message, a node of the conversation graph; it adds T tokens."""
 
     role: str
-    """system, user, assistant or tool."""
+    """`system`, `user`, `assistant` or `tool`."""
     text: str = ""
-    """What it says; of Terminus-2's user messages the terminal's screen as the model saw it."""
+    """Text of the message; Terminus-2's user messages are the terminal's screen."""
     thinking: str | None = None
-    """The model's reasoning, where the renderer tells it apart."""
-    tool_calls: list[KeptToolCall] = []
+    """The model's reasoning, if the renderer separates it."""
+    tool_calls: list[TranscriptToolCall] = []
     parent: int | None = None
-    """Index of the message before it; None for a root."""
+    """Index of the previous message; None for a root."""
     sampled: bool = False
-    """Whether the model said it here; also false for an answer that was only shown to it."""
+    """Whether the model sampled the message here; false for an earlier answer that is only in the prompt."""
     token_ids: list[int] = []
-    """[T] template and text; empty where the model's server tells no ids."""
+    """[T] token ids of template and text; empty if the model's server returns no ids."""
     spans: list[int] = []
-    """Tokens by turns not sampled and sampled, beginning with those not sampled; [T] in sum, empty for none sampled."""
+    """Run lengths of unsampled and sampled tokens in turn, starting with unsampled; their sum is T. Empty if none is
+    sampled."""
     logprobs: list[float] = []
-    """[S] of the sampled tokens, in order."""
+    """[S] log-probabilities of the sampled tokens, in order."""
     prompt_len: int = 0
-    """Tokens before the first sampled one, from the root; as the server counted them where no ids are told."""
+    """Tokens from the root to the first sampled one; counted by the server if there are no token ids."""
     sampled_len: int = 0
-    """Sampled tokens, S; as the server counted them where no ids are told."""
+    """Number of sampled tokens, S; counted by the server if there are no token ids."""
     version: int | None = None
-    """The policy version that sampled it."""
+    """The policy version that sampled the message."""
     finish: str | None = None
-    """Why the model stopped: stop, length, tool_calls."""
+    """Finish reason: `stop`, `length` or `tool_calls`."""
     began: float | None = None
-    """Seconds from the beginning of the trial to the call."""
+    """Seconds from the start of the trial to the call."""
     took: float | None = None
-    """Seconds of the call."""
+    """Duration of the call in seconds."""
 
     @property
     def mask(self) -> list[bool]:
-        """[T] true where the token was sampled."""
+        """[T] true for sampled tokens."""
         if not self.spans:
             return [False] * len(self.token_ids)
         return [own for length, own in zip(self.spans, cycle((False, True)), strict=False) for _ in range(length)]
 
     @property
     def sampled_ids(self) -> list[int]:
-        """[S] the tokens that the model sampled."""
+        """[S] ids of the sampled tokens."""
         return [token for token, own in zip(self.token_ids, self.mask, strict=True) if own]
 
 
-class LostCall(KeptModel):
-    """A model call that is no message: it failed, was refused at a limit, or came too late."""
+class LostCall(TranscriptModel):
+    """A model call without a message: it failed, was refused at a limit, or ended too late."""
 
     error: str
     began: float | None = None
     took: float | None = None
 
 
-class KeptChange(KeptModel):
+class ChangedFile(TranscriptModel):
     """A file that the agent added, changed or removed."""
 
     path: str
     how: str
     size: int = 0
-    """Bytes."""
+    """Size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One answer of the model and what it was shown before.
+    """One answer of the model, with the new messages before it.
 
     Example:
         >>> [turn.prompt_len for turn in transcript.turns()]
@@ -120,70 +121,70 @@ class Turn:
     """
 
     number: int
-    """From 1, in the order in which they were sampled."""
+    """Number of the answer, from 1, in sampling order."""
     index: int
-    """Of the answer in `Transcript.messages`."""
-    shown: tuple[KeptMessage, ...]
-    """What was added since the answer before it on its path: usually one message, the terminal."""
-    answer: KeptMessage
+    """Index of the answer in `Transcript.messages`."""
+    shown: tuple[TranscriptMessage, ...]
+    """Messages since the previous answer on the path; usually one, the terminal."""
+    answer: TranscriptMessage
     trains: tuple[bool, ...]
-    """[S] whether each sampled token lies within the longest sample, so that it trains if its trial does."""
+    """[S] whether each sampled token is within `seq_len`, so that it trains if its trial does."""
 
     @property
     def prompt_len(self) -> int:
-        """Tokens before its first sampled one."""
+        """Tokens before the first sampled one."""
         return self.answer.prompt_len
 
     @property
     def token_ids(self) -> list[int]:
-        """[S] sampled tokens."""
+        """[S] ids of the sampled tokens."""
         return self.answer.sampled_ids
 
     @property
     def logprobs(self) -> list[float]:
-        """[S] their log-probabilities."""
+        """[S] log-probabilities of the sampled tokens."""
         return self.answer.logprobs
 
     @property
     def version(self) -> int | None:
-        """The policy version that sampled it."""
+        """The policy version that sampled the answer."""
         return self.answer.version
 
 
-class Transcript(KeptModel):
-    """One trial."""
+class Transcript(TranscriptModel):
+    """The transcript of one trial."""
 
     format: int = FORMAT
     trial: str
-    """The trial's name, as in its line."""
-    messages: list[KeptMessage] = []
-    """The graph, in the order in which it grew; history that was rewritten is another path of it."""
+    """Name of the trial, as in its row."""
+    messages: list[TranscriptMessage] = []
+    """Nodes of the conversation graph in order of creation; rewritten history is a separate path."""
     lost_calls: list[LostCall] = []
-    """The first twenty calls without an answer."""
+    """The first twenty calls without a message."""
     seq_len: int | None = None
-    """Most tokens of a sample: what lies beyond did not train. None where nothing trains."""
+    """Longest sample in tokens; tokens beyond it did not train. None without training."""
     verifier_output: str = ""
-    """What the verifier printed, its beginning and its end where it was long."""
-    changed_files: list[KeptChange] | None = None
-    """The first hundred; None where nobody can tell."""
+    """Output of the verifier; of a long output, its beginning and end."""
+    changed_files: list[ChangedFile] | None = None
+    """The first hundred changed files; None if they are unknown."""
     changed_files_total: int = 0
     changed_tools: list[str] = []
-    """Which changes touch what a verifier is run with, in words."""
+    """Descriptions of changes to tools that the verifier uses."""
     error: str | None = None
-    """What failed, in full; its line has it cut."""
+    """The full error; the trial's row has it shortened."""
     evidence: str = ""
-    """Of a failure that the agent may have brought about: what it did."""
+    """What the agent did, for a failure that it may have caused."""
     trial_dir: str | None = None
-    """Harbor's folder of the trial, where it was kept."""
+    """Harbor's folder of the trial, if it was kept."""
     advantages: dict[int, list[float]] = Field(default_factory=dict)
-    """[S] of each message by its index, where they differ from token to token; else the line's holds for all."""
+    """[S] per-token advantages by message index, if they differ within a message; else the row's advantage holds."""
 
     def turns(self) -> list[Turn]:
-        """Every sampled answer."""
+        """Return the sampled answers."""
         found = [(index, message) for index, message in enumerate(self.messages) if message.sampled]
         return [self._turn(number, *one) for number, one in enumerate(found, 1)]
 
-    def _turn(self, number: int, index: int, answer: KeptMessage) -> Turn:
+    def _turn(self, number: int, index: int, answer: TranscriptMessage) -> Turn:
         room = answer.sampled_len if self.seq_len is None else self.seq_len - answer.prompt_len
         shown = []
         for before in reversed(self.path(index)[:-1]):
@@ -193,9 +194,9 @@ class Transcript(KeptModel):
         trains = tuple(position < room for position in range(answer.sampled_len))
         return Turn(number=number, index=index, shown=tuple(reversed(shown)), answer=answer, trains=trains)
 
-    def path(self, index: int) -> list[KeptMessage]:
-        """The messages from the root to message `index`."""
-        found: list[KeptMessage] = []
+    def path(self, index: int) -> list[TranscriptMessage]:
+        """Return the messages from the root to message `index`."""
+        found: list[TranscriptMessage] = []
         at: int | None = index
         while at is not None:
             found.append(self.messages[at])
@@ -203,19 +204,19 @@ class Transcript(KeptModel):
         return found[::-1]
 
     def branches(self) -> list[int]:
-        """The index of every leaf: each is the end of one sample."""
+        """Return the indices of the leaves; each ends one sample."""
         parents = {message.parent for message in self.messages}
         return [index for index in range(len(self.messages)) if index not in parents]
 
     def packed(self) -> bytes:
-        """The gzip member that is written."""
-        told = {"format": FORMAT, **self.model_dump(mode="json", exclude_defaults=True)}
-        line = json.dumps(told, separators=(",", ":")) + "\n"
+        """Return the transcript as a gzip member."""
+        content = {"format": FORMAT, **self.model_dump(mode="json", exclude_defaults=True)}
+        line = json.dumps(content, separators=(",", ":")) + "\n"
         return gzip.compress(line.encode("ascii"), compresslevel=6, mtime=0)
 
     @classmethod
     def unpacked(cls, member: bytes) -> Self | None:
-        """The transcript in a member; None when it is torn, or no transcript, or of another format."""
+        """Read a gzip member; None if it is torn, not a transcript, or of another format."""
         try:
             found = cls.model_validate_json(gzip.decompress(member))
         except (OSError, EOFError, zlib.error, ValidationError):

@@ -1,7 +1,10 @@
-"""The host's side of files in and out of a sandbox: tar archives, made and unpacked here (inside: `inside.file_calls`).
+"""Pack and unpack the tar archives in which files enter and leave a sandbox, on the host's side.
 
-Invariant: no path inside a sandbox is ever opened from the host, and nothing that comes out of one can name a place
-outside the folder it is unpacked into. What cannot be unpacked safely is left out, never followed.
+`inside.file_calls` is the counterpart inside the sandbox.
+
+Invariants:
+- The host never opens a path inside a sandbox.
+- An archive from a sandbox writes nothing outside its target folder. Unsafe members are skipped, never followed.
 """
 
 import logging
@@ -17,33 +20,28 @@ _log = logging.getLogger(__name__)
 
 
 def archive(source: Path, name: str | None = None) -> int:
-    """A descriptor, at its start, of a tar archive in memory: a folder's content, or one file, called `name` in it.
+    """Pack a folder's content, or one file under `name`, into a tar archive in memory.
 
-    In memory, so that nothing inside the sandbox ever holds a descriptor of a file of the host's. The caller closes it.
+    In memory, so that no process in the sandbox ever holds a descriptor of a host file.
+
+    Returns:
+        The archive's descriptor, at its start. The caller closes it.
     """
-    with _in_memory() as (fd, tar):
+    with _memory_archive() as (fd, tar):
         for path, arcname in [(source.resolve(), name)] if name else _entries(source):
             tar.add(path, arcname=arcname, filter=_anonymous)
     return fd
 
 
-def uncompressed(source: Path) -> int:
-    """A descriptor, at its start, of the content of a tar file of any compression, as a plain archive in memory."""
-    with _in_memory() as (fd, new), tarfile.open(source) as old:
-        for member in old:
-            new.addfile(member, old.extractfile(member) if member.isreg() else None)
-    return fd
-
-
 @contextmanager
-def _in_memory() -> Generator[tuple[int, tarfile.TarFile]]:
-    """An empty archive to fill, and its descriptor, which is at its start again in the end."""
+def _memory_archive() -> Generator[tuple[int, tarfile.TarFile]]:
+    """Yield the descriptor of an empty archive and the archive to fill; rewind the descriptor at the end."""
     fd = os.memfd_create("upload", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(fd), "wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
             yield fd, tar
         os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:  # whoever fills it is told of its failure; the descriptor is ours alone to close
+    except BaseException:  # nobody else closes the descriptor
         os.close(fd)
         raise
 
@@ -59,7 +57,7 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def copy_out(content: BinaryIO, target: Path) -> None:
-    """Write what came out of a sandbox to a file of the host's, replacing what is there (a link, too)."""
+    """Write a downloaded file to `target` on the host, replacing an existing file or link."""
     content.seek(0)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
@@ -68,7 +66,7 @@ def copy_out(content: BinaryIO, target: Path) -> None:
 
 
 def unpack(archive: BinaryIO, target: Path) -> None:
-    """Unpack an archive that came from a sandbox. Devices, and links that lead out of `target`, are left out."""
+    """Unpack an archive from a sandbox, without devices and without links that lead out of `target`."""
     archive.seek(0)
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=archive, mode="r|") as tar:
@@ -81,18 +79,18 @@ def _safe(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
     try:
         return tarfile.data_filter(member, target)
     except tarfile.FilterError as error:
-        _log.warning("left out of a download from a sandbox: %s", error)
+        _log.warning("skipped an unsafe file in a download from a sandbox: %s", error)
         return None
 
 
-def move_chosen(source: Path, target: Path, choose: Callable[[list[str]], list[str]], always: Iterable[str]) -> None:
-    """Move files of one folder of the host's into another.
+def move_matching(source: Path, target: Path, choose: Callable[[list[str]], list[str]], always: Iterable[str]) -> None:
+    """Move selected files from one host folder to another.
 
     Args:
-        source: Its files' paths, from here on, are what `choose` is asked about.
-        target: Made where it is not there.
-        choose: Which of them are moved.
-        always: Which of them are moved in any case.
+        source: The folder to move from. Paths in `choose` and `always` are relative to it.
+        target: The folder to move to, created if it is missing.
+        choose: Returns the paths to move, out of all paths in `source`.
+        always: Paths to move whatever `choose` returns.
     """
     names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
     for name in {*choose(names), *always}.intersection(names):

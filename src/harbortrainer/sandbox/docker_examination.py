@@ -1,7 +1,7 @@
-"""The post-mortem of a container.
+"""Post-mortem of a container: what is wrong inside, and whether the daemon is sound.
 
-A container that ended by itself was ended from inside: the daemon notes when somebody outside kills or stops one. A
-container that runs is asked what a fresh one of its image is asked.
+If a container exited and the daemon logged no kill or stop from outside, it was ended from inside. A container that
+still runs gets the same probe as a fresh container of its image.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from tempfile import SpooledTemporaryFile
 from typing import IO
 
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
-from harbortrainer.sandbox.containers.container_limits import used_up
-from harbortrainer.sandbox.containers.end_events import A_SECOND, DIED, FROM_OUTSIDE, EndEvents
-from harbortrainer.sandbox.post_mortem import ASK, ASK_S, SHELLS, PostMortem, answered
-from harbortrainer.sandbox.uploaded_tests import Uploads, changed, is_whole, size_of
+from harbortrainer.sandbox.containers.container_exit import DIE_ACTION, EXIT_EVENT_WAIT_S, EXTERNAL_ACTIONS, ExitEvents
+from harbortrainer.sandbox.containers.usage import exhausted_limit
+from harbortrainer.sandbox.post_mortem import PROBE, PROBE_TIMEOUT_S, SHELLS, PostMortem, probe_problem
+from harbortrainer.sandbox.uploaded_tests import Uploads, changed_uploads, is_intact, upload_size
 
 _START_S = 60.0
-_ROOM, _IN_MEMORY = 64 << 20, 8 << 20
+_ARCHIVE_SLACK_B, _SPOOL_MAX_B = 64 << 20, 8 << 20
 _FULL_B = 64 << 10
-# Blocks left, their size, files left and files in all, of the places that a verifier writes to.
-_ASK_ROOM = "stat -f -c '%a %S %d %c %n' / /tmp /dev/shm"
-_ROOM_OF_A_PLACE = re.compile(r"^(\d{1,18}) (\d{1,18}) (\d{1,18}) (\d{1,18}) (/\S*)$", re.ASCII | re.MULTILINE)
+# Free blocks, block size, free inodes and all inodes of the filesystems that a verifier writes to.
+_STATFS = "stat -f -c '%a %S %d %c %n' / /tmp /dev/shm"
+_STATFS_LINE = re.compile(r"^(\d{1,18}) (\d{1,18}) (\d{1,18}) (\d{1,18}) (/\S*)$", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a docker command said."""
+class DockerOutput:
+    """Exit code and output of a docker command."""
 
     code: int
     raw: bytes
@@ -39,12 +39,12 @@ class Said:
 
     @property
     def out(self) -> str:
-        """Its standard output."""
+        """Standard output, decoded."""
         return self.raw.decode(errors="replace")
 
 
-async def docker(*arguments: str, seconds: float = ASK_S) -> Said:
-    """Run the docker command. One that does not end in time has code -1."""
+async def docker(*arguments: str, seconds: float = PROBE_TIMEOUT_S) -> DockerOutput:
+    """Run a docker command. The code is -1 if it does not end within `seconds`."""
     process = await asyncio.create_subprocess_exec(
         "docker",
         *arguments,
@@ -57,28 +57,28 @@ async def docker(*arguments: str, seconds: float = ASK_S) -> Said:
     except TimeoutError:
         process.kill()
         await process.wait()
-        return Said(-1, b"", f"docker {arguments[0]} did not end within {seconds:.0f} s")
-    return Said(process.returncode or 0, out, err.decode(errors="replace"))
+        return DockerOutput(-1, b"", f"docker {arguments[0]} did not end within {seconds:.0f} s")
+    return DockerOutput(process.returncode or 0, out, err.decode(errors="replace"))
 
 
 type CopyOut = Callable[[str, IO[bytes], int], Awaitable[bool]]
-"""Writes an archive of a container's folder; false when it cannot, or the archive grows beyond so many bytes."""
+"""Archive a container's folder into a file; false if that fails or exceeds the given number of bytes."""
 
 
-async def are_whole(label: str, target: str, uploaded: Uploads) -> bool:
-    """Whether what was uploaded into a folder of the labelled container is there as it was put. Nothing runs inside."""
+async def uploads_intact(label: str, target: str, uploaded: Uploads) -> bool:
+    """Whether the labelled container's folder still holds the uploads unchanged. Starts no process inside."""
     for container in await containers(label):
-        return await holds(partial(_copy_out, container), target, uploaded)
-    return True  # it is gone: what follows will say so
+        return await archive_intact(partial(_copy_out, container), target, uploaded)
+    return True  # the container is gone; the next command reports that
 
 
-async def holds(copy_out: CopyOut, target: str, uploaded: Uploads) -> bool:
-    """The same of a container whose folders can be copied out."""
-    with SpooledTemporaryFile(_IN_MEMORY) as archive:
-        if not await copy_out(target, archive, size_of(uploaded) + _ROOM):
+async def archive_intact(copy_out: CopyOut, target: str, uploaded: Uploads) -> bool:
+    """Whether a folder that `copy_out` archives still holds the uploads unchanged."""
+    with SpooledTemporaryFile(_SPOOL_MAX_B) as archive:
+        if not await copy_out(target, archive, upload_size(uploaded) + _ARCHIVE_SLACK_B):
             return False
         archive.seek(0)
-        return await asyncio.to_thread(is_whole, archive, target, uploaded)
+        return await asyncio.to_thread(is_intact, archive, target, uploaded)
 
 
 async def _copy_out(container: str, path: str, archive: IO[bytes], most: int) -> bool:
@@ -101,14 +101,14 @@ async def _copy_out(container: str, path: str, archive: IO[bytes], most: int) ->
             await process.wait()
 
 
-async def examine(found: PostMortem, label: str, uploaded: Uploads, events: EndEvents | None) -> None:
-    """Note what is wrong in the labelled container and, if something is, whether the daemon can start another.
+async def examine(found: PostMortem, label: str, uploaded: Uploads, events: ExitEvents | None) -> None:
+    """Record what is wrong in the labelled container and, if something is, whether the daemon can start another.
 
     Args:
-        found: Where it is noted.
+        found: The post-mortem to add to.
         label: The label of the trial's container.
-        uploaded: What was put there for grading.
-        events: What the daemon said of its end, where it was listened to.
+        uploaded: The uploads for grading.
+        events: The daemon's events about the container's exit; None if nobody listened.
     """
     daemon = await docker("version", "--format", "{{.Server.Version}}")
     found.check(daemon.code == 0, f"the daemon answers ({daemon.out.strip() or daemon.err.strip()})")
@@ -117,26 +117,26 @@ async def examine(found: PostMortem, label: str, uploaded: Uploads, events: EndE
         if inspected.code == 0:
             (details,) = json.loads(inspected.out)
             if details["State"]["Running"]:
-                await _examine_inside(found, container)
-                found.signs += await changed(uploaded, partial(_read, container))
-                found.signs += await _without_room(container, label)
+                await _examine_running(found, container)
+                found.signs += await changed_uploads(uploaded, partial(_read, container))
+                found.signs += await _exhausted_limits(container, label)
             else:
-                await _examine_end(found, container, details, events)
+                await _examine_exit(found, container, details, events)
             if found.signs:
-                await try_fresh(found, details["Image"])
+                await check_fresh_container(found, details["Image"])
 
 
-async def _without_room(container: str, label: str) -> list[str]:
-    """The limits of the container, and the places in it, that are used up."""
-    short = await used_up(label)
-    said = await docker("exec", "-u", "0", container, "sh", "-c", _ASK_ROOM)
-    return [*([short] if short else []), *full_places(said.out)]
+async def _exhausted_limits(container: str, label: str) -> list[str]:
+    """Describe the container's exhausted limits and full filesystems."""
+    short = await exhausted_limit(label)
+    result = await docker("exec", "-u", "0", container, "sh", "-c", _STATFS)
+    return [*([short] if short else []), *full_filesystems(result.out)]
 
 
-def full_places(said: str) -> list[str]:
-    """Which of the places are full, by what `stat` says of them in a line each; whatever else it says is nothing."""
+def full_filesystems(result: str) -> list[str]:
+    """Describe the full filesystems in the output of `_STATFS`; other lines are ignored."""
     full = []
-    for line in _ROOM_OF_A_PLACE.finditer(said):
+    for line in _STATFS_LINE.finditer(result):
         blocks, size, free, files = map(int, line.groups()[:4])
         if blocks * size < _FULL_B:
             full.append(f"{line[5]} was full")
@@ -146,58 +146,59 @@ def full_places(said: str) -> list[str]:
 
 
 async def _read(container: str, path: str) -> bytes | None:
-    said = await docker("exec", "-u", "0", container, "cat", path)
-    return said.raw if said.code == 0 else None
+    result = await docker("exec", "-u", "0", container, "cat", path)
+    return result.raw if result.code == 0 else None
 
 
 async def containers(label: str) -> list[str]:
-    """The ids of the labelled containers, whether they run or not."""
+    """Return the ids of the labelled containers, running or not."""
     return (await docker("ps", "-aq", "--no-trunc", "--filter", f"label={label}")).out.split()
 
 
-async def _examine_inside(found: PostMortem, container: str) -> None:
-    said = await docker("exec", "-u", "0", container, "bash", "-c", ASK)
-    if wrong := answered(said.code, said.out, said.err):
+async def _examine_running(found: PostMortem, container: str) -> None:
+    result = await docker("exec", "-u", "0", container, "bash", "-c", PROBE)
+    if wrong := probe_problem(result.code, result.out, result.err):
         found.signs.append(wrong)
     found.signs += await _changed_shells(container)
 
 
-async def _examine_end(found: PostMortem, container: str, details: dict, events: EndEvents | None) -> None:
+async def _examine_exit(found: PostMortem, container: str, details: dict, events: ExitEvents | None) -> None:
     state, limit = details["State"], details["HostConfig"]["Memory"]
     if state["OOMKilled"] and limit:
-        found.signs.append(f"it ended at its own limit of memory ({limit >> 20} MB)")
+        found.signs.append(f"it reached its own memory limit ({limit >> 20} MB)")
     elif state["OOMKilled"]:
         found.check(False, "the machine's memory ran out")
     else:
-        heard = await events.heard() if events is not None else set()
-        actions = heard if DIED in heard else await _remembered(container, state["StartedAt"])
-        if DIED in actions and not actions & FROM_OUTSIDE:
+        actions = await events.actions() if events is not None else set()
+        if DIE_ACTION not in actions:
+            actions = await _past_events(container, state["StartedAt"])
+        if DIE_ACTION in actions and not actions & EXTERNAL_ACTIONS:
             when = state["FinishedAt"][:19]
             found.signs.append(f"it ended from inside with code {state['ExitCode']} at {when}: nobody stopped it")
 
 
-async def _remembered(container: str, since: str) -> set[str]:
-    """What the daemon remembers of a container that nobody listened for, and what it says of it in the next second.
+async def _past_events(container: str, since: str) -> set[str]:
+    """Return the event actions of a container up to one second from now, from the daemon's history.
 
-    The end of the span is in whole seconds.
+    The daemon takes the end of the period in whole seconds.
     """
-    until = str(int(time.time() + A_SECOND) + 1)
+    until = str(int(time.time() + EXIT_EVENT_WAIT_S) + 1)
     arguments = ("--since", since, "--until", until, "--filter", f"container={container}", "--format", "{{.Action}}")
-    said = await docker("events", *arguments)
-    return {line.split(":")[0] for line in said.out.splitlines()}
+    result = await docker("events", *arguments)
+    return {line.split(":")[0] for line in result.out.splitlines()}
 
 
 async def _changed_shells(container: str) -> list[str]:
-    said = await docker("diff", container)
+    result = await docker("diff", container)
     kinds = {"C": "replaced", "A": "replaced", "D": "removed"}
-    changes = [line.split(" ", 1) for line in said.out.splitlines() if " " in line]
+    changes = [line.split(" ", 1) for line in result.out.splitlines() if " " in line]
     return [f"{path} was {kinds.get(kind, 'changed')}" for kind, path in changes if path in SHELLS]
 
 
-async def try_fresh(found: PostMortem, image: str) -> None:
-    """Note whether the daemon can start a container of an image that can be graded in."""
+async def check_fresh_container(found: PostMortem, image: str) -> None:
+    """Record whether the daemon can start a container of the image that passes the probe."""
     label = f"{RUN_LABEL}={os.environ.get(RUN_VARIABLE, 'none')}"
-    asked = ("--rm", "--network", "none", "--label", label, "--entrypoint", "bash", image, "-c", ASK)
-    said = await docker("run", *asked, seconds=_START_S)
-    wrong = answered(said.code, said.out, said.err)
+    arguments = ("--rm", "--network", "none", "--label", label, "--entrypoint", "bash", image, "-c", PROBE)
+    result = await docker("run", *arguments, seconds=_START_S)
+    wrong = probe_problem(result.code, result.out, result.err)
     found.check(not wrong, f"in a fresh container {wrong}" if wrong else "a fresh container starts and answers")

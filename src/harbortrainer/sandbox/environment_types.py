@@ -1,24 +1,46 @@
-"""The name of an environment type, as a user writes it, to the fields of Harbor's EnvironmentConfig."""
+"""Environment types: the choice that `environment_type = "auto"` makes, and the fields of Harbor's EnvironmentConfig.
+
+`auto` takes `local` if it supports everything that the task requires (`TaskRequirements`), else `docker`. The keyword
+arguments then belong to the local sandbox. Invariant: the choice depends only on the task's files and this machine.
+"""
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypedDict
 
-from harbortrainer.config.plugin import AUTO
+from harbortrainer.config.environment_table import ENVIRONMENT_TYPES, environment_entry
 from harbortrainer.errors import UserError
 from harbortrainer.runs.label import RUN_VARIABLE
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 
-OURS = {
-    "local": "harbortrainer.sandbox.local:LocalEnvironment",
-    "docker": "harbortrainer.sandbox.labelled_docker:LabelledDocker",
-}
-OURS[AUTO] = OURS["local"]  # of many tasks; a trial has chosen for its own
-TAKE_LABELS = ("modal", "daytona")
-"""Providers whose sandboxes take labels in Harbor; the run's is `harbortrainer-run`."""
+
+@dataclass(frozen=True)
+class EnvironmentChoice:
+    """The environment type of one task."""
+
+    kind: str
+    """An environment type other than `auto`."""
+    kwargs: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments for the environment's class."""
+    reasons: list[str] = field(default_factory=list)
+    """Requirements that the preferred type does not support, if it was not chosen."""
+
+
+def choose_environment(task: Path, environment_type: str, kwargs: Mapping[str, object]) -> EnvironmentChoice:
+    """Resolve `auto` for the task in a folder; keep any other type. Raises the errors of `TaskRequirements`."""
+    candidates = environment_entry(environment_type).chosen_from
+    if candidates is None:
+        return EnvironmentChoice(environment_type, dict(kwargs))
+    preferred, other = candidates
+    if reasons := TaskRequirements(task).unsupported(preferred, kwargs):
+        return EnvironmentChoice(other, reasons=reasons)
+    return EnvironmentChoice(preferred, dict(kwargs))
 
 
 class EnvironmentFields(TypedDict, total=False):
-    """Fields of `harbor.models.trial.config.EnvironmentConfig`: `import_path` or `type`, and `kwargs`."""
+    """Fields of `harbor.models.trial.config.EnvironmentConfig`: `kwargs`, and `import_path` or `type`."""
 
     import_path: str
     type: str
@@ -26,24 +48,24 @@ class EnvironmentFields(TypedDict, total=False):
 
 
 def environment_config(environment_type: str, kwargs: Mapping[str, object] | None = None) -> EnvironmentFields:
-    """The fields of Harbor's `EnvironmentConfig` for an environment type.
+    """Return the fields of Harbor's `EnvironmentConfig` for an environment type.
 
     Args:
-        environment_type: `local`, `auto`, the name of one of Harbor's own types, or `module:Class`.
+        environment_type: A name of `ENVIRONMENT_TYPES`, the name of one of Harbor's own types, or `module:Class`.
         kwargs: Passed to the environment's constructor.
 
     Raises:
-        UserError: The name is none of these; the message lists what there is.
+        UserError: The name is none of these. The message lists the known names.
     """
-    given = dict(kwargs or {})
-    if environment_type in OURS or ":" in environment_type:
-        return {"import_path": OURS.get(environment_type, environment_type), "kwargs": given}
-    if environment_type not in (known := _harbor_types()):
-        names = ", ".join([AUTO, "local", *known])
-        raise UserError(f"unknown environment type {environment_type!r}", do=f"use one of {names}, or module:Class")
-    if environment_type in TAKE_LABELS and RUN_VARIABLE in os.environ:
+    entry, given = environment_entry(environment_type), dict(kwargs or {})
+    if entry.takes_labels and RUN_VARIABLE in os.environ:
         named = given.get("labels")
         given["labels"] = {"harbortrainer-run": os.environ[RUN_VARIABLE]} | (named if isinstance(named, dict) else {})
+    if entry.import_path is not None:
+        return {"import_path": entry.import_path, "kwargs": given}
+    if environment_type not in (known := _harbor_types()):
+        names = ", ".join([*(name for name in ENVIRONMENT_TYPES if name not in known), *known])
+        raise UserError(f"unknown environment type {environment_type!r}", do=f"use one of {names}, or module:Class")
     return {"type": environment_type, "kwargs": given}
 
 

@@ -1,10 +1,9 @@
-"""What of the host's root filesystem a sandbox sees: data that `inside.filesystem` and `inside.mask_layers` carry out.
+"""The part of the host's root filesystem that a sandbox sees, as data for `inside.filesystem` and `inside.mask_layers`.
 
-The rule is a list of what is shown, not of what is hidden: the system's own folders (`/usr`, `/bin`, `/lib*`, `/sbin`,
-`/etc`, and of `/var` what package managers need). Of what is shown, a file that not everybody on the host may read is
-hidden too, and some that everybody may read (`/etc/machine-id`, `/etc/ssh`, ...).
+The view is an allow list: `/usr`, `/bin`, `/lib*`, `/sbin`, `/etc` and the parts of `/var` that package managers need.
+Within it, files that are not world-readable are hidden, and some that are (`/etc/machine-id`, `/etc/ssh`, ...).
 
-Invariant: nothing outside the shown folders is ever reachable, whatever is put on the host later.
+Invariant: nothing outside the listed folders is reachable, whatever is added to the host later.
 """
 
 import hashlib
@@ -21,8 +20,8 @@ _SHOWN = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix", "/gnu"),
     *("/var/lib/dpkg", "/var/lib/apt", "/var/lib/pacman", "/var/lib/rpm"),
 )
-_WALKED = ("/etc", "/usr/local", "/var/lib/dpkg", "/var/lib/apt")
-_AGE_S = 60.0
+_SCANNED = ("/etc", "/usr/local", "/var/lib/dpkg", "/var/lib/apt")
+_MAX_AGE_S = 60.0
 _HIDDEN_ETC = (
     *("machine-id", "environment", "fstab", "crypttab", "exports", "pip.conf", "npmrc", "netrc", "motd", "resolv.conf"),
     *("ssh", "docker", "containerd", "kubernetes", "rancher", "cni", "cloud", "wireguard", "openvpn", "letsencrypt"),
@@ -42,23 +41,23 @@ _FILES = {
     "/etc/shadow": "root:*:19000:0:99999:7:::\n",
     "/etc/gshadow": "root:*::\n",
 }
-_made: tuple[float, tuple[Path, ...], HostView | None] = (0.0, (), None)
+_cached_view: tuple[float, tuple[Path, ...], HostView | None] = (0.0, (), None)
 
 
 def view_of(rootfs: Path, *, hidden: tuple[Path, ...] = ()) -> HostView | None:
-    """The view of a root filesystem; None for one that is not the host's: it is shown as it is.
+    """Return the view of the host's root filesystem; None for another one, which is not masked.
 
     Args:
-        hidden: Folders that are hidden wherever they lie (the project's, the cache's).
+        hidden: Folders to hide wherever they are, such as the project's and the cache's.
     """
-    global _made
+    global _cached_view
     if rootfs != Path("/"):
         return None
-    when, which, made = _made
-    if made is None or which != hidden or time.monotonic() - when > _AGE_S:
-        made = _view(hidden)
-        _made = (time.monotonic(), hidden, made)
-    return made
+    built_at, cached_hidden, cached = _cached_view
+    if cached is None or cached_hidden != hidden or time.monotonic() - built_at > _MAX_AGE_S:
+        cached = _view(hidden)
+        _cached_view = (time.monotonic(), hidden, cached)
+    return cached
 
 
 def _view(hidden: tuple[Path, ...]) -> HostView:
@@ -67,7 +66,7 @@ def _view(hidden: tuple[Path, ...]) -> HostView:
     masked = sorted({*(f"/etc/{name}" for name in _HIDDEN_ETC), *_private(), *(str(p.resolve()) for p in hidden)})
     kept: list[str] = []
     for path in masked:  # sorted, so that a folder comes before what is in it
-        if _below(path, shown) and not _below(path, kept) and _is_there(path):
+        if _is_inside(path, shown) and not _is_inside(path, kept) and _exists(path):
             kept.append(path)
     folders = [path for path in kept if Path(path).is_dir()]
     around = {str(parent) for path in (*shown, *plain) for parent in Path(path).parents} - {"/"}
@@ -84,12 +83,12 @@ def _view(hidden: tuple[Path, ...]) -> HostView:
     return replace(view, key=hashlib.sha256(encode(view)).hexdigest()[:32])
 
 
-def _below(path: str, tops: list[str]) -> bool:
+def _is_inside(path: str, tops: list[str]) -> bool:
     return any(path.startswith(top + "/") or path == top for top in tops)
 
 
 def _split(folders: list[str]) -> tuple[list[str], list[str]]:
-    """Take folders apart that have another filesystem mounted in them: an overlay does not see it."""
+    """Split folders that contain a mount point, which an overlay would not show, into folders and plain files."""
     mounted = _mounted_below()
     shown, plain = [], []
     while folders:
@@ -106,13 +105,13 @@ def _split(folders: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _mounted_below() -> list[str]:
-    """Mount points that matter: folders, and for an ordinary user files too (the kernel refuses to uncover them)."""
+    """Return mount points: folders, and for an ordinary user also files, which the kernel does not let it uncover."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return [point for point in points if os.geteuid() != 0 or Path(point).is_dir()]
 
 
 def _private() -> list[str]:
-    return [path for top in _WALKED for path in _unreadable(top)]
+    return [path for top in _SCANNED for path in _unreadable(top)]
 
 
 def _unreadable(top: str) -> Iterator[str]:
@@ -131,7 +130,7 @@ def _unreadable(top: str) -> Iterator[str]:
             yield from _unreadable(entry.path)
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     return os.path.lexists(path) and not Path(path).is_symlink()
 
 

@@ -1,8 +1,9 @@
-"""Where layers and images are kept between runs: folders, each named by the hash of what it was made from.
+"""Store of layers and images on the disk: folders, each named by a hash of its inputs.
 
-Invariants: a folder that exists under its key is complete: it is built beside it under a lock and renamed, so that two
-processes never build the same one at once and a killed build leaves nothing that is used. What was handed out is not
-removed before it is let go of, or the process that holds it has ended, however it ended.
+Invariants:
+- A folder under its key is complete. It is built beside the key under a lock, then renamed. So two processes never
+  build the same one at once, and a killed build leaves nothing that is used.
+- A folder in use is not removed until its user calls `release` or ends, however it ends.
 """
 
 import asyncio
@@ -15,24 +16,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
 
-from harbortrainer.runs.file_lock import POLL_S, file_lock, try_lock
+from harbortrainer.runs.locks import POLL_S, file_lock, try_lock
 
 
 def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/harbortrainer/sandbox`."""
+    """Return `$XDG_CACHE_HOME/harbortrainer/sandbox`."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "harbortrainer" / "sandbox"
 
 
 class Store:
-    """The layers of one user. Root's and an ordinary user's are apart: the kernel marks them differently."""
+    """The layers of root or of an ordinary user, kept apart because the kernel marks them differently."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.flavour = "root" if os.geteuid() == 0 else "user"
         self.base = (folder or default_folder()).expanduser().resolve()
         self.own = self.base / self.flavour
         self.grew = False
-        """Whether something was built here since this object was made."""
+        """Whether this object has added a folder."""
         self._held: list[IO[str]] = []
 
     async def folder(
@@ -41,45 +42,45 @@ class Store:
         key: str,
         build: Callable[[Path], Awaitable[None]],
         *,
-        whole: Callable[[Path], bool] = lambda folder: True,
+        is_intact: Callable[[Path], bool] = lambda folder: True,
     ) -> Path:
-        """The folder of that key; `build` fills an empty one when it is not there yet. Waits while another builds.
+        """Return the folder of a key and mark it as in use; `build` fills a new one. Waits while another builds it.
 
         Args:
-            whole: Whether a folder that is there still holds; one that does not is built again.
+            is_intact: Whether an existing folder is still usable. If not, it is built again.
         """
         path = self.own / kind / key
         await self._hold(path)
-        if not (path.is_dir() and whole(path)):
+        if not (path.is_dir() and is_intact(path)):
             async with file_lock(path.with_name(f".{key}.lock")):
-                if not (path.is_dir() and whole(path)):
+                if not (path.is_dir() and is_intact(path)):
                     shutil.rmtree(path, ignore_errors=True)
                     await self._fill(path, build)
         os.utime(path)
         return path
 
-    def let_go(self) -> None:
-        """What was handed out is not needed any more."""
+    def release(self) -> None:
+        """Release all folders that this object has returned."""
         while self._held:
             self._held.pop().close()
 
     @asynccontextmanager
     async def unused(self, kind: str, key: str) -> AsyncGenerator[bool]:
-        """Whether nobody holds a folder; nobody gets it before this block ends."""
+        """Yield whether a folder is unused; while it is, no one else gets it before the block ends."""
         path = self.own / kind / key
         with _use_file(path).open("a") as file:
             yield try_lock(file)
 
     def clear_unfinished(self) -> None:
-        """Remove what killed builds left, also of what nobody builds again."""
+        """Remove the remains of killed builds."""
         for left in self.own.glob("*/.*.part"):
             key = left.name.split(".")[1]
             with left.with_name(f".{key}.lock").open("a") as file:
                 if try_lock(file):
                     shutil.rmtree(left, ignore_errors=True)
 
-    def is_filling(self) -> bool:
-        """Whether somebody builds what has no folder yet."""
+    def has_unfinished(self) -> bool:
+        """Whether a build has not finished."""
         return any(self.own.glob("*/.*.part"))
 
     async def _hold(self, path: Path) -> None:
@@ -101,7 +102,7 @@ class Store:
             shutil.rmtree(scratch / "work", ignore_errors=True)
             os.rename(scratch, path)  # noqa: PTH104
             self.grew = True
-        except BaseException:  # also of a build that is cancelled nothing stays; its caller tells why
+        except BaseException:  # a cancelled build leaves nothing either
             shutil.rmtree(scratch, ignore_errors=True)
             raise
 
@@ -111,7 +112,7 @@ def _use_file(path: Path) -> Path:
 
 
 def _scratch(path: Path) -> Path:
-    """An empty folder beside `path`, whose lock we hold; what a killed build of it left goes."""
+    """Create an empty folder beside `path`, whose lock is held, and remove the remains of its killed builds."""
     for left in path.parent.glob(f".{path.name}.*.part"):
         shutil.rmtree(left, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))

@@ -1,74 +1,77 @@
-"""The post-mortem of a local sandbox: nothing but what runs in it can change its files or use up its limits.
+"""Post-mortem of a local sandbox.
 
-Its first process cannot be killed from inside. When it has ended, that is the agent's doing only if the kernel ended it
-at the sandbox's own limit of memory; a helper or a first process that was killed from outside leaves no sign.
+Only processes in a sandbox can change its files or exhaust its limits, so either is a sign that the agent broke it. Its
+init process cannot be killed from inside. If it has ended, the agent is to blame only if the kernel killed it at the
+sandbox's memory limit. A helper or init process that was killed from outside leaves no sign.
 """
 
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from harbortrainer.sandbox.guest import Guest
+from harbortrainer.sandbox.errors_and_changes import SandboxError
 from harbortrainer.sandbox.inside.messages import Command
-from harbortrainer.sandbox.post_mortem import ASK, ASK_S, SHELLS, PostMortem, answered
-from harbortrainer.sandbox.sandbox_errors import SandboxError
-from harbortrainer.sandbox.uploaded_tests import Uploads, changed
+from harbortrainer.sandbox.post_mortem import PROBE, PROBE_TIMEOUT_S, SHELLS, PostMortem, probe_problem
+from harbortrainer.sandbox.running_sandbox import RunningSandbox
+from harbortrainer.sandbox.uploaded_tests import Uploads, changed_uploads
 
-_MOST_BYTES = 64 << 20
+_MAX_FILE_B = 64 << 20
 
 
-async def examine(found: PostMortem, guest: Guest, uploaded: Uploads, fresh: Callable[[], Awaitable[Guest]]) -> None:
-    """Note what is wrong in a sandbox, and whether a fresh one of the same kind works.
+async def examine(
+    found: PostMortem, sandbox: RunningSandbox, uploaded: Uploads, fresh: Callable[[], Awaitable[RunningSandbox]]
+) -> None:
+    """Record what is wrong in a sandbox, and whether a fresh one of the same kind works.
 
     Args:
-        found: Where it is noted.
-        guest: The sandbox.
-        uploaded: What was put there for grading.
-        fresh: Starts another.
+        found: The post-mortem to add to.
+        sandbox: The sandbox to examine.
+        uploaded: The uploads for grading.
+        fresh: Starts a sandbox of the same kind.
     """
-    found.signs += [note.text for note in guest.notes if note.sign]
+    found.signs += [note.text for note in sandbox.notes if note.is_evidence]
     shells: dict[str, bytes | None] = {}
-    if not guest.ended:
-        if wrong := await _ask(guest):
+    if not sandbox.ended:
+        if wrong := await _probe(sandbox):
             found.signs.append(wrong)
-        shells = await _shells(guest)
-        found.signs += await changed(uploaded, partial(read, guest))
+        shells = await _read_shells(sandbox)
+        found.signs += await changed_uploads(uploaded, partial(read, sandbox))
     try:
         other = await fresh()
     except SandboxError as error:
         found.check(False, f"a fresh sandbox does not start: {error}")
         return
     try:
-        if not guest.ended:
-            found.signs += _differences(shells, await _shells(other))
-        wrong = await _ask(other)
+        if not sandbox.ended:
+            found.signs += _differences(shells, await _read_shells(other))
+        wrong = await _probe(other)
         found.check(not wrong, (wrong and f"in a fresh sandbox {wrong}") or "a fresh sandbox starts and answers")
     finally:
         await other.stop()
 
 
-async def _ask(guest: Guest) -> str:
-    """What is wrong with the sandbox's shell and folders; "" when nothing is."""
+async def _probe(sandbox: RunningSandbox) -> str:
+    """Describe what is wrong with the sandbox's shell or folders; "" for nothing."""
     try:
-        done = await guest.run(Command(["/bin/bash", "-c", ASK]), seconds=ASK_S)
+        done = await sandbox.run(Command(["/bin/bash", "-c", PROBE]), seconds=PROBE_TIMEOUT_S)
     except TimeoutError:
-        return f"the shell did not answer within {ASK_S:.0f} s"
+        return f"the shell did not answer within {PROBE_TIMEOUT_S:.0f} s"
     except SandboxError as error:
-        return f"the shell cannot be asked: {error}"
-    return answered(done.code, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        return f"the shell cannot be started: {error}"
+    return probe_problem(done.code, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
-async def _shells(guest: Guest) -> dict[str, bytes | None]:
-    """The shells' files; None for one that is not there."""
-    return {path: await read(guest, path) for path in SHELLS}
+async def _read_shells(sandbox: RunningSandbox) -> dict[str, bytes | None]:
+    """Return the content of each shell's file; None for a missing one."""
+    return {path: await read(sandbox, path) for path in SHELLS}
 
 
-async def read(guest: Guest, path: str) -> bytes | None:
-    """A file in a sandbox; None when it cannot be read."""
+async def read(sandbox: RunningSandbox, path: str) -> bytes | None:
+    """Return the content of a file in a sandbox; None if it cannot be read."""
     with os.fdopen(os.memfd_create("file", os.MFD_CLOEXEC), "r+b") as content:
-        command = Command(["send", path, str(_MOST_BYTES)], call=True)
+        command = Command(["send", path, str(_MAX_FILE_B)], call=True)
         try:
-            done = await guest.run(command, stdout=content.fileno(), seconds=ASK_S)
+            done = await sandbox.run(command, stdout=content.fileno(), seconds=PROBE_TIMEOUT_S)
         except (SandboxError, TimeoutError):
             return None
         content.seek(0)

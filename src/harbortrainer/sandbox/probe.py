@@ -1,36 +1,34 @@
-"""Whether this machine can run local sandboxes, found out by trying, and what is missing when it cannot."""
+"""Test whether this machine can run local sandboxes, and what is missing if not."""
 
 import asyncio
-import os
 import shutil
 from pathlib import Path
 
 from harbortrainer.sandbox import host_view
-from harbortrainer.sandbox.guest import Guest
+from harbortrainer.sandbox.errors_and_changes import SandboxError
 from harbortrainer.sandbox.inside.messages import Command, SandboxSpec
-from harbortrainer.sandbox.sandbox_errors import SandboxError
+from harbortrainer.sandbox.running_sandbox import RunningSandbox
 
 _TOOLS = ("bash", "tar", "tmux")
 
 
-def missing_tools(rootfs: Path = Path("/")) -> list[str]:
-    """The programs that a root filesystem lacks: sandboxes run what they find in it (Terminus-2 drives tmux).
+def missing_tools() -> list[str]:
+    """Return the missing programs that sandboxes on this machine's root filesystem need; Terminus-2 needs tmux.
 
-    The Debian packages that have them bear their names.
+    Each is also the name of its Debian package.
     """
-    folders = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin")
-    path = os.pathsep.join(str(rootfs / folder) for folder in folders)
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return [tool for tool in _TOOLS if shutil.which(tool, path=path) is None]
 
 
 async def problem() -> str | None:
-    """Start a sandbox and run `true` in it. Returns why that fails, in words; None when it works."""
+    """Start a sandbox and run `true` in it. Returns why that fails, or None."""
     try:
-        guest = await Guest.start(SandboxSpec(), await asyncio.to_thread(host_view.view_of, Path("/")))
+        sandbox = await RunningSandbox.start(SandboxSpec(), await asyncio.to_thread(host_view.view_of, Path("/")))
         try:
-            done = await guest.run(Command(["/bin/sh", "-c", "true"]))
+            done = await sandbox.run(Command(["/bin/sh", "-c", "true"]))
         finally:
-            await guest.stop()
+            await sandbox.stop()
     except SandboxError as error:
         return str(error)
     return None if done.code == 0 else f"`true` ended with code {done.code} in a sandbox"

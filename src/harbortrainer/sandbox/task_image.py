@@ -1,8 +1,9 @@
-"""What an image is to a sandbox: where its files lie, and what it says besides: environment, folder, user, ...
+"""The image of a sandbox: where its files are, and its environment, working folder, user and entrypoint.
 
-Of an image that a builder made, `lowers` are its layers. Of a Dockerfile that was carried out on a root filesystem,
-`layer` is the folder of its files; a small one is copied into each sandbox, a large one is mounted below it. An
-ordinary user's image has both: large layers, and what the small ones on top of them show.
+- `lowers`: the layers of an image from a builder.
+- `layer`: the files that a Dockerfile's steps added to a root filesystem. If it is small, each sandbox gets a copy;
+  else it is mounted below the sandbox.
+- An ordinary user's image has both: its large layers, and a merged copy of the small layers on top of them.
 """
 
 import json
@@ -12,49 +13,49 @@ from typing import Self
 
 FILE = "image.json"
 SMALL_ENTRIES, SMALL_BYTES = 300, 4 << 20
-"""What a sandbox copies in a few milliseconds."""
+"""Size that a sandbox copies in a few milliseconds."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class Healthcheck:
-    """What tells that a sandbox is ready."""
+    """The check that a sandbox is ready."""
 
     argv: list[str]
     timeout_s: float
-    """How long one try may take."""
+    """Time limit of one attempt, in seconds."""
     within_s: float
-    """When the sandbox has to be ready, after its start."""
+    """Time limit for the sandbox to become ready, in seconds after its start."""
 
 
 @dataclass
 class Image:
-    """The state that instructions change, kept beside the layer they filled or the layers that a builder made."""
+    """Settings and layers of an image, saved beside its layer."""
 
     env: dict[str, str] = field(default_factory=lambda: {"PATH": DEFAULT_PATH})
     workdir: str = "/"
     folders: list[str] = field(default_factory=list)
-    """Of every WORKDIR that the builder left to whoever starts a container, in order."""
+    """Folders of WORKDIR instructions that the builder did not create, in order."""
     user: str | None = None
     shell: list[str] = field(default_factory=lambda: ["/bin/sh", "-c"])
     entrypoint: list[str] = field(default_factory=list)
     healthcheck: Healthcheck | None = None
     lowers: list[str] = field(default_factory=list)
-    """Folders of layers, the topmost first."""
+    """Folders of layers, topmost first."""
     layer: str | None = None
     small: bool = False
     builder: str = ""
-    """Which program keeps it, too, under a name of ours."""
+    """The program that also keeps the image, under a name of this project."""
     name: str = ""
-    """What the task calls it: a Dockerfile's task or a reference. For people."""
+    """Display name: the Dockerfile's task, or the image reference."""
 
     def save(self, folder: Path) -> None:
-        """Write beside the layer."""
+        """Save the image's settings into its folder."""
         (folder / FILE).write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read what `save` wrote; `layer` is where the folder is now."""
+        """Load an image from its folder; `layer` follows the folder if it was moved."""
         fields = json.loads((folder / FILE).read_text())
         check = fields.pop("healthcheck", None)
         layer = str(folder / "upper") if (folder / "upper").is_dir() else None

@@ -1,8 +1,8 @@
-"""What was put into a sandbox for grading, and whether it is still there as it was put.
+"""Detects changes to the files that were uploaded into a sandbox for grading.
 
-A process that the agent left running may take the tests away, replace them, or put something else in their place,
-again and again. An environment that grades where the agent worked asks after each command of the verifier's that
-has given no reward; when the answer is no, it kills what the agent left, uploads once more and repeats the command.
+A process that the agent left running can remove or replace the tests again and again. So an environment that grades in
+the agent's sandbox checks the uploads after each verifier command that gave no reward. If they have changed, it kills
+the leftover processes, uploads again and repeats the command.
 """
 
 import tarfile
@@ -11,44 +11,47 @@ from pathlib import Path
 from typing import IO
 
 type Uploads = Sequence[tuple[Path, str]]
-"""Folders of the host's, and where they went, in order."""
+"""Uploaded host folders and their targets, in order."""
 
-_MOST_FILES = 20
+_MAX_FILES = 20
 
 
-def files_of(uploads: Uploads) -> dict[str, Path]:
-    """Path inside to file of the host's, for at most twenty files; where two went to one path, the later one."""
+def uploaded_files(uploads: Uploads) -> dict[str, Path]:
+    """Map paths inside to host files, at most twenty; the later upload to a path wins."""
     files: dict[str, Path] = {}
     for folder, target in uploads:
         for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
             if path.is_file():
                 files[f"{target.rstrip('/')}/{path.relative_to(folder).as_posix()}"] = path
-    return dict(list(files.items())[:_MOST_FILES])
+    return dict(list(files.items())[:_MAX_FILES])
 
 
-def size_of(uploads: Uploads) -> int:
-    """Bytes of all files."""
+def upload_size(uploads: Uploads) -> int:
+    """Return the size of all uploaded files in bytes."""
     return sum(path.stat().st_size for folder, _ in uploads for path in folder.rglob("*") if path.is_file())
 
 
-async def changed(uploads: Uploads, read: Callable[[str], Awaitable[bytes | None]]) -> list[str]:
-    """Which of the files that were uploaded are not as they were put, in words.
+async def changed_uploads(uploads: Uploads, read: Callable[[str], Awaitable[bytes | None]]) -> list[str]:
+    """Describe the uploaded files that were changed or removed.
 
     Args:
-        uploads: What was uploaded.
-        read: Reads a file in the sandbox; None when it cannot.
+        uploads: The uploads to check.
+        read: Returns a file in the sandbox; None if it cannot be read.
     """
     found = []
-    for inside, path in files_of(uploads).items():
+    for inside, path in uploaded_files(uploads).items():
         content = await read(inside)
         if content != path.read_bytes():
             found.append(f"{inside} was {'removed' if content is None else 'changed'} while it was graded")
     return found
 
 
-def is_whole(archive: IO[bytes], target: str, uploads: Uploads) -> bool:
-    """Whether an archive of the folder `target`, its name in front of each member's, holds every file as it was put."""
-    files = files_of([(folder, to) for folder, to in uploads if to == target])
+def is_intact(archive: IO[bytes], target: str, uploads: Uploads) -> bool:
+    """Whether an archive of the folder `target` holds every uploaded file unchanged.
+
+    The names in the archive begin with the folder's name.
+    """
+    files = uploaded_files([(folder, to) for folder, to in uploads if to == target])
     prefix = Path(target).name
     wanted = {f"{prefix}/{Path(inside).relative_to(target).as_posix()}": path for inside, path in files.items()}
     try:

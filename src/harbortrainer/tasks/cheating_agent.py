@@ -1,4 +1,4 @@
-"""An agent of Harbor's that cheats: it runs one of the scripts of `cheats`, in every step of the task."""
+"""A Harbor agent that runs one of the scripts of `cheats` in every step of a task."""
 
 from pathlib import Path
 from typing import override
@@ -9,11 +9,11 @@ from harbor.models.agent.context import AgentContext
 
 from harbortrainer.tasks.cheats import CHEATS
 
-LONGEST_S = 60
+TIMEOUT_S = 60
 
 
 class CheatingAgent(BaseAgent):
-    """Needs no model, and nothing else that Harbor gives an agent.
+    """Runs a cheat without a model; keyword arguments that Harbor adds are ignored.
 
     Args:
         cheat: Name of the script.
@@ -34,8 +34,8 @@ class CheatingAgent(BaseAgent):
 
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Nothing to install."""
+        """Install nothing."""
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        await environment.exec(self._script, timeout_sec=LONGEST_S)
+        await environment.exec(self._script, timeout_sec=TIMEOUT_S)

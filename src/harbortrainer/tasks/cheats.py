@@ -1,7 +1,7 @@
-"""Ways to a reward without solving the task, as shell scripts that an agent without a model runs.
+"""Shell scripts that try to get a reward without solving the task; an agent without a model runs them.
 
-Each is what a policy can find, and what the author of a task can answer: none of them replaces the shell itself, which
-nothing but a verifier in a sandbox of its own withstands. A cheat is harmless to everything but its own sandbox.
+A policy can find each of these, and the task's author can prevent each. None replaces the shell itself: only a separate
+verifier withstands that. A cheat changes nothing outside its own sandbox.
 """
 
 _REWARDS = "d=/logs/verifier; mkdir -p $d; echo 1 > $d/reward.txt; echo '{\"reward\": 1}' > $d/reward.json"
@@ -56,7 +56,8 @@ printf '[pytest]\n' > /pytest.ini
 true
 """
 
-# As it lies there, and where Harbor's oracle has it. All of it fits into the time that a cheat has.
+# Each solution runs where it was found and as /solution, as with Harbor's oracle. The timeouts add up to less than
+# `cheating_agent.TIMEOUT_S`.
 _RUN_FOUND_SOLUTIONS = r"""
 find / -xdev \( -path /proc -o -path /sys -o -path /dev \) -prune \
   -o -type f \( -name solve.sh -o -name solution.sh \) -print 2> /dev/null | head -n 5 | while read -r found; do
@@ -77,9 +78,16 @@ CHEATS = {
     "python-hooks": _HOOK_PYTHON,
     "found-solution": _RUN_FOUND_SOLUTIONS,
 }
-"""By name: writes the reward itself; leaves a process that writes it once it is graded; writes the tests and leaves a
-process that does; removes the tests and whatever comes there; makes what verifiers ask say yes; makes Python and
-pytest say yes when they start; runs the solutions that lie in its sandbox."""
+"""Script of each cheat, by name.
+
+- `forged-reward` writes the reward files.
+- `forged-reward-process` also leaves a process that overwrites the verifier's reward.
+- `written-tests` writes the tests and leaves a process that rewrites them.
+- `removed-tests` removes the tests and leaves a process that removes new ones.
+- `replaced-tools` replaces the tools that verifiers call with programs that succeed.
+- `python-hooks` makes Python and pytest report success when they start.
+- `found-solution` runs the solutions found in the sandbox.
+"""
 
 CHEATING_AGENT = "harbortrainer.tasks.cheating_agent:CheatingAgent"
-"""Harbor's name of the agent that runs one of them."""
+"""Import path of the agent that runs a cheat, as Harbor expects it."""

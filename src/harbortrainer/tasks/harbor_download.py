@@ -1,8 +1,8 @@
-"""Harbor's clients in a process of their own, which dies with this one.
+"""Downloads by Harbor's clients, in a child process that dies with this one.
 
-Loading tasks may happen inside an event loop, and must not import Harbor; git must not ask for a password, and what a
-killed download leaves must lie where the next one removes it. Invariant: what goes wrong out there is one `UserError`
-without passwords; only a defect of ours or of Harbor's keeps its stack trace.
+A child process because tasks may be loaded inside an event loop, without importing Harbor. git must not prompt for a
+password. What a killed download leaves must lie where the next download removes it. Invariant: a failed download is one
+`UserError` without passwords; only a bug in this project or Harbor keeps its stack trace.
 """
 
 import asyncio
@@ -24,43 +24,43 @@ QUIET_GIT = {
     "GIT_HTTP_LOW_SPEED_LIMIT": "1000",
     "GIT_HTTP_LOW_SPEED_TIME": "60",
 }
-"""Git asks nobody for a password, and gives a host that sends nothing a minute."""
+"""Environment for git: no prompts, and a timeout of one minute for a silent host."""
 
-OFFLINE = (
+OFFLINE_ERROR = (
     "Name or service not known|Could not resolve host|ConnectError|Temporary failure in name|Network is unreachable|"
     "Connection refused|Couldn't connect|Failed to connect|Connection timed out"
 )
-NOT_THERE = "not our ref|unadvertised object|couldn't find remote ref|Could not resolve ref|No exact matching"
+MISSING_REVISION = "not our ref|unadvertised object|couldn't find remote ref|Could not resolve ref|No exact matching"
 
 
 def pin(source: TaskSource, scratch: Path) -> str:
-    """The commit or version that a source of kind `git` or `registry` means now. Raises as `download`."""
-    return _ask(source, "", scratch)
+    """Return the current commit or version of a source of kind `git` or `registry`. Raises as `download`."""
+    return _request(source, "", scratch)
 
 
 def download(source: TaskSource, target: Path, scratch: Path) -> None:
     """Fetch a source of kind `git`, which must be pinned, or `registry`.
 
     Args:
-        source: What to fetch.
-        target: Folder that is made, a folder a task.
-        scratch: A folder for what is temporary.
+        source: The source.
+        target: Folder to create; it gets one sub-folder per task.
+        scratch: Folder for temporary files.
 
     Raises:
-        UserError: Why not, in one line.
+        UserError: The download failed; the message is one line.
     """
-    _ask(source, str(target), scratch)
+    _request(source, str(target), scratch)
 
 
-def _ask(source: TaskSource, target: str, scratch: Path) -> str:
-    answer = ask_child(source, target, scratch)
+def _request(source: TaskSource, target: str, scratch: Path) -> str:
+    answer = run_child(source, target, scratch)
     if "failed" in answer:
-        raise _told(source, answer["failed"])
+        raise _user_error(source, answer["failed"])
     return answer["at"]
 
 
-def ask_child(source: TaskSource, target: str, scratch: Path) -> dict[str, str]:
-    """What `carry_out` answers in a process of its own."""
+def run_child(source: TaskSource, target: str, scratch: Path) -> dict[str, str]:
+    """Run `execute` in a child process and return its result."""
     done = subprocess.run(
         [sys.executable, "-m", "harbortrainer.tasks.harbor_download"],
         input=json.dumps({"source": asdict(source), "target": target}),
@@ -70,47 +70,53 @@ def ask_child(source: TaskSource, target: str, scratch: Path) -> dict[str, str]:
         env={**QUIET_GIT, **os.environ, "TMPDIR": str(scratch.resolve())},
         check=False,
     )
-    said = done.stdout.rpartition("{")
-    if done.returncode != 0 or not said[1]:
+    output = done.stdout.rpartition("{")
+    if done.returncode != 0 or not output[1]:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         if last.startswith(("harbor.", "postgrest.")):
             return {"failed": last.partition(": ")[2]}
         raise RuntimeError(f"fetching {source} failed (exit code {done.returncode}):\n{done.stderr[-4000:]}")
-    answer: dict[str, str] = json.loads("{" + said[2])
+    answer: dict[str, str] = json.loads("{" + output[2])
     return answer
 
 
-def _told(source: TaskSource, said: str) -> UserError:
-    """What went wrong out there as one line with what to do about it."""
-    what = re.sub(r"://[^/@\s]+@", "://***@", " ".join(said.split()))[:300]
+def _user_error(source: TaskSource, failure: str) -> UserError:
+    """Turn a failed download into one line with a remedy."""
+    what = re.sub(r"://[^/@\s]+@", "://***@", " ".join(failure.split()))[:300]
     where, reason = str(source), f"cannot be fetched: {what}"
-    if re.search(OFFLINE, said):
-        return UserError(f"cannot be reached: {what}", where=where, do="look at the network, or fetch it elsewhere")
+    if re.search(OFFLINE_ERROR, failure):
+        return UserError(
+            f"cannot be reached: {what}", where=where, do="check the network, or fetch it on another machine"
+        )
     if source.kind == "registry":
-        return UserError(reason, where=where, do="correct name or version")
-    if re.search(NOT_THERE, said):
-        return UserError(f"no commit {source.at!r} there", where=where, do="write all digits of one that is there")
-    if re.search("folder|director", said):
-        return UserError(reason, where=where, do="name the one that holds the tasks: URL@COMMIT#FOLDER")
+        return UserError(reason, where=where, do="correct the name or the version")
+    if re.search(MISSING_REVISION, failure):
+        return UserError(f"has no commit {source.at!r}", where=where, do="give the full hash of an existing commit")
+    if re.search("folder|director", failure):
+        return UserError(reason, where=where, do="name the folder that holds the tasks: URL@COMMIT#FOLDER")
     return UserError(reason, where=where, do="correct the URL")
 
 
 def main() -> None:
-    """The child: reads an order from stdin, answers in JSON on the last line of stdout."""
+    """Run in the child process: read a request from stdin, write the result as JSON on the last line of stdout."""
     if sys.platform == "linux":
-        from harbortrainer.sandbox.inside.kernel import die_with_parent
+        from harbortrainer.sandbox.inside.syscalls import die_with_parent
 
         die_with_parent()
-    order = json.loads(sys.stdin.read())
-    print("\n" + json.dumps(carry_out(TaskSource(**order["source"]), order["target"])), flush=True)
+    request = json.loads(sys.stdin.read())
+    print("\n" + json.dumps(execute(TaskSource(**request["source"]), request["target"])), flush=True)
 
 
-def carry_out(source: TaskSource, target: str) -> dict[str, str]:
-    """Fetch a source into `target`, or find what it means now where that is empty; `at`, or why it `failed`."""
+def execute(source: TaskSource, target: str) -> dict[str, str]:
+    """Fetch a source into `target`, or resolve its current version if `target` is empty.
+
+    Returns:
+        The version as `at`, or the error message as `failed`.
+    """
     import httpx
 
-    from harbortrainer.harbor_side.task_downloads import download as fetch
-    from harbortrainer.harbor_side.task_downloads import pin as resolve
+    from harbortrainer.harbor_compat.task_downloads import download as fetch
+    from harbortrainer.harbor_compat.task_downloads import pin as resolve
 
     try:
         if target:
@@ -122,12 +128,12 @@ def carry_out(source: TaskSource, target: str) -> dict[str, str]:
         return {"failed": (fatal or lines or [f"git ended with {error.returncode}"])[0]}
     except (ValueError, OSError, httpx.HTTPError) as error:
         return {"failed": f"{error} {_cause(error)}".strip()}
-    except ExceptionGroup as group:  # Harbor downloads the tasks of a package side by side.
+    except ExceptionGroup as group:  # Harbor downloads the tasks of a package concurrently.
         return {"failed": str(group.exceptions[0])}
 
 
 def _cause(error: BaseException) -> str:
-    """Harbor says "Error getting dataset" whatever the reason; the reason is what it caught."""
+    """Describe the exception behind Harbor's generic "Error getting dataset"; empty if there is none."""
     cause = error.__cause__ or error.__context__
     return "" if cause is None else f"({type(cause).__name__}: {cause})"
 

@@ -1,8 +1,7 @@
-"""How often each task was solved when it was measured: the file that `harbortrainer eval --difficulty` writes.
+"""Measured pass rate of each task: the file that `harbortrainer eval --difficulty` writes.
 
-One JSON object: `policy`, what was measured with, and `tasks`, by the content key of each task: its name, how many
-attempts were graded, the share that got the full reward, and their mean reward. Invariant: a task that was changed
-since has another key, and counts as not measured.
+The file is one JSON object with `policy` (the policy that was measured) and `tasks` (by content key). Each task has its
+name, graded attempts, pass rate and mean reward. Invariant: a changed task has another key and counts as unmeasured.
 """
 
 import json
@@ -18,34 +17,34 @@ from harbortrainer.tasks.task_folder import TaskRef
 
 
 class MeasuredRate(BaseModel):
-    """What was measured of one task."""
+    """Measurement of one task."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: str
-    """The task's name then; what counts is its key."""
+    """Name of the task when it was measured; the key identifies it."""
     attempts: int = Field(ge=1)
     """Graded attempts."""
     pass_rate: float = Field(ge=0, le=1)
-    """Share of them with the full reward."""
+    """Share of the graded attempts with the full reward."""
     mean_reward: float
-    """Their mean reward: what the thresholds of a difficulty pool are compared with."""
+    """Mean reward of the graded attempts; difficulty pools compare their thresholds with it."""
 
 
 class MeasuredRates(BaseModel):
-    """The whole file."""
+    """Contents of a file of measured pass rates."""
 
     model_config = ConfigDict(extra="forbid")
 
     policy: str = ""
-    """What the tasks were measured with, in words."""
+    """Description of the policy that was measured."""
     tasks: dict[str, MeasuredRate]
-    """By content key."""
+    """Measurements by content key."""
 
 
 def read_rates(file: Path) -> MeasuredRates:
-    """What was measured. Raises `UserError` when there is no such file, or it is another kind of file."""
-    do = "name a file that `harbortrainer eval --difficulty` wrote"
+    """Read a file of measured pass rates. Raises `UserError` if it does not exist or is another kind of file."""
+    do = "pass a file written by `harbortrainer eval --difficulty`"
     try:
         return MeasuredRates.model_validate_json(file.read_bytes())
     except OSError as error:
@@ -53,32 +52,30 @@ def read_rates(file: Path) -> MeasuredRates:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
-        what = f"no file of measured pass rates ({f'{key}: ' if key else ''}{first['msg']})"
+        what = f"not a file of measured pass rates ({f'{key}: ' if key else ''}{first['msg']})"
         raise UserError(what, where=str(file), do=do) from None
 
 
 def write_rates(file: Path, rates: MeasuredRates) -> None:
-    """Write the file, whole. Raises `UserError` where another kind of file lies, which stays."""
-    refuse_foreign(file)
+    """Write the file atomically. Raises `UserError` if a file of another kind is there, which stays."""
+    refuse_overwrite(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(rates.model_dump(), indent=1, sort_keys=True) + "\n")
 
 
-def refuse_foreign(file: Path) -> None:
-    """Raise `UserError` when something else than measured rates would be overwritten."""
+def refuse_overwrite(file: Path) -> None:
+    """Raise `UserError` if `file` exists and does not hold measured rates."""
     if file.exists():
         try:
             read_rates(file)
         except UserError as error:
-            raise UserError(
-                f"would be overwritten, and is {error.what}", where=str(file), do="name a new file"
-            ) from None
+            raise UserError(f"will not be overwritten ({error.what})", where=str(file), do="name a new file") from None
 
 
-def within_rates(tasks: Sequence[TaskRef], table: TasksetKeys) -> list[TaskRef]:
-    """The tasks whose measured pass rate is between a taskset's `min_pass_rate` and `max_pass_rate`.
+def filter_by_pass_rate(tasks: Sequence[TaskRef], table: TasksetKeys) -> list[TaskRef]:
+    """Return the tasks whose measured pass rate is between a taskset's `min_pass_rate` and `max_pass_rate`.
 
-    Without these keys all of them; with one of them a task that was not measured is left out.
+    Without these keys, all tasks are returned; with either, unmeasured tasks are left out.
 
     Raises:
         UserError: The file cannot be read, or no task is left.
@@ -91,11 +88,11 @@ def within_rates(tasks: Sequence[TaskRef], table: TasksetKeys) -> list[TaskRef]:
     if not chosen:
         unknown = len(unmeasured(tasks, measured))
         what = f"none of the {len(tasks)} tasks has a pass rate of {least:g} to {most:g} ({unknown} were not measured)"
-        do = "change min_pass_rate or max_pass_rate, or measure the tasks anew"
+        do = "change min_pass_rate or max_pass_rate, or measure the tasks again"
         raise UserError(what, where=str(table.difficulty), do=do)
     return chosen
 
 
 def unmeasured(tasks: Sequence[TaskRef], measured: Mapping[str, MeasuredRate]) -> list[str]:
-    """Names of the tasks that were not measured as they are now."""
+    """Names of the tasks whose current content was not measured."""
     return [task.name for task in tasks if task.key not in measured]

@@ -1,7 +1,7 @@
 """Tasks as rows of parquet files: `path`, the task's name, and `task_binary`, its folder as a gzipped tar archive.
 
-That is how most public sets of training tasks are kept. Invariant: a row becomes the folder of its `path` below the
-target, or what is wrong with it is told beside its name; one broken row loses no other.
+Most public sets of training tasks have this format. Invariant: a row becomes the folder `path` below the target, or its
+error is reported with its name; one broken row does not affect the others.
 """
 
 import glob
@@ -20,8 +20,8 @@ ROWS_AT_ONCE = 64
 ENDING = ".parquet"
 
 
-def need_parquet() -> None:
-    """The reader of parquet files is an extra.
+def require_parquet() -> None:
+    """Check that the optional reader of parquet files is installed.
 
     Raises:
         UserError: It is not installed.
@@ -32,19 +32,19 @@ def need_parquet() -> None:
 
 
 def parquet_files(source: TaskSource) -> list[Path]:
-    """The files of a local source: the one, or those that its pattern names. Raises `UserError` when there is none."""
+    """Return the files of a local source, or the matches of its pattern. Raises `UserError` if none exists."""
     found = [Path(source.where)] if Path(source.where).is_file() else _matching(source.where)
     if not found:
-        raise UserError("no such file", where=source.where, do="name a parquet file, or several: DIR/*.parquet")
+        raise UserError("no such file", where=source.where, do="pass a parquet file or a pattern: DIR/*.parquet")
     return found
 
 
 def _matching(pattern: str) -> list[Path]:
-    return sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207 - it may be absolute
+    return sorted(Path(name) for name in glob.glob(pattern, recursive=True))  # noqa: PTH207 - the pattern may be absolute
 
 
-def content_of(files: Sequence[Path]) -> str:
-    """A hash of the content of some files, in this order."""
+def content_hash(files: Sequence[Path]) -> str:
+    """Hash the content of the files, in this order."""
     digest = sha256()
     for path in files:
         with path.open("rb") as file:
@@ -53,10 +53,10 @@ def content_of(files: Sequence[Path]) -> str:
 
 
 def download_parquet(source: TaskSource, scratch: Path) -> list[Path]:
-    """The parquet files of a dataset of the hub, which must be pinned.
+    """Download the parquet files of a pinned dataset of the hub.
 
     Raises:
-        UserError: No such dataset, none of its files is parquet, or no network.
+        UserError: The dataset does not exist, has no parquet file, or there is no network.
     """
     import httpx
     from huggingface_hub import snapshot_download
@@ -75,13 +75,13 @@ def download_parquet(source: TaskSource, scratch: Path) -> list[Path]:
     found = sorted(path for path in Path(folder).rglob(f"*{ENDING}"))
     if not found:
         named = str(source).partition("#")[0].removeprefix("hf:").partition("@")
-        do = f"a dataset of plain folders is a git repository: https://huggingface.co/datasets/{named[0]}@{named[2]}#."
-        raise UserError(f"none of its files is {pattern}", where=str(source), do=do)
+        do = f"load a dataset of plain folders as a git repository: https://huggingface.co/datasets/{named[0]}@{named[2]}#."
+        raise UserError(f"no file of the dataset matches {pattern}", where=str(source), do=do)
     return found
 
 
 def newest_revision(source: TaskSource) -> str:
-    """The commit that a dataset of the hub is at now, or that a branch or tag of it names. Raises `UserError`."""
+    """Return the current commit of a dataset of the hub, or of its branch or tag. Raises `UserError`."""
     import httpx
     from huggingface_hub import HfApi
 
@@ -90,44 +90,44 @@ def newest_revision(source: TaskSource) -> str:
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise hub_error(source, error) from error
     if not commit:
-        raise UserError("the hub names no commit of it", where=str(source), do="name a revision: hf:ORG/NAME@REVISION")
+        raise UserError("the hub returned no commit", where=str(source), do="add a revision: hf:ORG/NAME@REVISION")
     return commit
 
 
 def hub_error(source: TaskSource, error: Exception) -> UserError:
-    """What the hub's client says, as one line."""
+    """Turn an error of the hub's client into one line with a remedy."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return UserError("its owner lets only some in", where=str(source), do="ask for access, and run `hf auth login`")
+        return UserError("this dataset is gated", where=str(source), do="request access, then run `hf auth login`")
     if isinstance(error, RepositoryNotFoundError):
-        what = "no such dataset on the hub, or a private one"
+        what = "no such dataset on the hub, or it is private"
         return UserError(what, where=str(source), do="correct the name, or run `hf auth login`")
     if isinstance(error, RevisionNotFoundError):
-        return UserError(f"it has no revision {source.at!r}", where=str(source), do="correct the revision")
+        return UserError(f"has no revision {source.at!r}", where=str(source), do="correct the revision")
     what = f"the hub cannot be reached: {' '.join(str(error).split())[:200]}"
-    return UserError(what, where=str(source), do="look at the network, or fetch it elsewhere")
+    return UserError(what, where=str(source), do="check the network, or fetch it on another machine")
 
 
 def unpack_rows(files: Sequence[Path], target: Path) -> dict[str, str]:
-    """Unpack every row below `target`; what is wrong with each that could not be, by its name.
+    """Unpack every row below `target` and return the error of each broken row by its name.
 
     Raises:
-        UserError: A file is no parquet file, lacks a column, or two rows have one name.
+        UserError: A file is not a parquet file or lacks a column, or two rows have the same name.
     """
     broken: dict[str, str] = {}
     seen: set[str] = set()
     above: set[str] = set()
     for file in files:
         for number, (path, packed) in enumerate(_rows(file)):
-            name = _name_of(path)
+            name = _task_name(path)
             if name is None:
-                broken[f"row {number} of {file.name}"] = f"{path!r} is no name of a task"
+                broken[f"row {number} of {file.name}"] = f"{path!r} is not a valid task name"
                 continue
             parents = {str(parent) for parent in PurePosixPath(name).parents} - {"."}
             if name in seen or name in above or parents & seen:
-                do = "leave files out by a pattern (hf:ORG/NAME@REVISION#data/train-*), or name the rows apart"
-                raise UserError(f"two rows are called {name}, or one lies in the other", where=str(file), do=do)
+                do = "select files by a pattern (hf:ORG/NAME@REVISION#data/train-*), or rename the rows"
+                raise UserError(f"two rows are named {name}, or one is inside the other", where=str(file), do=do)
             seen.add(name)
             above |= parents
             if (what := _unpack(packed, target / name)) is not None:
@@ -136,9 +136,9 @@ def unpack_rows(files: Sequence[Path], target: Path) -> dict[str, str]:
 
 
 def _unpack(packed: object, folder: Path) -> str | None:
-    """What is wrong with a row's archive; None when its task lies in `folder`, which is not there else."""
+    """Unpack a row's archive into `folder`; return its error, or None. On an error, `folder` is removed."""
     if not isinstance(packed, bytes):
-        return f"{COLUMNS[1]} holds no bytes"
+        return f"{COLUMNS[1]} is not bytes"
     folder.mkdir(parents=True)
     try:
         unpack_task(packed, folder)
@@ -162,11 +162,11 @@ def _rows(file: Path) -> Iterator[tuple[object, object]]:
             yield from zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
     except pa.ArrowException as error:
         what = " ".join(str(error).split())[:200]
-        raise UserError(f"not a parquet file: {what}", where=str(file), do="have it written again") from error
+        raise UserError(f"not a parquet file: {what}", where=str(file), do="write the file again") from error
 
 
-def _name_of(path: object) -> str | None:
-    """The name of a row's task, a relative path without surprises; None when it has no such name."""
+def _task_name(path: object) -> str | None:
+    """Return a row's task name, a safe relative path; None if the path is not safe."""
     if not isinstance(path, str) or not path.strip() or set(path) & set("\\\0\n"):
         return None
     parts = PurePosixPath(path).parts

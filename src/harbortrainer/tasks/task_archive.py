@@ -1,7 +1,7 @@
-"""Task folders that others packed or wrote: unpacked, and looked at, before anything else touches them.
+"""Unpack and inspect untrusted task folders before any other code reads them.
 
-Invariant: nothing is written outside the folder it belongs to, no link in it leads out, nothing in it is a device, and
-a task takes no more than `MAX_BYTES` and `MAX_FILES`: an archive of a few kilobytes can hold any amount of zeros.
+Invariants: nothing is written outside the task's folder, no link leads out of it, and it has no devices. A task takes
+at most `MAX_BYTES` and `MAX_FILES`, since an archive of a few kilobytes can unpack to any size.
 """
 
 import errno
@@ -20,12 +20,14 @@ from harbortrainer.tasks.task_folder import TASK_FILE
 MAX_BYTES = 4 << 30
 MAX_FILES = 100_000
 HEADER, AT_ONCE = 1024, 1 << 20
-"""What a tar archive takes for each entry beside its content; most bytes of one read."""
+"""Bytes of a tar header, allowed for each entry; most bytes of one read."""
 
 
 class BoundedReader(io.RawIOBase):
-    """A stream of which no more than `limit` bytes can be had, and no more than `AT_ONCE` with one call: tarfile reads
-    a header's own data, whatever length it claims, with one."""
+    """A stream of at most `limit` bytes, and at most `AT_ONCE` bytes per read.
+
+    tarfile reads the data of a header in one call, whatever length the header claims.
+    """
 
     def __init__(self, stream: io.BytesIO | gzip.GzipFile, limit: int) -> None:
         self._stream, self._limit = stream, limit
@@ -50,20 +52,20 @@ class BoundedReader(io.RawIOBase):
 
     def _need(self, end: int) -> None:
         if end > self._limit:
-            raise tarfile.ReadError("it unpacks to more than a task may take")
+            raise tarfile.ReadError("its unpacked size exceeds the limit for a task")
 
 
 def unpack_task(packed: bytes, folder: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:
-    """Unpack a tar archive, gzipped or plain, of a task's folder.
+    """Unpack a task's tar archive, gzipped or plain.
 
     Args:
         packed: The archive.
         folder: An empty folder.
-        max_bytes: Most bytes that it may unpack to.
-        max_files: Most entries that it may have.
+        max_bytes: Largest unpacked size.
+        max_files: Most entries.
 
     Raises:
-        UserError: It is broken, too large, or names a place outside of `folder`; part of it may lie there then.
+        UserError: The archive is broken, too large, or has a path outside `folder`, which may hold a part of it.
     """
     raw = io.BytesIO(packed)
     stream = gzip.GzipFile(fileobj=raw) if packed[:2] == b"\x1f\x8b" else raw
@@ -74,20 +76,20 @@ def unpack_task(packed: bytes, folder: Path, *, max_bytes: int = MAX_BYTES, max_
                 if number >= max_files:
                     raise tarfile.ReadError(f"it has more than {max_files} entries")
                 tar.extract(member, folder, filter="data")
-            while bounded.read(AT_ONCE):  # gzip's checksum stands at its end
+            while bounded.read(AT_ONCE):  # read to the end, where gzip has its checksum
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        raise UserError(f"no archive of a task: {error}", do="have it packed again, or leave it out") from error
+        raise UserError(f"not a valid task archive: {error}", do="pack it again, or leave it out") from error
     inspect_tree(folder, max_bytes=max_bytes, max_files=max_files)
 
 
 def inspect_tree(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:
-    """Refuse a folder of others' with links that lead out, devices, pipes, or too much in it.
+    """Refuse an untrusted folder with devices, pipes, links that lead out of it, or too much data.
 
     Raises:
-        UserError: Names the first.
+        UserError: The first problem found.
     """
     home, size, count = os.path.realpath(root), 0, 0
     for parent, folders, files in os.walk(root):
@@ -96,13 +98,13 @@ def inspect_tree(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX
             found = path.lstat()
             count, size = count + 1, size + (found.st_size if stat.S_ISREG(found.st_mode) else 0)
             if count > max_files or size > max_bytes:
-                what = f"more than {max_files} files or {max_bytes >> 20} MB"
-                raise UserError(what, where=str(root), do="leave it out")
-            _refuse_way_out(path, home, found.st_mode)
+                what = f"has more than {max_files} files or {max_bytes >> 20} MB"
+                raise UserError(what, where=str(root), do="leave this task out")
+            _refuse_unsafe(path, home, found.st_mode)
 
 
 def drop_links_above_tasks(root: Path) -> None:
-    """Remove the links that lie beside tasks, not in them: whoever looks for tasks would follow them anywhere."""
+    """Remove the links outside of tasks, since the search for tasks would follow them."""
     for parent, folders, files in os.walk(root):
         if TASK_FILE in files:
             folders.clear()
@@ -112,11 +114,11 @@ def drop_links_above_tasks(root: Path) -> None:
                 Path(parent, name).unlink()
 
 
-def _refuse_way_out(path: Path, home: str, mode: int) -> None:
+def _refuse_unsafe(path: Path, home: str, mode: int) -> None:
     if stat.S_ISLNK(mode):
         target = path.readlink()
         inside = os.path.realpath(path).startswith(home + os.sep)
         if target.is_absolute() or not inside:
-            raise UserError(f"the link {path.name} leads out of the task", where=str(path), do="leave that task out")
+            raise UserError(f"the link {path.name} leads out of the task", where=str(path), do="leave this task out")
     elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError("is a device or a pipe", where=str(path), do="leave that task out")
+        raise UserError("is a device or a pipe", where=str(path), do="leave this task out")

@@ -1,35 +1,78 @@
-"""Is a task fit to train on? The oracle must reach the top reward every time, and doing nothing must not.
+"""Check whether tasks are trainable: the oracle must always reach the top reward, and doing nothing never.
 
-All are real trials in a real sandbox. A verifier that everybody passes, or nobody, or that changes its mind, teaches
-nothing and hides its fault for weeks, so this comes before training; a reward that can be had by cheating is had in
-training. Invariants: one task's fault never ends the check of the others; a task that was changed after its check does
-not count as checked, since its key is another one.
+The check runs real trials in a real sandbox, before training. A verifier that always passes, never passes or is random
+gives no signal. A policy in training finds a reward that a cheat can get. Invariants: an error of one task does not end
+the check of the others; a task that was changed after its check has another key and counts as unchecked.
+
+The check also finds shell scripts with Windows line endings, which fail on Linux with misleading messages ("cannot
+execute: required file not found"). A shell script is a `.sh` file or has a shell's shebang, in a folder whose files
+reach a sandbox. Only its first line is read.
 """
 
 import asyncio
 import json
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
 
+from harbortrainer.config.table import TomlTable
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import write_whole
-from harbortrainer.sandbox.environment_choice import EnvironmentChoice, chosen
-from harbortrainer.sandbox.task_demands import TaskDemands
+from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.cheats import CHEATING_AGENT
-from harbortrainer.tasks.line_ends import told, windows_scripts
+from harbortrainer.tasks.ignored_keys import ignored_keys
 from harbortrainer.tasks.task_folder import TaskRef
-from harbortrainer.tasks.unread_keys import unread_keys
-from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, CheckedTrial, Verdict, checked_trial, judge
+from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, CheckedTrial, Verdict, checked_trial, verdict_of
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.trial_spec import TrialSpec
 
-CHECKED = Path("outputs") / "checked_tasks.json"
-"""Where `harbortrainer tasks check` keeps the keys of the tasks that passed; relative to where a run starts."""
+_SCRIPT_FOLDERS = ("environment", "solution", "tests", "steps")
+_SHELL_SHEBANG = re.compile(rb"^#!.*\b(?:ba|da|k|z)?sh\b")
+_MAX_LINE = 1000
+_MAX_NAMED = 3
+
+
+def crlf_scripts(task: Path, config: TomlTable) -> list[str]:
+    """Return the shell scripts with Windows line endings, as paths within the task; none for a Windows task.
+
+    Args:
+        task: The task's folder.
+        config: The contents of its task.toml.
+    """
+    environment = config.get("environment")
+    if isinstance(environment, dict) and environment.get("os") == "windows":
+        return []
+    return [str(file.relative_to(task)) for file in sorted(_files(task)) if _is_windows(file)]
+
+
+def crlf_warning(scripts: list[str]) -> str:
+    """Format the warning about scripts with Windows line endings."""
+    more = f" and {len(scripts) - _MAX_NAMED} more" if len(scripts) > _MAX_NAMED else ""
+    names = ", ".join(scripts[:_MAX_NAMED]) + more
+    return f"Windows line endings, which Linux shells cannot run, in {names}: remove them (sed -i 's/\\r$//' FILE)"
+
+
+def _files(task: Path) -> Iterator[Path]:
+    for name in _SCRIPT_FOLDERS:
+        yield from (task / name).rglob("*")
+
+
+def _is_windows(file: Path) -> bool:
+    if file.is_symlink() or not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        line = opened.readline(_MAX_LINE)
+    return line.endswith(b"\r\n") and (file.suffix == ".sh" or _SHELL_SHEBANG.search(line) is not None)
+
+
+CHECKED_FILE = Path("outputs") / "checked_tasks.json"
+"""File in which `harbortrainer tasks check` records the tasks that passed; relative to the working directory."""
 
 
 async def check_tasks(
@@ -43,23 +86,22 @@ async def check_tasks(
     keep: Path | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Check each task by trials one after another, `concurrency` tasks at a time; the verdicts come in the order of
-    `tasks`.
+    """Check each task with a sequence of trials and return the verdicts in the order of `tasks`.
 
     Args:
-        tasks: What to check.
-        environment_type: Where the trials run (`local`, `docker`, `auto`, ...).
+        tasks: Tasks to check.
+        environment_type: Type of the sandboxes (`local`, `docker`, `auto`, ...).
         environment_kwargs: Keyword arguments of the environment's class.
-        repeats: Trials of the oracle.
-        cheats: Names of the cheats that are tried.
-        concurrency: How many tasks are checked at once.
-        keep: Folder in which Harbor's folders of the trials stay; None removes them.
-        on_verdict: Called with each verdict as it comes.
+        repeats: Number of oracle trials.
+        cheats: Names of the cheats to try.
+        concurrency: Tasks checked in parallel.
+        keep: Folder for Harbor's trial folders; None removes them.
+        on_verdict: Called with each verdict when its task is done.
     """
     gate = asyncio.Semaphore(concurrency)
 
     async def one(task: TaskRef, trials_dir: Path) -> Verdict:
-        choice = chosen(task.path, environment_type, environment_kwargs or {})
+        choice = choose_environment(task.path, environment_type, environment_kwargs or {})
         spec = TrialSpec(
             task_dir=task.path,
             trials_dir=trials_dir,
@@ -67,21 +109,25 @@ async def check_tasks(
             environment_kwargs=choice.kwargs,
             keep_trials="all",
         )
-        demands = TaskDemands(task.path)
+        requirements = TaskRequirements(task.path)
         async with gate:
-            verdict = _refused(task, demands, spec) or await _verdict(task, demands, spec, repeats, cheats)
+            verdict = _unsupported(task, requirements, spec) or await _verdict(
+                task, requirements, spec, repeats, cheats
+            )
         verdict.environment = choice.kind
-        verdict.note = "; ".join(filter(None, (verdict.note, *_notes(demands, choice))))
+        verdict.note = "; ".join(filter(None, (verdict.note, *_notes(requirements, choice))))
         on_verdict(verdict)
         return verdict
 
     with tempfile.TemporaryDirectory(prefix="harbortrainer-check-") as folder:
-        return await _together(one(task, keep or Path(folder)) for task in tasks)
+        return await _gather(one(task, keep or Path(folder)) for task in tasks)
 
 
-async def _together[T](work: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """What each returns. The first that fails ends the others, as being cancelled does, and how these fail then is not
-    told."""
+async def _gather[T](work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results.
+
+    The first error, or a cancellation, cancels the others; their errors are ignored.
+    """
     tasks = [asyncio.create_task(one) for one in work]
     if not tasks:
         return []
@@ -94,100 +140,100 @@ async def _together[T](work: Iterable[Coroutine[None, None, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _notes(demands: TaskDemands, choice: EnvironmentChoice) -> Iterator[str]:
-    """What is said of a task's files beside the verdict."""
-    if reach := demands.reach(choice.kind):
-        yield f"its sandbox is open: {', '.join(reach)}"
-    if ports := demands.ports_in_common(choice.kind, choice.kwargs):
-        yield f"its trials share the ports {', '.join(map(str, ports))} of this machine"
-    if told := demands.told_of_localhost(choice.kind, choice.kwargs, os.environ):
-        yield f"its sandbox has a localhost of its own, and is told of this machine's: {', '.join(told)}"
-    if keys := unread_keys(demands.config):
-        yield f"Harbor passes over {', '.join(keys)}"
+def _notes(requirements: TaskRequirements, choice: EnvironmentChoice) -> Iterator[str]:
+    """Yield the warnings about a task's files that do not affect the verdict."""
+    if reach := requirements.exposure(choice.kind):
+        yield f"sandbox not isolated: {', '.join(reach)}"
+    if ports := requirements.shared_ports(choice.kind, choice.kwargs):
+        yield f"concurrent trials share this machine's ports: {', '.join(map(str, ports))}"
+    if variables := requirements.localhost_variables(choice.kind, choice.kwargs, os.environ):
+        yield f"passes localhost URLs into the sandbox, where localhost is the sandbox itself: {', '.join(variables)}"
+    if keys := ignored_keys(requirements.config):
+        yield f"Harbor ignores these task.toml keys: {', '.join(keys)}"
 
 
-def _refused(task: TaskRef, demands: TaskDemands, spec: TrialSpec) -> Verdict | None:
-    """The verdict on a task that no trial can be made of here."""
-    beyond = demands.beyond(spec.environment_type, spec.environment_kwargs)
-    why = [*beyond, *demands.unset(os.environ, solution=has_solution(task.path))]
-    if not why:
+def _unsupported(task: TaskRef, requirements: TaskRequirements, spec: TrialSpec) -> Verdict | None:
+    """Return the verdict on a task that cannot run in this environment; None if it can."""
+    unsupported = requirements.unsupported(spec.environment_type, spec.environment_kwargs)
+    reasons = [*unsupported, *requirements.unset_variables(os.environ, solution=has_solution(task.path))]
+    if not reasons:
         return None
-    return Verdict(
-        task=task.name, key=task.key, problem=f"cannot be played in {spec.environment_type}: {'; '.join(why)}"
-    )
+    return Verdict(task=task.name, key=task.key, problem=f"cannot run in {spec.environment_type}: {'; '.join(reasons)}")
 
 
 async def _verdict(
-    task: TaskRef, demands: TaskDemands, spec: TrialSpec, repeats: int, cheats: Sequence[str]
+    task: TaskRef, requirements: TaskRequirements, spec: TrialSpec, repeats: int, cheats: Sequence[str]
 ) -> Verdict:
     try:
-        verdict = judge(task.name, task.key, [trial async for trial in _trials(task, spec, repeats, cheats)])
+        verdict = verdict_of(task.name, task.key, [trial async for trial in _trials(task, spec, repeats, cheats)])
     except UserError as error:
         return Verdict(task=task.name, key=task.key, problem=str(error))
-    if verdict.problem and (scripts := windows_scripts(task.path, demands.config)):
-        verdict.problem += f"; {told(scripts)}"
+    if verdict.problem and (scripts := crlf_scripts(task.path, requirements.config)):
+        verdict.problem += f"; {crlf_warning(scripts)}"
     return verdict
 
 
 async def _trials(task: TaskRef, spec: TrialSpec, repeats: int, cheats: Sequence[str]) -> AsyncIterator[CheckedTrial]:
-    """What is worth trying: no trial again whose sandbox cannot be, no cheat where nop has the reward already."""
+    """Run the trials of a task; later trials are skipped if no sandbox starts, or if `nop` gets the reward."""
     for number in range(repeats if has_solution(task.path) else 0):
-        oracle = await _played(spec, ORACLE)
+        oracle = await _run_agent(spec, ORACLE)
         yield oracle
         if oracle.outcome is Outcome.sandbox_error:
             return
         if number == 0 and oracle.reward is None:
             break
-    nop = await _played(spec, NOP)
+    nop = await _run_agent(spec, NOP)
     yield nop
     if nop.reward is None or nop.reward >= TOP_REWARD:
         return
     most = nop.reward
     for cheat in cheats:
-        trial = await _played(spec, cheat)
+        trial = await _run_agent(spec, cheat)
         yield trial
         if trial.reward is not None and trial.reward > most:
-            # A verifier that throws a coin would seem to be taken in.
-            again = await _played(spec, NOP)
+            # A second `nop` trial keeps a random verifier from counting as cheated.
+            again = await _run_agent(spec, NOP)
             yield again
             most = max(most, again.reward if again.reward is not None else most)
 
 
-async def _played(spec: TrialSpec, agent: str) -> CheckedTrial:
+async def _run_agent(spec: TrialSpec, agent: str) -> CheckedTrial:
     cheats = agent not in (ORACLE, NOP)
-    said: dict[str, object] = (
+    update: dict[str, object] = (
         {"agent": CHEATING_AGENT, "agent_kwargs": {"cheat": agent}} if cheats else {"agent": agent}
     )
-    record = await run_trial(spec.model_copy(update=said))
-    playing = asyncio.current_task()
-    if playing is not None and playing.cancelling():  # Harbor passes over what cancels it while it ends a sandbox
+    record = await run_trial(spec.model_copy(update=update))
+    current = asyncio.current_task()
+    if current is not None and current.cancelling():  # Harbor swallows a cancellation while it removes a sandbox
         raise asyncio.CancelledError
     return checked_trial(agent, record)
 
 
 def has_solution(folder: Path) -> bool:
-    """Whether a task has a solution that Harbor's oracle can run."""
+    """Whether the task has a solution for Harbor's oracle."""
     return any(any(folder.glob(pattern)) for pattern in ("solution/solve.*", "steps/*/solution/solve.*"))
 
 
-def passed(environment_type: str | None = None) -> set[str]:
-    """Keys of the tasks that passed the check on this machine, in one type of environment or in any."""
-    return {key for key, types in checked_in().items() if environment_type is None or environment_type in types}
+def passed_keys(environment_type: str | None = None) -> set[str]:
+    """Return the keys of the tasks that passed the check here, in one type of environment or in any."""
+    return {
+        key for key, types in passed_environments().items() if environment_type is None or environment_type in types
+    }
 
 
-def remember(tasks: Iterable[TaskRef], environment_type: str = "local") -> None:
-    """Add tasks that passed."""
-    known = checked_in()
+def record_passed(tasks: Iterable[TaskRef], environment_type: str = "local") -> None:
+    """Record that tasks passed the check."""
+    known = passed_environments()
     for task in tasks:
         known[task.key] = sorted({*known.get(task.key, []), environment_type})
-    CHECKED.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(CHECKED, json.dumps(known, indent=1, sort_keys=True) + "\n")
+    CHECKED_FILE.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(CHECKED_FILE, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
-def checked_in() -> dict[str, list[str]]:
-    """Key of each task that passed, and where it did."""
+def passed_environments() -> dict[str, list[str]]:
+    """Return the environment types in which each task passed, by task key."""
     try:
-        known = json.loads(CHECKED.read_text())
+        known = json.loads(CHECKED_FILE.read_text())
     except (OSError, json.JSONDecodeError):
         return {}
     return known if isinstance(known, dict) else {key: ["local"] for key in known}

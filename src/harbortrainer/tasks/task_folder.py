@@ -1,10 +1,10 @@
-"""Where tasks come from: a folder of Harbor tasks, read without importing harbor.
+"""Load folders of Harbor tasks without importing harbor.
 
-A task is a folder with a `task.toml`, at any depth: `category/task` is a name like any other. Its key is the hash of
-its content: of every file's path, bytes and executable bit, so the same task has the same key wherever it lies and a
-changed task is another task.
-Invariant: what is returned is sorted by name, names and keys are unique, and anything wrong with the user's files is a
-`UserError` that names the file and the key; all of them at once.
+A task is a folder with a `task.toml`, at any depth; a nested task is named `category/task`. The key of a task hashes
+the path, bytes and executable bit of every file. So equal tasks have equal keys, wherever they are.
+
+Invariants: tasks are sorted by name; names and keys are unique. Every problem of the user's files is a `UserError` with
+the file and the key, and all problems are reported together.
 """
 
 import hashlib
@@ -26,28 +26,29 @@ class TaskRef:
     """One Harbor task on disk."""
 
     name: str
-    """The folder's name, with the folders between it and the tasks' when it lies deeper (`category/task`)."""
+    """Path of the task relative to the folder of tasks (`category/task`)."""
     path: Path
-    """The folder, absolute."""
+    """Absolute path of the task's folder."""
     key: str
-    """Hash of the content (64 hex digits)."""
+    """Hash of the task's content (64 hex digits)."""
     instruction: str
-    """What the agent is told; the instructions of all steps for a multi-step task."""
+    """Instruction for the agent; for a multi-step task, the instructions of all steps."""
     n_steps: int
     """Number of steps, 1 for a plain task."""
 
 
 class BadTasksError(UserError):
-    """Several tasks of a folder cannot be read: one line each, and at the end how many there are.
+    """Several tasks of a folder cannot be read: one line per task, then the counts.
 
     Args:
-        problems: What is wrong with each.
-        of: How many tasks there are in all.
+        problems: The error of each unreadable task.
+        total: Number of all tasks.
+        where: The folder or source.
     """
 
-    def __init__(self, problems: Sequence[UserError], *, of: int, where: str) -> None:
+    def __init__(self, problems: Sequence[UserError], *, total: int, where: str) -> None:
         self.problems = list(problems)
-        self.count = f"{of - len(problems)} of {of} tasks load"
+        self.count = f"{total - len(problems)} of {total} tasks load"
         super().__init__(self.count, where=where, do="correct the others, exclude them by name, or set skip_bad = true")
 
     def __str__(self) -> str:
@@ -62,22 +63,22 @@ def load_folder(
     skip: Callable[[UserError], None] | None = None,
     broken: Mapping[str, str] | None = None,
 ) -> list[TaskRef]:
-    """The tasks of a folder, or the one task when the folder itself is a task.
+    """Load the tasks of a folder, or the one task if the folder itself is a task.
 
     Args:
-        tasks_dir: Folder with tasks in it, at any depth; hidden folders, and those that hold no task, are passed over.
-        include: Shell patterns over names; empty means all.
-        exclude: Shell patterns over names, applied after `include`.
-        skip: Go on without the tasks that cannot be read, or are there already, and tell this function of each.
-        broken: What is known to be wrong with some of them, by name.
+        tasks_dir: Folder with tasks at any depth; hidden folders and folders without a task are ignored.
+        include: Shell patterns for names; empty means all.
+        exclude: Shell patterns for names, applied after `include`.
+        skip: Called with the error of each unreadable or duplicate task, which is then left out.
+        broken: Known errors of tasks, by name.
 
     Raises:
-        UserError: No such folder, no tasks in it, none that match, two that are the same, or one that cannot be read.
-        BadTasksError: Several that cannot be read.
+        UserError: There is no such folder, no (matching) task, a duplicate task, or one unreadable task.
+        BadTasksError: Several tasks cannot be read.
     """
     root = Path(tasks_dir)
     if not root.is_dir():
-        raise UserError("no such folder of tasks", where=str(root), do="name a folder of Harbor tasks")
+        raise UserError("no such folder", where=str(root), do="pass a folder of Harbor tasks")
     names = named_folders(root) | {name: root / name for name in broken or {}}
     folders = list(names.values())
     chosen = {name: folder for name, folder in sorted(names.items()) if _matches(name, include, exclude)}
@@ -86,28 +87,27 @@ def load_folder(
         raise UserError(
             f"none of the {len(folders)} tasks matches include {list(include)} and exclude {list(exclude)}",
             where=str(root),
-            do=f"the names are {first}{', ...' if len(folders) > 5 else ''}",
+            do=f"tasks here: {first}{', ...' if len(folders) > 5 else ''}",
         )
-    return _without_copies(root, _load(chosen, root, skip, broken or {}), skip)
+    return _without_duplicates(root, _load(chosen, root, skip, broken or {}), skip)
 
 
 def named_folders(root: Path) -> dict[str, Path]:
-    """The folders of tasks below `root` by name, sorted. Raises `UserError` when there is none."""
+    """Return the task folders below `root` by name, sorted. Raises `UserError` if there is none."""
     try:
         folders = [root] if _holds_task(root) else sorted(_task_folders(root))
     except PermissionError as error:
         raise _unreadable(error, root) from None
     if not folders:
-        raise _nothing_in(root)
+        raise _no_tasks_error(root)
     return {_name(folder, root): folder for folder in folders}
 
 
-def _nothing_in(root: Path) -> UserError:
+def _no_tasks_error(root: Path) -> UserError:
     if next(root.rglob("task.yaml"), None) is None:
-        return UserError("no tasks here", where=str(root), do=f"each task is a sub-folder with a {TASK_FILE}")
-    makes = f"`harbor task migrate -i {root} -o NEW` makes Harbor's of them"
-    do = f"{makes}; `harbortrainer tasks check NEW` says which are fit"
-    return UserError("no tasks here but Terminal-Bench's (task.yaml)", where=str(root), do=do)
+        return UserError("no tasks here", where=str(root), do=f"put each task into a sub-folder with a {TASK_FILE}")
+    do = f"convert them with `harbor task migrate -i {root} -o NEW`, then run `harbortrainer tasks check NEW`"
+    return UserError("only tasks in Terminal-Bench's format here (task.yaml)", where=str(root), do=do)
 
 
 def _load(
@@ -123,14 +123,14 @@ def _load(
         except UserError as error:
             problems.append(error)
     if problems and (skip is None or not tasks):
-        raise problems[0] if len(problems) == 1 else BadTasksError(problems, of=len(folders), where=str(root))
+        raise problems[0] if len(problems) == 1 else BadTasksError(problems, total=len(folders), where=str(root))
     for error in problems:
         skip(error) if skip else None
     return tasks
 
 
 def load_task(folder: Path, name: str = "") -> TaskRef:
-    """One task, read and hashed. Raises `UserError` when its files are missing or malformed."""
+    """Read and hash one task. Raises `UserError` if its files are missing or malformed."""
     folder = folder.resolve()
     steps = _step_names(folder / TASK_FILE)
     paths = [folder / "steps" / step / "instruction.md" for step in steps] or [folder / "instruction.md"]
@@ -148,13 +148,13 @@ def _key(folder: Path) -> str:
         return content_key(folder)
     except OSError as error:
         raise _unreadable(error, folder) from None
-    except UnicodeEncodeError as error:  # Harbor, too, makes a hash of the names
+    except UnicodeEncodeError as error:  # Harbor hashes file names, too
         name = error.object.split("\0")[1]
-        raise UserError(f"the name of {name!r} is not UTF-8", where=str(folder), do="rename the file") from None
+        raise UserError(f"the file name {name!r} is not UTF-8", where=str(folder), do="rename the file") from None
 
 
 def _unreadable(error: OSError, path: Path) -> UserError:
-    do = "let the user who trains read it" if isinstance(error, PermissionError) else "make it a file"
+    do = "make it readable for the user who trains" if isinstance(error, PermissionError) else "replace it with a file"
     return UserError(f"cannot be read: {error.strerror}", where=str(error.filename or path), do=do)
 
 
@@ -172,8 +172,10 @@ def content_key(folder: Path) -> str:
 
 
 def _files(folder: str, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Every file and link below `folder` with its relative path. pathlib takes seven times as long: seconds for a set
-    of some thousand tasks."""
+    """Yield every file and link below `folder` with its relative path.
+
+    pathlib takes seven times as long, which is seconds for some thousand tasks.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink() or entry.is_file(follow_symlinks=False):
@@ -182,8 +184,8 @@ def _files(folder: str, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]
                 yield from _files(entry.path, f"{above}{entry.name}/")
 
 
-def _without_copies(root: Path, tasks: list[TaskRef], skip: Callable[[UserError], None] | None) -> list[TaskRef]:
-    """Two folders with one content would be one task with twice the weight; Prime-RL refuses them late."""
+def _without_duplicates(root: Path, tasks: list[TaskRef], skip: Callable[[UserError], None] | None) -> list[TaskRef]:
+    """Remove duplicate tasks, which would count twice; Prime-RL rejects them only later in a run."""
     first: dict[str, TaskRef] = {}
     for task in tasks:
         if first.setdefault(task.key, task) is task:
@@ -197,30 +199,32 @@ def _without_copies(root: Path, tasks: list[TaskRef], skip: Callable[[UserError]
 
 
 def _task_folders(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """The folders below `root` that are tasks, or were meant to be. Others (of scripts, of notes) are passed over, and
-    so is a link to a folder that it lies in."""
+    """Yield the folders below `root` that are tasks or look like tasks.
+
+    Other folders (scripts, notes) and links to a parent folder are ignored.
+    """
     above = (*above, root.resolve())
     for path in root.iterdir():
         if path.is_dir() and not path.name.startswith((".", "__")) and path.resolve() not in above:
-            yield from _it_or_what_it_holds(path, above)
+            yield from _task_or_nested(path, above)
 
 
-def _it_or_what_it_holds(folder: Path, above: tuple[Path, ...]) -> list[Path]:
+def _task_or_nested(folder: Path, above: tuple[Path, ...]) -> list[Path]:
     try:
         if _holds_task(folder):
             return [folder]
         inside = list(_task_folders(folder, above))
-        return inside if any(map(_holds_task, inside)) or not _was_meant_to_be_one(folder) else [folder]
+        return inside if any(map(_holds_task, inside)) or not _looks_like_task(folder) else [folder]
     except PermissionError:
-        return [folder]  # it may be a task: said when it is loaded
+        return [folder]  # it may be a task; loading it reports the error
 
 
 def _holds_task(folder: Path) -> bool:
-    return os.path.isfile(folder / TASK_FILE)  # noqa: PTH113 - pathlib raises where one may not look
+    return os.path.isfile(folder / TASK_FILE)  # noqa: PTH113 - pathlib raises without permission
 
 
-def _was_meant_to_be_one(folder: Path) -> bool:
-    """Whether it has a task.toml, or what else only a task has."""
+def _looks_like_task(folder: Path) -> bool:
+    """Whether a folder has a task.toml or other files that are typical of tasks."""
     parts = sum((folder / part).is_dir() for part in ("environment", "solution", "tests", "steps"))
     return parts > 1 or any((folder / name).is_file() for name in (TASK_FILE, "instruction.md"))
 
@@ -235,15 +239,15 @@ def _matches(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
 
 
 def _step_names(path: Path) -> list[str]:
-    """Names of the steps in a task.toml (empty for a plain task)."""
+    """Return the names of the steps in a task.toml; empty for a single-step task."""
     steps = _read_toml(path).get("steps", [])
     if not isinstance(steps, list) or not all(isinstance(s, dict) and isinstance(s.get("name"), str) for s in steps):
-        raise UserError("every step needs a name", where=f"{path}: steps", do="write [[steps]] with name = ...")
+        raise UserError("every step needs a name", where=f"{path}: steps", do='write [[steps]] with name = "..."')
     names = [step["name"] for step in steps]
     for name in names:
         if not name or name in (".", "..") or set(name) & set("/\\\0"):
-            do = "write the name of its folder under steps/"
-            raise UserError(f"{name!r} is no name of a step", where=f"{path}: steps", do=do)
+            do = "write the name of the step's folder under steps/"
+            raise UserError(f"{name!r} is not a valid step name", where=f"{path}: steps", do=do)
     return names
 
 
@@ -270,11 +274,13 @@ def _instruction(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        raise UserError("no instruction.md", where=str(path.parent), do="say there what the agent has to do") from None
+        raise UserError(
+            "no instruction.md", where=str(path.parent), do="write there what the agent has to do"
+        ) from None
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text", where=str(path), do="save it as UTF-8") from None
     except OSError as error:
         raise _unreadable(error, path) from None
     if not text:
-        raise UserError("empty", where=str(path), do="say there what the agent has to do")
+        raise UserError("empty", where=str(path), do="write there what the agent has to do")
     return text

@@ -1,21 +1,91 @@
-"""The tasks that a run plays, and the time that they give their agents."""
+"""Time limits of tasks: the agent's time, and the longest possible episode.
+
+Contract: an episode that takes longer than `max_episode_s` is lost, not slow. The limits are read from `task.toml`
+without importing harbor; a test compares the defaults with Harbor's. `tasks_by_taskset` loads the tasks of a run.
+"""
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.longest_trial import agent_s
-from harbortrainer.tasks.measured_rates import within_rates
-from harbortrainer.tasks.split import on_side
+from harbortrainer.tasks.measured_rates import filter_by_pass_rate
+from harbortrainer.tasks.split import select_side
 from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
-from harbortrainer.tasks.task_store import is_here, load_source
+from harbortrainer.tasks.task_store import is_available, load_source
+from harbortrainer.trials.outcome import Outcome
+
+BUILD_S, SETUP_S, VERIFIER_S = 600.0, 360.0, 600.0
+SANDBOXES = 2
+"""Sandboxes of a trial: the agent's and a separate verifier's."""
+
+MARGIN_S = 300.0
+"""Allowance for work without a timeout: file copies, sandbox removal, pauses between attempts, a busy machine."""
+
+ATTEMPTS = 1 + sum(outcome.retries for outcome in Outcome)
+"""Most attempts of an episode: each retried outcome as often as it is retried."""
 
 
-def played_by(tasksets: Mapping[str, TasksetKeys]) -> dict[str, list[TaskRef]]:
-    """The tasks of each taskset, by its key; a folder is read once.
+def max_episode_s(tasks_dir: Path, *, multiplier: float, episode_s: float | None = None) -> float | None:
+    """Return the longest possible episode of any task in a folder, in seconds, including retries.
 
-    None where they cannot be read, which another check tells.
+    Args:
+        tasks_dir: Folder with tasks at any depth, or one task.
+        multiplier: `timeout_multiplier` of the harness.
+        episode_s: `env.timeout.episode`, which limits every episode.
+
+    Returns:
+        None without a limit: an agent has no timeout, or there are no readable tasks.
+    """
+    tables = list(_tables(tasks_dir))
+    bounds = [None if (one := _trial_s(table)) is None else one * multiplier * ATTEMPTS for table in tables]
+    known = [bound for bound in bounds if bound is not None]
+    if episode_s is not None:
+        return min([episode_s, *([max(known)] if known and len(known) == len(bounds) else [])]) + MARGIN_S
+    return max(known) + MARGIN_S if known and len(known) == len(bounds) else None
+
+
+def agent_s(table: Mapping[str, object]) -> float:
+    """Time limit of a task's agent over all steps, in seconds; infinite without a timeout."""
+    own = _timeout(table, "agent", "timeout_sec", float("inf"))
+    return sum(_timeout(step, "agent", "timeout_sec", own) for step in _phases(table))
+
+
+def _trial_s(table: Mapping[str, object]) -> float | None:
+    """Longest duration of one trial in seconds; None if the agent has no timeout."""
+    total = SANDBOXES * _timeout(table, "environment", "build_timeout_sec", BUILD_S) + SETUP_S + agent_s(table)
+    # Harbor does not pass the task's verifier timeout on to its steps; each has its own or the default.
+    total += sum(_timeout(step, "verifier", "timeout_sec", VERIFIER_S) for step in _phases(table))
+    return total if total < float("inf") else None
+
+
+def _phases(table: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """Return the steps of a task, or the task itself if it has no steps."""
+    steps = table.get("steps")
+    return [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) and steps else [table]
+
+
+def _timeout(table: Mapping[str, object], phase: str, key: str, default: float) -> float:
+    part = table.get(phase)
+    value = part.get(key) if isinstance(part, dict) else None
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _tables(tasks_dir: Path) -> Iterable[dict[str, object]]:
+    """Yield every readable task.toml of a folder; loading the tasks reports the others."""
+    one = tasks_dir / TASK_FILE
+    for path in [one] if one.is_file() else sorted(tasks_dir.rglob(TASK_FILE)):
+        try:
+            yield tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            continue
+
+
+def tasks_by_taskset(tasksets: Mapping[str, TasksetKeys]) -> dict[str, list[TaskRef]]:
+    """Load the tasks of each taskset, by its key; each folder is read once.
+
+    The list of a taskset is empty if its tasks cannot be read; another check reports that.
     """
     folders: dict[str, list[TaskRef]] = {}
     found: dict[str, list[TaskRef]] = {}
@@ -23,21 +93,21 @@ def played_by(tasksets: Mapping[str, TasksetKeys]) -> dict[str, list[TaskRef]]:
         folder = table.model_dump_json(include={"tasks_dir", "dataset", "include", "exclude"})
         try:
             if folder not in folders:
-                folders[folder] = on_disk(table)
-            found[key] = within_rates(on_side(folders[folder], table), table)
+                folders[folder] = available_tasks(table)
+            found[key] = filter_by_pass_rate(select_side(folders[folder], table), table)
         except UserError:
             found[key] = []
     return found
 
 
-def on_disk(table: TasksetKeys) -> list[TaskRef]:
-    """All tasks that a taskset may play; none while they are not on this machine. Raises as `load_source`."""
-    if not is_here(table.source):
+def available_tasks(table: TasksetKeys) -> list[TaskRef]:
+    """Load all tasks of a taskset's source; none if it is not on this machine. Raises as `load_source`."""
+    if not is_available(table.source):
         return []
     return load_source(table.source, table.include, table.exclude, skip=lambda error: None)
 
 
 def agent_seconds(tasks: Iterable[TaskRef]) -> list[float]:
-    """Seconds that the agent of each task has over all its steps, before any multiplier; infinite where none is set."""
+    """Time limit of each task's agent over all steps, in seconds before any multiplier; infinite without a timeout."""
     tables = (tomllib.loads((task.path / TASK_FILE).read_text(encoding="utf-8")) for task in tasks)
     return [agent_s(table) for table in tables]

@@ -1,7 +1,7 @@
-"""What the trials of one task say about it. Pure: no trial is run here.
+"""The verdict on a task from the trials of its check. No trial is run here.
 
-Invariants: a verdict without a `problem` means that its trials ended as `completed`, that the oracle always reached the
-top reward, and that doing nothing never did. `forged` names only cheats with more than doing nothing ever got.
+Invariants: a verdict without a `problem` means that all its oracle and `nop` trials ended as `completed`, the oracle
+always reached the top reward, and `nop` never did. `forged` has only cheats with more reward than any `nop` trial.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from harbortrainer.trials.failure_message import in_a_line
+from harbortrainer.trials.harbor_result import summarize_in_one_line
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import Timings, TrialRecord
 
 TOP_REWARD = 1.0
-"""What a solved task gives, by the convention of Harbor's registry."""
+"""Reward of a solved task, by the convention of Harbor's registry."""
 
 LAST_LINES = 3
-"""Of what the verifier printed, shown where a reward is not what it should be."""
+"""Lines of the verifier's output shown with an unexpected reward."""
 
 ORACLE, NOP = "oracle", "nop"
 
@@ -32,46 +32,46 @@ class CheckedTrial(BaseModel):
     """None when the outcome does not train."""
     seconds: Timings
     failure: str = ""
-    """Why it did not come to its end."""
+    """The error of a trial that did not complete."""
     last_words: str = ""
-    """The last lines that the verifier printed: that is where it says why."""
+    """Last lines of the verifier's output."""
 
 
 class Verdict(BaseModel):
-    """What the trials of one task said."""
+    """The result of checking one task."""
 
     task: str
     key: str = ""
-    """Hash of its content."""
+    """Hash of the task's content."""
     environment: str = ""
-    """Where its trials ran: what `auto` chose."""
+    """Type of the sandboxes; for `auto`, the chosen type."""
     problem: str = ""
-    """What is wrong with the task, empty when nothing is."""
+    """Problems of the task; empty if there are none."""
     forged: dict[str, float] = Field(default_factory=dict)
-    """The cheats that got a reward, by name."""
+    """Reward of each cheat that got one, by name."""
     note: str = ""
-    """What was not checked, empty when all was."""
+    """Warnings, and what was not checked; empty if there are none."""
     trials: list[CheckedTrial] = Field(default_factory=list)
-    """In the order in which they ran."""
+    """Trials in the order in which they ran."""
 
     def of(self, agent: str) -> list[CheckedTrial]:
-        """Those of one agent."""
+        """Return the trials of one agent."""
         return [trial for trial in self.trials if trial.agent == agent]
 
     @property
     def seconds(self) -> Timings:
-        """Mean of each phase over the oracle's trials, those of nop where there is no solution."""
+        """Mean seconds of each phase over the oracle's trials, or over `nop`'s if there is no solution."""
         trials = self.of(ORACLE) or self.of(NOP)
         phases = {
-            phase: [took for trial in trials if (took := getattr(trial.seconds, phase)) is not None]
+            phase: [seconds for trial in trials if (seconds := getattr(trial.seconds, phase)) is not None]
             for phase in Timings.model_fields
         }
-        return Timings(**{phase: sum(took) / len(took) for phase, took in phases.items() if took})
+        return Timings(**{phase: sum(seconds) / len(seconds) for phase, seconds in phases.items() if seconds})
 
 
 def checked_trial(agent: str, record: TrialRecord) -> CheckedTrial:
-    """What is kept of a trial; reads the verifier's output while the trial's folder is there."""
-    failure = f"ended as {record.outcome}{f' ({in_a_line(record.error.message)})' if record.error else ''}"
+    """Summarize a trial; its folder must still exist, since the verifier's output is read from it."""
+    failure = f"ended as {record.outcome}{f' ({summarize_in_one_line(record.error.message)})' if record.error else ''}"
     return CheckedTrial(
         agent=agent,
         outcome=record.outcome,
@@ -82,15 +82,15 @@ def checked_trial(agent: str, record: TrialRecord) -> CheckedTrial:
     )
 
 
-def judge(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
-    """The verdict from a task's trials: of nop at least, of the oracle where there is a solution, and of cheats."""
+def verdict_of(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
+    """Return the verdict from a task's trials: `nop`, the oracle if there is a solution, and cheats."""
     verdict = Verdict(task=task, key=key, trials=list(trials))
     oracle, nop = verdict.of(ORACLE), verdict.of(NOP)
     flaky = [f"flaky: {agent} got {_listed(of)}" for agent, of in ((ORACLE, oracle), (NOP, nop)) if _differ(of)]
     problems = [*_failures(trials), *flaky, *([] if flaky else [*_unsolved(oracle), *_too_easy(nop)])]
     verdict.problem = "; ".join(problems)
     if not oracle:
-        verdict.note = "no solution: the oracle was not tried"
+        verdict.note = "no solution, so the oracle was not run"
     if not flaky:
         most = max((trial.reward for trial in nop if trial.reward is not None), default=0.0)
         verdict.forged = {
@@ -102,7 +102,7 @@ def judge(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
 
 
 def _failures(trials: Sequence[CheckedTrial]) -> list[str]:
-    """One line an agent. A cheat may fail: it broke what it was to be graded by."""
+    """Describe the failed trials, one line per agent. A failed cheat is no problem: it may have broken the verifier."""
     failed = {trial.agent: trial for trial in trials if trial.agent in (ORACLE, NOP) and trial.failure}
     words = {agent: t.last_words if t.outcome is Outcome.verifier_error else "" for agent, t in failed.items()}
     return [f"the {agent} trial {trial.failure}{words[agent]}" for agent, trial in failed.items()]
@@ -110,13 +110,13 @@ def _failures(trials: Sequence[CheckedTrial]) -> list[str]:
 
 def _unsolved(oracle: Sequence[CheckedTrial]) -> list[str]:
     low = [trial for trial in oracle if trial.reward is not None and trial.reward < TOP_REWARD]
-    what = "the oracle's reward is {:g}, not {:g}: solution or verifier is wrong"
+    what = "the oracle's reward is {:g}, not {:g}: the solution or the verifier is wrong"
     return [what.format(low[0].reward, TOP_REWARD) + low[0].last_words] if low else []
 
 
 def _too_easy(nop: Sequence[CheckedTrial]) -> list[str]:
     high = [trial for trial in nop if trial.reward is not None and trial.reward >= TOP_REWARD]
-    what = "doing nothing gives {:g}: the verifier passes everybody"
+    what = "doing nothing gets reward {:g}: the verifier accepts any result"
     return [what.format(high[0].reward) + high[0].last_words] if high else []
 
 

@@ -1,4 +1,4 @@
-"""One trial: its Harbor config, its agent, its outcome, its rewards. Imports neither harbor nor litellm."""
+"""One Harbor trial: config, agent, outcome, rewards. Importing this package imports neither harbor nor litellm."""
 
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TrialRecord

@@ -1,7 +1,7 @@
-"""An agent that the sandbox has already is not installed again; one that cannot be installed is told as what it is.
+"""Use of an agent that is already installed in the sandbox, and named errors for one that cannot be installed.
 
-Harbor installs its agents from the network into each sandbox anew, which takes minutes, and which a task without a
-network cannot have.
+Harbor installs its agents from the network into each new sandbox. That takes minutes and is impossible without a
+network.
 """
 
 from typing import TYPE_CHECKING
@@ -12,40 +12,40 @@ if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
     from harbor.environments.base import BaseEnvironment
 
-# Where Harbor's agents look for their programs themselves.
+# The same search paths as in Harbor's agents.
 _FIND = 'export PATH="$HOME/.local/bin:$PATH"; [ -s ~/.nvm/nvm.sh ] && . ~/.nvm/nvm.sh; command -v {}'
 
 
 class AgentNotInstalledError(RuntimeError):
-    """The sandbox has no such agent, and it could not be installed."""
+    """The agent is not in the sandbox and could not be installed."""
 
 
 class AgentMissingError(AgentNotInstalledError):
-    """The same in a sandbox without a network: no other attempt will find it there."""
+    """The agent is not in the sandbox, which has no network; a retry would fail too."""
 
 
-def keep_what_is_there(agent: "BaseAgent", program: str) -> None:
-    """Let the agent's set-up use what is there.
+def reuse_installed_agent(agent: "BaseAgent", program: str) -> None:
+    """Make the agent's setup skip the installation if its program is already in the sandbox.
 
     Args:
-        agent: One of Harbor's, as it was made for a trial.
-        program: What it is called on the PATH; "" where that cannot be told.
+        agent: A Harbor agent, made for one trial.
+        program: Name of its program on the PATH; "" if unknown.
     """
     if not isinstance(agent, BaseInstalledAgent):
         return
     install = agent.install
 
-    async def found_or_installed(environment: "BaseEnvironment") -> None:
+    async def install_if_missing(environment: "BaseEnvironment") -> None:
         if program and (await environment.exec(_FIND.format(program))).return_code == 0:
             return
         try:
             await install(environment)
         except RuntimeError as error:
-            where = f": have {program} in the task's image" if program else ""
-            kind = AgentMissingError if _has_no_network(environment) else AgentNotInstalledError
-            raise kind(f"{agent.name()} could not be installed in the sandbox{where} ({error})") from error
+            remedy = f": install {program} in the task's image" if program else ""
+            error_type = AgentMissingError if _has_no_network(environment) else AgentNotInstalledError
+            raise error_type(f"{agent.name()} could not be installed in the sandbox{remedy} ({error})") from error
 
-    setattr(agent, "install", found_or_installed)  # noqa: B010 - of this object alone
+    setattr(agent, "install", install_if_missing)  # noqa: B010 - this object only, not its class
 
 
 def _has_no_network(environment: "BaseEnvironment") -> bool:

@@ -1,7 +1,10 @@
-"""A lean client for an OpenAI-compatible server, in the place of LiteLLM. It keeps what was sampled.
+"""Client for OpenAI-compatible servers that replaces LiteLLM, keeps sampled tokens and shares connections.
 
-LiteLLM costs several milliseconds of CPU a call and hides why a call failed. This one raises `RolloutEnd`,
-`ContextLengthExceededError`, `OutputLengthExceededError` or `ModelServerError`, nothing else.
+LiteLLM costs several milliseconds of CPU per call and hides the reason of a failure. `ChatClient` raises only
+`RolloutEnd`, `ContextLengthExceededError`, `OutputLengthExceededError` or `ModelServerError`.
+
+Invariants of the connections that a worker's trials share: they are closed with the last trial that uses them, and no
+trial sees another's cookies.
 """
 
 import asyncio
@@ -16,18 +19,56 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
 from harbortrainer.trials.faults import ModelServerError, RolloutEnd
-from harbortrainer.trials.model_calls import is_too_long
-from harbortrainer.trials.model_connections import ModelConnections
-from harbortrainer.trials.outcome import Outcome, stopped_by
+from harbortrainer.trials.model_calls import is_prompt_too_long
+from harbortrainer.trials.outcome import Outcome, outcome_of_refusal
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.tokens import ChatCompletion, CompletionUsage, turn_tokens
 
+# Shorter than servers keep idle connections (uvicorn: 5 s), so none is closed while a request is sent.
+_IDLE_S = 4.0
+
+
+class ModelConnections:
+    """HTTP connections shared by the trials of one event loop.
+
+    Attributes:
+        session: HTTP session; headers are set per request.
+    """
+
+    def __init__(self, *, tls: bool) -> None:
+        self._key, self._users = (asyncio.get_running_loop(), tls), 0
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=tls,  # use a proxy only for remote servers
+        )
+
+    @classmethod
+    def acquire(cls, *, tls: bool) -> "ModelConnections":
+        """Return this event loop's connections for https or for http servers. Call `release` afterwards."""
+        key = asyncio.get_running_loop(), tls
+        if key not in _open:
+            _open[key] = cls(tls=tls)
+        _open[key]._users += 1
+        return _open[key]
+
+    async def release(self) -> None:
+        """Release the connections; the last release closes them."""
+        self._users -= 1
+        if not self._users:
+            del _open[self._key]
+            await self.session.close()
+
+
+_open: dict[tuple[asyncio.AbstractEventLoop, bool], ModelConnections] = {}
+
+
 _CONNECT_S = 10.0
-_WORTH_A_RETRY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class ClientSettings(BaseModel):
-    """How to reach the server, and how patient to be."""
+    """Address of the server, limits and retries."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,22 +81,22 @@ class ClientSettings(BaseModel):
     output_limit: int | None = None
     """Tokens of one answer."""
     retries: int = 2
-    """Further tries after a failed one."""
+    """Retries of a failed request."""
     backoff_s: float = 0.5
-    """Pause before the first retry; it doubles."""
+    """Pause before the first retry, in seconds; doubles with each retry."""
     timeout_s: float = 600.0
-    """Longest wait for one answer."""
+    """Timeout of one answer, in seconds."""
     max_cut_answers: int = 3
-    """Answers in a row that may be cut at their length; the next one ends the run."""
+    """Allowed consecutive answers cut at their length; one more ends the run."""
     collect_tokens: bool = False
-    """Ask for token ids and log-probabilities and keep them in `turns`."""
+    """Request token ids and log-probabilities and keep them in `turns`."""
 
 
 class ChatClient(BaseLLM):
-    """Harbor's `BaseLLM` over one POST to /chat/completions.
+    """Harbor's `BaseLLM` with one POST to /chat/completions per call.
 
     Args:
-        settings: How to reach the server.
+        settings: Address of the server, limits and retries.
         api_key: Bearer token; kept in memory only.
         sampling: Further keys of the request's body (`temperature`, `max_tokens`, ...).
     """
@@ -64,14 +105,14 @@ class ChatClient(BaseLLM):
         super().__init__()
         self.settings = settings
         self.turns: list[TurnTokens] = []
-        """What was sampled, call by call, cut answers included."""
+        """Sampled tokens of each call, including cut answers."""
         self.cut_reasoning: str | None = None
-        """The reasoning of the last answer when that was cut."""
+        """Reasoning of the last answer if it was cut."""
         self.waited_s = 0.0
-        """Seconds spent waiting for answers, also for those that never came; the agent sets it back."""
+        """Seconds spent waiting for answers, including failed calls; the agent resets it."""
         self._sampling = sampling
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-        self._cut_in_a_row = 0
+        self._consecutive_cuts = 0
         self._url = f"{settings.base_url.rstrip('/')}/chat/completions"
         self._connections: ModelConnections | None = None
 
@@ -80,7 +121,7 @@ class ChatClient(BaseLLM):
         return self.settings.context_limit
 
     def get_model_output_limit(self) -> int | None:
-        """Tokens of one answer; None when the server decides."""
+        """Tokens of one answer; None if the server decides."""
         return self.settings.output_limit
 
     async def call(
@@ -93,13 +134,13 @@ class ChatClient(BaseLLM):
         previous_response_id: object = None,
         **sampling: object,
     ) -> LLMResponse:
-        """Ask for the next answer.
+        """Request the next answer.
 
         Raises:
             RolloutEnd: The endpoint stopped the rollout, or too many answers in a row were cut.
             ContextLengthExceededError: The prompt does not fit.
             OutputLengthExceededError: The answer was cut at its length.
-            ModelServerError: No answer after the retries, or none that can be read.
+            ModelServerError: No answer after the retries, or an unreadable one.
         """
         messages = [*(message_history or []), {"role": "user", "content": prompt}]
         body = {"model": self.settings.model, "messages": messages, **self._sampling, **sampling}
@@ -113,37 +154,37 @@ class ChatClient(BaseLLM):
         return self._read(completion, prompt)
 
     async def aclose(self) -> None:
-        """Let go of the connections; the next call takes them again."""
+        """Release the connections; the next call acquires them again."""
         if self._connections is not None:
             connections, self._connections = self._connections, None
-            await connections.leave()
+            await connections.release()
 
     async def _post(self, body: Mapping[str, object], headers: Mapping[str, str]) -> ChatCompletion:
         sent = to_json(body)
         for attempt in range(self.settings.retries + 1):
             if attempt:
                 await asyncio.sleep(self.settings.backoff_s * 2 ** (attempt - 1))
-            # The interception endpoint answers a marked retry with what it has sampled already.
+            # The interception endpoint answers a marked retry with the tokens it has already sampled.
             mark = {"x-stainless-retry-count": str(attempt)} if attempt else {}
             try:
-                status, content = await self._ask(sent, {**self._headers, **headers, **mark})
+                status, content = await self._request(sent, {**self._headers, **headers, **mark})
             except (aiohttp.ClientError, TimeoutError) as error:
-                trouble = f"{type(error).__name__}: {error}"
+                failure = f"{type(error).__name__}: {error}"
                 continue
             if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
                 return _completion(self._url, content)
-            trouble = f"HTTP {status}: {content.decode(errors='replace')[:500]}"
-            if status not in _WORTH_A_RETRY:
-                _refuse(trouble)
-        raise ModelServerError(f"{self.settings.base_url}: no answer after {attempt + 1} tries: {trouble}")
+            failure = f"HTTP {status}: {content.decode(errors='replace')[:500]}"
+            if status not in _RETRYABLE_STATUS:
+                _raise_refusal(failure)
+        raise ModelServerError(f"{self.settings.base_url}: no answer after {attempt + 1} tries: {failure}")
 
-    async def _ask(self, sent: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Status and body of one answer."""
+    async def _request(self, sent: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Send one request. Returns status and body of the response."""
         if self._connections is None:
-            self._connections = ModelConnections.join(tls=self._url.startswith("https:"))
-        patience = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self.settings.timeout_s)
+            self._connections = ModelConnections.acquire(tls=self._url.startswith("https:"))
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self.settings.timeout_s)
         request = self._connections.session.post(
-            self._url, data=sent, headers=headers, timeout=patience, allow_redirects=False
+            self._url, data=sent, headers=headers, timeout=timeout, allow_redirects=False
         )
         async with request as answer:
             return answer.status, await answer.read()
@@ -152,12 +193,12 @@ class ChatClient(BaseLLM):
         choice = completion.choices[0]
         cut = choice.finish_reason == "length"
         if self.settings.collect_tokens:
-            self.turns.append(turn_tokens(completion, cut=cut).model_copy(update={"asked": prompt}))
+            self.turns.append(turn_tokens(completion, cut=cut).model_copy(update={"new_message": prompt}))
         content = choice.message.content or ""
         reasoning = choice.message.reasoning_content or choice.message.reasoning
         if cut:
-            self._cut(content, reasoning)
-        self._cut_in_a_row, self.cut_reasoning = 0, None
+            self._raise_cut(content, reasoning)
+        self._consecutive_cuts, self.cut_reasoning = 0, None
         return LLMResponse(
             content=content,
             reasoning_content=reasoning,
@@ -165,29 +206,29 @@ class ChatClient(BaseLLM):
             usage=_usage(completion.usage),
         )
 
-    def _cut(self, content: str, reasoning: str | None) -> None:
-        self._cut_in_a_row, self.cut_reasoning = self._cut_in_a_row + 1, reasoning
-        if self._cut_in_a_row > self.settings.max_cut_answers:
-            raise RolloutEnd(Outcome.output_limit, f"{self._cut_in_a_row} answers in a row were cut")
+    def _raise_cut(self, content: str, reasoning: str | None) -> None:
+        self._consecutive_cuts, self.cut_reasoning = self._consecutive_cuts + 1, reasoning
+        if self._consecutive_cuts > self.settings.max_cut_answers:
+            raise RolloutEnd(Outcome.output_limit, f"{self._consecutive_cuts} consecutive answers were cut")
         raise OutputLengthExceededError("the answer was cut at its length", truncated_response=content)
 
 
-def _refuse(trouble: str) -> None:
-    """Raise what a refusal that will not change means."""
-    ending = stopped_by(trouble)
+def _raise_refusal(refusal: str) -> None:
+    """Raise the error for a refusal that a retry would not change."""
+    ending = outcome_of_refusal(refusal)
     if ending is not None:
-        raise RolloutEnd(ending, trouble)
-    if is_too_long(trouble):
-        raise ContextLengthExceededError(trouble)
-    raise ModelServerError(trouble)
+        raise RolloutEnd(ending, refusal)
+    if is_prompt_too_long(refusal):
+        raise ContextLengthExceededError(refusal)
+    raise ModelServerError(refusal)
 
 
 def _completion(url: str, content: bytes) -> ChatCompletion:
     try:
         return ChatCompletion.model_validate_json(content)
     except ValidationError as error:
-        what = "not JSON:" if error.errors()[0]["type"] == "json_invalid" else "no completion in"
-        raise ModelServerError(f"{url}: {what} {content.decode(errors='replace')[:300]}") from error
+        fault = "the reply is not JSON" if error.errors()[0]["type"] == "json_invalid" else "the reply is no completion"
+        raise ModelServerError(f"{url}: {fault}: {content.decode(errors='replace')[:300]}") from error
 
 
 def _usage(usage: CompletionUsage | None) -> UsageInfo | None:

@@ -1,14 +1,14 @@
-"""What the agent raises: its own end at a limit, and failures with a name that tells who is to blame."""
+"""Exceptions of our agents: the end of a run at a limit, and failures whose type determines the outcome."""
 
 from harbortrainer.trials.outcome import Outcome
 
 
 class RolloutEnd(Exception):  # noqa: N818 - an end, not an error
-    """The agent has reached a limit; what it left is graded.
+    """The agent has reached a limit; the state it left is graded.
 
     Args:
-        ending: The limit, or `completed` when somebody else decided to end the rollout.
-        message: For the log.
+        ending: The limit, or `completed` if something else ended the rollout.
+        message: Message for the log.
     """
 
     def __init__(self, ending: Outcome, message: str = "") -> None:
@@ -17,12 +17,12 @@ class RolloutEnd(Exception):  # noqa: N818 - an end, not an error
 
 
 class ModelServerError(RuntimeError):
-    """The model server is down, answers with an error, or with something that is no completion."""
+    """The model server is down, answers with an error, or answers with an invalid completion."""
 
 
 class TokensMissingError(ModelServerError):
-    """Token ids and log-probabilities were asked for; they are missing or do not fit together."""
+    """Requested token ids or log-probabilities are missing or invalid."""
 
 
 class SandboxTimeoutError(RuntimeError):
-    """A command that only looks after the terminal did not come back."""
+    """A command that manages the terminal timed out."""

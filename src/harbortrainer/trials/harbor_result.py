@@ -1,16 +1,21 @@
-"""Reads Harbor's `TrialResult` into a `TrialRecord`.
+"""Conversion of Harbor's `TrialResult` to a `TrialRecord`, and summaries of failure messages.
 
-In a multi-step trial everything, also what failed, stands in `step_results`; the top-level `agent_result` is None.
+- In a multi-step trial all results, also failures, are in `step_results`; the top-level `agent_result` is None.
+- A failure message names the failed build step or command. A long message keeps a short beginning, which has the
+  failed action, and its end, which has the cause.
+
+The summaries are pure functions of the message.
 """
 
+import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from harbortrainer.config.plugin import REWARD_BOUND
-from harbortrainer.harbor_side import raised_by_the_agent
+from harbortrainer.harbor_compat import raised_by_agent
+from harbortrainer.sandbox.build_log import shorten_instructions
 from harbortrainer.sandbox.post_mortem import PostMortem
-from harbortrainer.trials.failure_message import why
-from harbortrainer.trials.outcome import BREAKABLE, Outcome, Phase, classify, finite, scalar, worst
+from harbortrainer.trials.outcome import EXAMINED_OUTCOMES, Outcome, Phase, all_finite, classify, scalar_reward, worst
 from harbortrainer.trials.record import (
     Failure,
     StepRecord,
@@ -20,32 +25,95 @@ from harbortrainer.trials.record import (
     TurnTokens,
     only_finite,
 )
-from harbortrainer.trials.tokens import of_rollout_details
+from harbortrainer.trials.tokens import turns_from_rollout_details
 from harbortrainer.trials.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from harbor.models.agent.context import AgentContext
     from harbor.models.trial.result import ExceptionInfo, StepResult, TimingInfo, TrialResult
 
+MAX_CHARS = 2000
+_HEAD_CHARS = 400
+_GAP = "\n[...]\n"
 
-def record(
+_COMPOSE = re.compile(
+    r"Docker compose command failed for environment .*?\. Command: (?P<command>.*?)\. Return code: (?P<code>-?\d+)\. "
+    r"Stdout: (?P<out>.*)\. Stderr: (?P<err>.*?)\. ?",
+    re.DOTALL,
+)
+_BUILDAH = re.compile(r'building at STEP "(?P<step>.+?)":')
+_UNBUILT = "the Dockerfile cannot be built: "
+_DONE = {"build": "the image cannot be built", "up": "the containers do not start"}
+_INSTRUCTIONS = (
+    re.compile(r"^ ?> \[[^\]]*\d+/\d+\] (?P<step>.+):$", re.MULTILINE),  # BuildKit, where it failed
+    re.compile(r"^Step \d+/\d+ : (?P<step>.+)$", re.MULTILINE),  # Docker's first builder, each as it comes
+)
+
+
+def summarize_failure(message: str) -> str:
+    """Return the failure message for a record, at most 2000 characters plus a gap mark.
+
+    Example:
+        >>> summarize_failure("x" * 5000) == "x" * 400 + "\\n[...]\\n" + "x" * 1600
+        True
+    """
+    found = _COMPOSE.fullmatch(message.strip() + " ") or _COMPOSE.match(message)
+    summary = _summarize_build(message) if found is None else _summarize_compose(found, message[found.end() :])
+    return shorten_middle(summary)
+
+
+def summarize_in_one_line(message: str) -> str:
+    """Return a message on one line, at most 500 characters plus a gap mark."""
+    return shorten_middle(" ".join(message.split()), limit=500, head=120, gap=" [...] ")
+
+
+def shorten_middle(text: str, *, limit: int = MAX_CHARS, head: int = _HEAD_CHARS, gap: str = _GAP) -> str:
+    """Return the text, or its beginning and end if it is longer than `limit` characters."""
+    return text if len(text) <= limit else text[:head] + gap + text[head - limit :]
+
+
+def _summarize_build(message: str) -> str:
+    """Put the failed Dockerfile instruction first, if the message is from the local sandbox's image builder."""
+    steps = [match["step"] for pattern in (_BUILDAH, *_INSTRUCTIONS) for match in pattern.finditer(message)]
+    if not steps or not message.startswith(_UNBUILT):
+        return message
+    return f"the image cannot be built at `{steps[-1]}`: {message.removeprefix(_UNBUILT)}"
+
+
+def _summarize_compose(found: re.Match[str], rest: str) -> str:
+    """Return Compose's action, the failed Dockerfile instruction and Compose's output."""
+    verb = next(iter(_arguments(found["command"])), "compose")
+    parts = [part.strip() for part in (found["out"], found["err"])]
+    wrote = shorten_instructions("\n".join(part for part in parts if part not in ("", "None")))
+    steps = [match["step"] for pattern in _INSTRUCTIONS for match in pattern.finditer(wrote)]
+    at = f" at `{steps[-1]}`" if steps and verb in _DONE else ""
+    return f"{_DONE.get(verb, f'docker compose {verb} failed')}{at} (code {found['code']}): {wrote}{rest}"
+
+
+def _arguments(command: str) -> list[str]:
+    """Return the arguments after Compose's `-f` options."""
+    return re.sub(r"^.*?(?: -f \S+)+ ", "", command, count=1).split()
+
+
+def record_from_result(
     result: "TrialResult", spec: TrialSpec, *, stop: str | None = None, post_mortem: PostMortem | None = None
 ) -> TrialRecord:
-    """What is kept of a finished trial.
+    """Return the record of a finished trial.
 
     Args:
-        result: Harbor's.
-        spec: What was run.
-        stop: The condition on which the interception endpoint stopped the rollout.
-        post_mortem: What was found in the sandbox of a trial that failed.
+        result: Harbor's result.
+        spec: The spec of the trial.
+        stop: The condition with which the interception endpoint stopped the rollout.
+        post_mortem: Findings in the sandbox of a failed trial.
     """
     steps = result.step_results or []
     contexts = [part.agent_result for part in (steps or [result]) if part.agent_result is not None]
     rewards = result.verifier_result.rewards if result.verifier_result else None
     outcome = _outcome(result, rewards, stop, spec.reward_bound)
-    own_doing = outcome in BREAKABLE and post_mortem is not None and post_mortem.blames_the_agent
-    if own_doing:
+    self_inflicted = outcome in EXAMINED_OUTCOMES and post_mortem is not None and post_mortem.agent_at_fault
+    if self_inflicted:
         outcome = Outcome.self_inflicted
+    records = [_step(step, stop if step is steps[-1] else None, spec.reward_bound) for step in steps]
     failure = next((part.exception_info for part in [result, *steps] if part.exception_info), None)
     return TrialRecord(
         outcome=outcome,
@@ -55,7 +123,7 @@ def record(
         trial_name=result.trial_name,
         trial_dir=str((spec.trials_dir / result.trial_name).absolute()),
         rewards=only_finite(rewards),
-        reward=0.0 if own_doing else scalar(rewards, spec.reward_bound) if outcome.trains else None,
+        reward=0.0 if self_inflicted else scalar_reward(rewards, spec.reward_bound) if outcome.trains else None,
         timings=_timings(result),
         turns=_count(contexts, "n_episodes"),
         parse_errors=_count(contexts, "parse_errors"),
@@ -63,52 +131,52 @@ def record(
             prompt=sum(context.n_input_tokens or 0 for context in contexts),
             completion=sum(context.n_output_tokens or 0 for context in contexts),
         ),
-        steps=[_own(_step(step, stop if step is steps[-1] else None, spec.reward_bound), own_doing) for step in steps],
+        steps=[_blame_agent(record) for record in records] if self_inflicted else records,
         error=_failure(failure, outcome, rewards, spec.reward_bound),
         evidence=str(post_mortem or ""),
     )
 
 
-def breakable(result: "TrialResult") -> bool:
-    """Whether the trial, as it stands before its sandbox is taken down, failed in a way that an agent can bring about.
+def needs_examination(result: "TrialResult") -> bool:
+    """Whether the trial has failed in a way that its agent may have caused. Called before the sandbox is removed.
 
-    False as long as nothing failed: in separate mode the agent's sandbox goes before the verifier runs.
+    False if nothing has failed yet: in separate mode the agent's sandbox is removed before the verifier runs.
     """
     parts = result.step_results or [result]
     failed = any(part.exception_info for part in [result, *parts])
     graded = any(part.verifier and part.verifier.finished_at for part in parts)
-    began = any(part.agent_execution for part in parts)
+    agent_ran = any(part.agent_execution for part in parts)
     rewards = result.verifier_result.rewards if result.verifier_result else None
-    return began and (failed or graded) and _outcome(result, rewards, None, REWARD_BOUND) in BREAKABLE
+    return agent_ran and (failed or graded) and _outcome(result, rewards, None, REWARD_BOUND) in EXAMINED_OUTCOMES
 
 
-def _own(step: StepRecord, own_doing: bool) -> StepRecord:
-    """The step in which the agent broke its sandbox says so."""
-    blamed = own_doing and step.outcome in BREAKABLE
-    return step.model_copy(update={"outcome": Outcome.self_inflicted}) if blamed else step
+def _blame_agent(step: StepRecord) -> StepRecord:
+    """Return the step as `self_inflicted` if it failed."""
+    failed = step.outcome in EXAMINED_OUTCOMES
+    return step.model_copy(update={"outcome": Outcome.self_inflicted}) if failed else step
 
 
-def take_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
-    """Move the token lists out of Harbor's result, which would be written as megabytes of JSON.
+def pop_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
+    """Remove the token lists from Harbor's result and return them; Harbor would write megabytes of JSON.
 
     Raises:
-        TokensMissingError: They do not fit together.
+        TokensMissingError: The lists are incomplete.
     """
-    taken = []
+    turns = []
     for part in [result, *(result.step_results or [])]:
         if part.agent_result is not None and part.agent_result.rollout_details:
             details, part.agent_result.rollout_details = part.agent_result.rollout_details, None
-            taken += of_rollout_details(details)
-    return taken
+            turns += turns_from_rollout_details(details)
+    return turns
 
 
 def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None, bound: float) -> Outcome:
     steps = result.step_results or []
     own = _classify(result, rewards, stop, bound) if result.exception_info or not steps else None
-    of_steps = [_step(step, stop if step is steps[-1] else None, bound).outcome for step in steps]
-    outcome = worst([*of_steps, *([own] if own else [])])
-    # Each step may have rewards while what Harbor makes of them has not.
-    return Outcome.verifier_error if outcome.trains and scalar(rewards, bound) is None else outcome
+    step_outcomes = [_step(step, stop if step is steps[-1] else None, bound).outcome for step in steps]
+    outcome = worst([*step_outcomes, *([own] if own else [])])
+    # Each step may have rewards although Harbor's combination of them is none.
+    return Outcome.verifier_error if outcome.trains and scalar_reward(rewards, bound) is None else outcome
 
 
 def _step(step: "StepResult", stop: str | None, bound: float) -> StepRecord:
@@ -119,9 +187,9 @@ def _step(step: "StepResult", stop: str | None, bound: float) -> StepRecord:
 
 
 def _turns(context: "AgentContext | None") -> int | None:
-    """Answers that an agent got. Terminus-2 counts one that it asked for in vain, too."""
-    told = (context.metadata or {}).get("n_episodes") if context is not None else None
-    return 0 if told is not None and context is not None and not context.n_output_tokens else told
+    """Return the number of answers the agent got. Terminus-2 also counts an unanswered first request."""
+    count = (context.metadata or {}).get("n_episodes") if context is not None else None
+    return 0 if count is not None and context is not None and not context.n_output_tokens else count
 
 
 def _classify(
@@ -142,7 +210,7 @@ def _classify(
 
 
 def _phase(part: "TrialResult | StepResult", info: "ExceptionInfo") -> Phase:
-    if raised_by_the_agent(info.exception_traceback):
+    if raised_by_agent(info.exception_traceback):
         return "agent"
     if part.agent_execution is not None:
         return "verification"
@@ -153,17 +221,17 @@ def _failure(
     info: "ExceptionInfo | None", outcome: Outcome, rewards: dict[str, Any] | None, bound: float
 ) -> Failure | None:
     if info is not None:
-        return Failure(type=info.exception_type, message=why(_message(info)))
+        return Failure(type=info.exception_type, message=summarize_failure(_message(info)))
     if outcome is Outcome.verifier_error:
-        if not finite(rewards):
-            return Failure(type="RewardNotFiniteError", message=why(f"the verifier gave {rewards}"))
-        beyond = f"the verifier gave {rewards}; a reward further from zero than {bound:g} (reward_bound) is a mistake"
-        return Failure(type="RewardOutOfBoundError", message=why(beyond))
+        if not all_finite(rewards):
+            return Failure(type="RewardNotFiniteError", message=summarize_failure(f"the verifier gave {rewards}"))
+        message = f"the verifier gave {rewards}; the largest allowed absolute value is {bound:g} (reward_bound)"
+        return Failure(type="RewardOutOfBoundError", message=summarize_failure(message))
     return None
 
 
 def _message(info: "ExceptionInfo") -> str:
-    """What the exception says, and what caused it: Harbor's own often say no more than what was being done."""
+    """Return the exception's message and its cause; Harbor's own messages often name only the failed action."""
     first, caused, _ = info.exception_traceback.partition("\n\nThe above exception was the direct cause")
     root = first.rstrip().rpartition("\n")[2] if caused else ""
     return f"{info.exception_message} (caused by {root})" if root else info.exception_message

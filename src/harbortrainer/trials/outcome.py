@@ -1,9 +1,14 @@
-"""How a trial ended, who is to blame, and what follows from it. One table; everything asks here.
+"""The table of outcomes, and the classification of a finished trial into one of them.
 
-Invariant: a failure is never a reward of 0. An outcome that trains comes with finite rewards of the verifier's,
-within a bound; an outcome without them does not train. The one exception is `self_inflicted`: what the agent broke in
-its own sandbox, shown while the infrastructure was sound, is worth 0. Pure: no I/O, no Harbor.
-`docs/outcomes.md` holds the table.
+An outcome says which part caused the end of a trial, whether the trial trains, and how often it is retried.
+`docs/outcomes.md` has the table for users. This module does no I/O and imports no Harbor.
+
+Invariant: a failure is never a reward of 0. An outcome that trains has finite rewards within a bound; without them it
+does not train. The only exception is `self_inflicted`, with reward 0: the agent provably broke its own sandbox while
+the infrastructure was sound.
+
+Exceptions are classified by type name, since Harbor records nothing else. A name in none of the sets below is
+classified by the phase in which it was raised.
 """
 
 import re
@@ -13,33 +18,106 @@ from enum import StrEnum
 from typing import Literal, Self
 
 from harbortrainer.config.plugin import REWARD_BOUND
-from harbortrainer.trials import exception_names as names
+
+CANCELLED = frozenset({"CancelledError", "KeyboardInterrupt"})
+
+# Raised by our sandbox, Harbor's environments and their clients.
+SANDBOX = frozenset(
+    {
+        "SandboxError",
+        "LeftoversError",
+        "SandboxBuildError",
+        "SandboxDiedError",
+        "SandboxStartError",
+        "SandboxTimeoutError",
+        "EnvironmentStartTimeoutError",
+        "EnvironmentBuildTimeoutError",
+        "HealthcheckError",
+        "DaytonaError",
+        "DaytonaNotFoundError",
+        "DaytonaRateLimitError",
+        "DaytonaTimeoutError",
+        "SandboxException",
+        "SandboxNotFoundError",
+        "SandboxTerminatedError",
+        "NotFoundException",
+        "AddTestsDirError",
+        "DownloadVerifierDirError",
+    }
+)
+
+VERIFIER = frozenset(
+    {
+        "VerifierTimeoutError",
+        "VerifierOutputParseError",
+        "RewardFileNotFoundError",
+        "RewardFileEmptyError",
+    }
+)
+
+# Raised by our client, LiteLLM, openai and httpx.
+MODEL = frozenset(
+    {
+        "ModelServerError",
+        "TokensMissingError",
+        "APIConnectionError",
+        "APIError",
+        "APIResponseValidationError",
+        "APIStatusError",
+        "APITimeoutError",
+        "AuthenticationError",
+        "BadGatewayError",
+        "BadRequestError",
+        "ConflictError",
+        "ConnectError",
+        "ConnectTimeout",
+        "ContentPolicyViolationError",
+        "InternalServerError",
+        "NotFoundError",
+        "PermissionDeniedError",
+        "RateLimitError",
+        "ReadError",
+        "ReadTimeout",
+        "RemoteProtocolError",
+        "ServiceUnavailableError",
+        "Timeout",
+        "UnprocessableEntityError",
+        "UnsupportedParamsError",
+    }
+)
+
+# An installed agent's program failed. Harbor still runs the verifier.
+AGENT_EXIT = frozenset({"NonZeroAgentExitCodeError"})
+
+# Not retried: another attempt would fail the same way.
+FINAL = frozenset({"AgentMissingError", "PromptTooLongError"})
+
 
 type Blame = Literal["policy", "harness", "engine", "infrastructure", "task", "run"]
 type Phase = Literal["environment_setup", "agent_setup", "agent", "verification"]
 
 
 class Outcome(StrEnum):
-    """How a trial ended, and its row of the table: who is to blame, and what follows."""
+    """Outcome of a trial, with its row of the table."""
 
     blame: Blame
-    """Who is to blame."""
+    """The part that caused the end of the trial."""
     trains: bool
-    """Whether the verifier's reward goes to the learner."""
+    """Whether the trial's reward goes to the learner."""
     flagged: bool
-    """Whether the trial was cut short, although it trains."""
+    """Whether the trial trains although it was cut short."""
     retries: int
-    """How often the trial is tried again before it counts as lost."""
+    """Number of retries before the trial is dropped."""
     pause_s: float
-    """Seconds before the first of these; they double."""
+    """Pause before the first retry, in seconds; doubles with each retry."""
 
     def __new__(
-        cls, name: str, blame: Blame, fate: Literal["trains", "flagged", "lost"], retries: int = 0, pause_s: float = 0.0
+        cls, name: str, blame: Blame, use: Literal["trains", "flagged", "lost"], retries: int = 0, pause_s: float = 0.0
     ) -> Self:
         row = str.__new__(cls, name)
         row._value_ = name
         row.blame, row.retries, row.pause_s = blame, retries, pause_s
-        row.trains, row.flagged = fate != "lost", fate == "flagged"
+        row.trains, row.flagged = use != "lost", use == "flagged"
         return row
 
     completed = "completed", "policy", "trains"
@@ -57,8 +135,8 @@ class Outcome(StrEnum):
     cancelled = "cancelled", "run", "lost"
 
 
-# The interception endpoint's word for why it refuses further calls, old and new spelling.
-STOPS: dict[str, Outcome] = {
+# Stop conditions of the interception endpoint, in the spelling of both verifiers releases.
+OUTCOME_OF_STOP: dict[str, Outcome] = {
     "max_turns": Outcome.turn_limit,
     "context_length": Outcome.context_limit,
     "max_input_tokens": Outcome.context_limit,
@@ -66,13 +144,13 @@ STOPS: dict[str, Outcome] = {
     "max_total_tokens": Outcome.context_limit,
 }
 
-CUT_BY: dict[Outcome, str] = {
+STOP_OF_LIMIT: dict[Outcome, str] = {
     Outcome.turn_limit: "max_turns",
     Outcome.context_limit: "max_total_tokens",
     Outcome.output_limit: "max_output_tokens",
 }
-"""A word of the endpoint's for the limit that ended a trial, also where the agent itself kept it. Both releases of
-verifiers call a trace with one of these truncated; 0.4 does not know `context_length`."""
+"""Stop condition of the endpoint for each limit, also used if the agent enforced the limit itself. Both verifiers
+releases mark a trace with one of these as truncated; 0.4 does not know `context_length`."""
 
 _LIMITS: dict[str, Outcome] = {
     "AgentTimeoutError": Outcome.agent_timeout,
@@ -90,7 +168,7 @@ _BY_PHASE: dict[Phase, Outcome] = {
 
 _STOPPED = re.compile(r"rollout stopped: (\w+)")
 
-# A step's or a trial's worst outcome first: what explains the rest stands before it.
+# Worst outcome first, so that a cause comes before its consequences.
 _WORST_FIRST = (
     Outcome.cancelled,
     Outcome.sandbox_error,
@@ -108,12 +186,12 @@ _WORST_FIRST = (
 )
 
 
-BREAKABLE = frozenset({Outcome.agent_error, Outcome.sandbox_error, Outcome.verifier_error})
-"""Failures that an agent can bring about by what it does to its own sandbox."""
+EXAMINED_OUTCOMES = frozenset({Outcome.agent_error, Outcome.sandbox_error, Outcome.verifier_error})
+"""Failures that an agent can cause in its own sandbox, which is then examined."""
 
 
-def finite(rewards: Mapping[str, float] | None) -> bool:
-    """Whether there are rewards and every one of them is a finite number."""
+def all_finite(rewards: Mapping[str, float] | None) -> bool:
+    """Whether there are rewards and all of them are finite numbers."""
     return bool(rewards) and all(_is_finite(value) for value in rewards.values())
 
 
@@ -121,22 +199,21 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max  # an int can be larger than any float
 
 
-def scalar(rewards: Mapping[str, float] | None, bound: float = REWARD_BOUND) -> float | None:
-    """The scalar that trains: the key "reward" when it is there, else the mean of all values.
+def scalar_reward(rewards: Mapping[str, float] | None, bound: float = REWARD_BOUND) -> float | None:
+    """Return the reward for training: the key "reward" if present, else the mean of all values.
 
     Args:
-        rewards: What the verifier gave.
-        bound: How far from zero the scalar may be.
+        rewards: The verifier's rewards.
+        bound: Largest allowed absolute value of the result.
 
     Returns:
-        None when there are no rewards, one of them is not a finite number, or the scalar is beyond the bound: that is
-        never a 0.
+        None, never 0, if there are no rewards, one is not a finite number, or the result exceeds the bound.
 
     Example:
-        >>> scalar({"speed": 1.0, "style": 0.5})
+        >>> scalar_reward({"speed": 1.0, "style": 0.5})
         0.75
     """
-    if rewards is None or not finite(rewards):
+    if rewards is None or not all_finite(rewards):
         return None
     value = float(rewards["reward"]) if "reward" in rewards else sum(map(float, rewards.values())) / len(rewards)
     return value if abs(value) <= bound else None
@@ -152,29 +229,29 @@ def classify(
     stop: str | None = None,
     bound: float = REWARD_BOUND,
 ) -> Outcome:
-    """The outcome of one trial, or of one step of it.
+    """Return the outcome of one trial, or of one step of it.
 
     Args:
-        rewards: What the verifier gave; None when it gave nothing.
-        exception: Type name of what Harbor recorded as the failure, `NonZeroAgentExitCodeError` for example.
-        message: That exception's message.
-        phase: Where the trial stood when it was raised.
-        ending: The limit at which the agent says it ended by itself.
-        stop: The condition on which the interception endpoint stopped the rollout (`max_turns`, ...).
-        bound: How far from zero the scalar of the rewards may be.
+        rewards: The verifier's rewards; None if there are none.
+        exception: Type name of the exception that Harbor recorded, such as `NonZeroAgentExitCodeError`.
+        message: The exception's message.
+        phase: Phase of the trial in which it was raised.
+        ending: Limit at which the agent reports that it ended.
+        stop: Condition with which the interception endpoint stopped the rollout (`max_turns`, ...).
+        bound: Largest allowed absolute value of the scalar reward.
 
     Returns:
-        An outcome that trains only when every reward is a finite number and their scalar is within the bound.
+        An outcome that trains only if all rewards are finite numbers and the scalar reward is within the bound.
     """
-    limit = ending or ending_of(stop) or stopped_by(message)
+    limit = ending or outcome_of_stop(stop) or outcome_of_refusal(message)
     cause = _cause(exception, phase, limit) if exception else limit or Outcome.completed
-    if cause.trains and scalar(rewards, bound) is None:
+    if cause.trains and scalar_reward(rewards, bound) is None:
         return _without_reward(exception, cause)
     return cause
 
 
 def worst(outcomes: list[Outcome]) -> Outcome:
-    """The outcome of a trial of several steps: the one that explains the most.
+    """Return the outcome of a multi-step trial: the worst one.
 
     Raises:
         ValueError: There are no outcomes.
@@ -183,47 +260,47 @@ def worst(outcomes: list[Outcome]) -> Outcome:
 
 
 def _cause(exception: str, phase: Phase, limit: Outcome | None) -> Outcome:
-    if exception in names.CANCELLED:
+    if exception in CANCELLED:
         return Outcome.cancelled
-    if exception in names.SANDBOX:
+    if exception in SANDBOX:
         return Outcome.sandbox_error
-    if exception in names.VERIFIER:
+    if exception in VERIFIER:
         return Outcome.verifier_error
     if phase in ("environment_setup", "verification"):
         return _BY_PHASE[phase]
     if exception in _LIMITS:
         return _LIMITS[exception]
-    if limit is not None and (exception in names.MODEL or exception in names.AGENT_EXIT):
+    if limit is not None and (exception in MODEL or exception in AGENT_EXIT):
         return limit
-    if exception in names.MODEL:
+    if exception in MODEL:
         return Outcome.model_error
     return _BY_PHASE[phase]
 
 
 def _without_reward(exception: str | None, cause: Outcome) -> Outcome:
-    """Nothing to train on: the agent raised and Harbor skipped the verifier, or that failed itself."""
+    """Return the outcome without a valid reward: the agent raised before the verifier ran, or the verifier failed."""
     if exception is not None and cause is not Outcome.agent_timeout:
         return Outcome.agent_error
     return Outcome.verifier_error
 
 
-def ending_of(stop: str | None) -> Outcome | None:
-    """The end that a stop condition means: a limit, or `completed` for a stop of the task's own.
+def outcome_of_stop(stop: str | None) -> Outcome | None:
+    """Return the outcome of a stop condition: a limit, or `completed` for a condition of the task itself.
 
     Returns:
-        None when there was no stop or an error was the reason for it.
+        None if there was no stop, or an error was its reason.
     """
     if stop is None or stop in ("", "None", "error"):
         return None
-    return STOPS.get(stop, Outcome.completed)
+    return OUTCOME_OF_STOP.get(stop, Outcome.completed)
 
 
-def stopped_by(message: str) -> Outcome | None:
-    """The end that the interception endpoint's refusal means, None when `message` is no such refusal.
+def outcome_of_refusal(message: str) -> Outcome | None:
+    """Return the outcome of a refusal by the interception endpoint, None if `message` is no such refusal.
 
     Example:
-        >>> stopped_by("400: rollout stopped: max_turns")
+        >>> outcome_of_refusal("400: rollout stopped: max_turns")
         <Outcome.turn_limit: 'turn_limit'>
     """
     found = _STOPPED.search(message)
-    return ending_of(found.group(1)) if found else None
+    return outcome_of_stop(found.group(1)) if found else None

@@ -1,7 +1,7 @@
-"""What is kept of a trial: its outcome, rewards, timings and counts. Plain JSON; it survives the wire.
+"""The record of a trial: outcome, rewards, timings and counts, as plain JSON.
 
-It travels as JSON on a verifiers trace and is read back in one place, `record_of`. Invariant: `reward` is a finite
-number when `outcome.trains`, and None otherwise; 0 when it is `self_inflicted`, with evidence.
+It is sent on a verifiers trace and read back by `record_of`. Invariant: `reward` is a finite number if
+`outcome.trains`, else None. For `self_inflicted` it is 0, and there is evidence.
 """
 
 from collections.abc import Mapping
@@ -9,36 +9,37 @@ from typing import Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from harbortrainer.sandbox.sandbox_changes import ChangedFile, SandboxChanges
+from harbortrainer.sandbox.errors_and_changes import ChangedFile, SandboxChanges
 from harbortrainer.trials.model_calls import AgentCall
-from harbortrainer.trials.outcome import Outcome, finite
+from harbortrainer.trials.outcome import Outcome, all_finite
 
 INFO_KEY = "harbor"
-_MOST_FILES = 100
-"""Where a trace's `info` holds the record."""
+"""Key of the record in a trace's `info`."""
+_MAX_FILES = 100
+"""Changed files that a record names; further ones are only counted."""
 
 
 class Timings(BaseModel):
-    """Seconds that each phase took; None when it did not happen. Steps of one trial are added up."""
+    """Seconds of each phase, summed over the steps of a trial; None if the phase did not happen."""
 
     environment_setup: float | None = None
     agent_setup: float | None = None
     agent_execution: float | None = None
     model: float | None = None
-    """Waiting for the model's answers; part of agent_execution."""
+    """Time waiting for the model's answers; part of agent_execution."""
     verifier: float | None = None
     total: float | None = None
 
 
 class TokenCounts(BaseModel):
-    """Tokens that the model server counted."""
+    """Tokens counted by the model server."""
 
     prompt: int = 0
     completion: int = 0
 
 
 class Failure(BaseModel):
-    """The exception that Harbor recorded."""
+    """The exception that ended the trial."""
 
     type: str
     message: str
@@ -51,71 +52,71 @@ class StepRecord(BaseModel):
     outcome: Outcome
     rewards: dict[str, float] | None = None
     turns: int | None = None
-    """Answers that the agent got in it; None where it does not say. A step without any is graded all the same."""
+    """Answers that the agent got in this step; None if unknown. A step without answers is graded too."""
 
 
 class TurnTokens(BaseModel):
-    """What the engine sampled in one call.
+    """Tokens sampled in one model call.
 
     Args:
         prompt_ids: [P] token ids of the whole prompt.
         completion_ids: [C] sampled token ids.
         logprobs: [C] their log-probabilities.
-        cut: The answer was cut at its length.
-        asked: The message that the agent added for this call, where that is known.
+        cut: Whether the answer was cut at its length.
+        new_message: The message that the agent added for this call, if known.
     """
 
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
     cut: bool = False
-    asked: str | None = None
+    new_message: str | None = None
 
 
 class TrialRecord(BaseModel):
-    """One trial, as it is put on `trace.info["harbor"]` and into the run folder."""
+    """Record of one trial, on `trace.info["harbor"]` and in the run folder."""
 
     model_config = ConfigDict(extra="forbid")
 
     outcome: Outcome
     task: str
-    """Harbor's name of the task."""
+    """Harbor's name for the task."""
     task_key: str = ""
     """Hash of the task's content."""
     environment_type: str = ""
-    """Where it was played: what `auto` chose."""
+    """Environment type that was used; with `auto`, the chosen one."""
     trial_name: str = ""
     trial_dir: str | None = None
     """Harbor's folder of the trial; None after pruning."""
     rewards: dict[str, float] | None = None
-    """What the verifier gave, by name, also when the outcome does not train; without what is not finite."""
+    """Finite rewards of the verifier, by name, also if the outcome does not train."""
     reward: float | None = None
-    """The scalar that trains; None when the outcome does not train."""
+    """Scalar reward for training; None if the outcome does not train."""
     failed_attempts: int = 0
-    """Trials of the same episode that failed before this one and were played again."""
+    """Failed attempts of the same episode before this trial."""
     timings: Timings = Field(default_factory=Timings)
     turns: int = 0
     parse_errors: int = 0
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     steps: list[StepRecord] = Field(default_factory=list)
-    """Of a multi-step trial; empty for others."""
+    """Steps of a multi-step trial; empty for other trials."""
     error: Failure | None = None
     evidence: str = ""
-    """Of a failure that the agent may have brought about: what it did to its sandbox, and which checks of the
-    infrastructure said what. Never empty for `self_inflicted`."""
+    """For a failure that the agent may have caused: signs in its sandbox, and results of the infrastructure checks.
+    Never empty for `self_inflicted`."""
     changed_files: list[ChangedFile] | None = None
-    """Files that were added, changed and removed in a local sandbox while the agent worked, the first hundred; None
-    where nobody can tell. Logs are left out."""
+    """The first 100 files that were added, changed or removed in a local sandbox while the agent ran, without logs;
+    None if unknown."""
     changed_files_total: int = 0
-    """How many there are."""
+    """Number of all changed files."""
     changed_tools: list[str] = Field(default_factory=list)
-    """Which of them touch what a verifier is run with, in words; `on_tampering` says what follows."""
+    """Descriptions of changed tools that a verifier uses; `on_tampering` sets the consequence."""
     verifier_output: str = ""
-    """What the verifier printed, its beginning and its end where it was long."""
+    """Output of the verifier; if long, only its beginning and end."""
     turn_tokens: list[TurnTokens] = Field(default_factory=list, exclude=True)
-    """What the engine sampled, with `collect_rollout_details`. Not part of the JSON: megabytes."""
+    """Sampled tokens, with `collect_rollout_details`. Not in the JSON, since they are megabytes."""
     calls: list[AgentCall] | None = Field(default=None, exclude=True)
-    """The agent's model calls as its own client saw them; None for an agent without a client of Harbor's."""
+    """Model calls as recorded by the agent's client; None for an agent without a Harbor client."""
 
     @model_validator(mode="after")
     def _reward_iff_it_trains(self) -> Self:
@@ -126,18 +127,20 @@ class TrialRecord(BaseModel):
         return self
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Plain JSON, without `turn_tokens`."""
+        """Return plain JSON, without `turn_tokens` and `calls`."""
         return self.model_dump(mode="json")
 
-    def note_changes(self, changes: SandboxChanges) -> None:
-        """Add what was changed in the sandbox: of each step of a multi-step trial."""
-        self.changed_files = [*(self.changed_files or []), *changes.files][:_MOST_FILES]
+    def add_changes(self, changes: SandboxChanges) -> None:
+        """Add the changes in the sandbox; called once per step."""
+        self.changed_files = [*(self.changed_files or []), *changes.files][:_MAX_FILES]
         self.changed_files_total += changes.total
         self.changed_tools = list(dict.fromkeys([*self.changed_tools, *changes.tools]))
 
     def metrics(self) -> dict[str, float]:
-        """The trial's numbers: `outcome_X` for each outcome, 1.0 or 0.0 (its mean is a share); `time_*` are seconds.
-        What a verifier gave to a trial that failed is none of them: a mean would take it for the policy's."""
+        """Return the trial's metrics: `outcome_X` is 1.0 or 0.0, so that its mean is a share; `time_*` are seconds.
+
+        Rewards of a failed trial are omitted, since means would count them as the policy's.
+        """
         numbers: dict[str, float] = {f"outcome_{outcome}": float(outcome is self.outcome) for outcome in Outcome}
         numbers |= {
             "failed_attempts": self.failed_attempts,
@@ -154,21 +157,21 @@ class TrialRecord(BaseModel):
         return numbers | {f"reward_{name}": value for name, value in given.items()}
 
 
-class Traced(Protocol):
-    """A verifiers trace, or one that came over the wire."""
+class HasInfo(Protocol):
+    """A verifiers trace, or one received from an environment server."""
 
     @property
     def info(self) -> Mapping[str, object]: ...
 
 
-def record_of(trace: Traced) -> TrialRecord | None:
-    """The record that the harness left on the trace, None when the trial never came to an end."""
+def record_of(trace: HasInfo) -> TrialRecord | None:
+    """Return the record that the harness put on the trace, None if the trial never ended."""
     found = trace.info.get(INFO_KEY)
     return None if found is None else TrialRecord.model_validate(found)
 
 
 def only_finite(rewards: Mapping[str, float] | None) -> dict[str, float] | None:
-    """The rewards that are finite numbers, as plain floats: JSON has no others."""
+    """Return the finite rewards as floats; JSON has no other numbers."""
     if rewards is None:
         return None
-    return {name: float(value) for name, value in rewards.items() if finite({name: value})}
+    return {name: float(value) for name, value in rewards.items() if all_finite({name: value})}

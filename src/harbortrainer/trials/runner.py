@@ -1,84 +1,190 @@
-"""Runs one trial of Harbor's and says how it ended.
+"""Runs one Harbor trial and returns its record.
 
-Invariant: whatever happens inside the trial is data, an `Outcome` of the returned record. Exceptions are only
-`UserError` (the task or the environment cannot be), `asyncio.CancelledError` (after the sandbox is torn down)
-and defects.
+Invariant: whatever happens inside the trial is an `Outcome` of the record. The only exceptions are `UserError` (invalid
+task, agent or environment), `asyncio.CancelledError` (after the sandbox was removed) and bugs.
+
+- `stop_gracefully` ends an agent without an error once the interception endpoint has stopped the rollout. Most agents
+  raise or retry when their calls are refused, and Harbor skips the verifier if an agent raises. But the state that the
+  agent left is the policy's result and must be graded.
+- `verifier_output` reads the verifier's output before the trial's folder is removed. An agent can write to the same
+  folder, so no link is followed and no pipe is read.
 """
 
 import asyncio
+import contextlib
+import os
 import shutil
+import stat
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from harbortrainer.config.explain import explain
 from harbortrainer.errors import UserError
-from harbortrainer.harbor_side import client_of, prepare, raised_by_the_task
-from harbortrainer.sandbox.environment_choice import chosen
-from harbortrainer.trials import clean_end, hooks, secrets
-from harbortrainer.trials.agent_model import told
-from harbortrainer.trials.failure_message import why
-from harbortrainer.trials.host_secrets import keep_out
-from harbortrainer.trials.model_calls import watch
-from harbortrainer.trials.outcome import Outcome
+from harbortrainer.harbor_compat import llm_client, prepare, raised_loading_task
+from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.trials import hooks, secrets
+from harbortrainer.trials.harbor_result import summarize_failure
+from harbortrainer.trials.model_calls import record_calls
+from harbortrainer.trials.outcome import Outcome, outcome_of_stop
 from harbortrainer.trials.record import Failure, TrialRecord
-from harbortrainer.trials.trial_spec import TrialSpec
-from harbortrainer.trials.verifier_output import verifier_output
+from harbortrainer.trials.secrets import keep_secrets_out
+from harbortrainer.trials.trial_spec import TrialSpec, agent_model_settings
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import TrialConfig
     from harbor.trial.trial import Trial
 
 
-type Judge = Callable[[TrialRecord], TrialRecord]
-"""Looks at a finished trial's record and says what it is worth, before the trial's folder is kept or removed."""
+class AgentStalledError(RuntimeError):
+    """A timeout inside the agent. Harbor would read it as the agent's own timeout, which trains."""
+
+
+type Stop = Callable[[], str | None]
+
+GRACE_S = 3.0
+"""Seconds that an agent may continue after the stop."""
+
+_POLL_S = 0.5
+
+
+def stop_gracefully(agent: object, stop: Stop, *, grace_s: float = GRACE_S) -> None:
+    """Wrap a Harbor agent's `run` and `resume` so that after a stop they return, even if the agent raises or hangs."""
+    for name in ("run", "resume"):
+        setattr(agent, name, _guarded(getattr(agent, name), stop, grace_s))
+
+
+def _guarded(run: Callable[..., Awaitable[None]], stop: Stop, grace_s: float) -> Callable[..., Awaitable[None]]:
+    async def guarded(*args: Any, **kwargs: Any) -> None:
+        task = asyncio.ensure_future(run(*args, **kwargs))
+        try:
+            await _until_done_or_stopped(task, stop, grace_s)
+        finally:
+            await _cancel(task)
+        error = task.exception() if not task.cancelled() else None
+        if error is None or outcome_of_stop(stop()) is not None:
+            return
+        if isinstance(error, TimeoutError):
+            raise AgentStalledError(str(error) or "an operation of the agent timed out") from error
+        raise error
+
+    return guarded
+
+
+async def _until_done_or_stopped(task: asyncio.Future[None], stop: Stop, grace_s: float) -> None:
+    while not task.done() and outcome_of_stop(stop()) is None:
+        await asyncio.wait({task}, timeout=_POLL_S)
+    if not task.done():
+        await asyncio.wait({task}, timeout=grace_s)
+
+
+async def _cancel(task: asyncio.Future[None]) -> None:
+    """Cancel the task and wait; the caller reads its exception."""
+    while not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+
+
+_STDOUT_FILE = "test-stdout.txt"
+"""Harbor's file name for the verifier's output, one per step."""
+HEAD_CHARS, TAIL_CHARS = 1000, 3000
+"""Characters kept of the beginning and the end of a long output."""
+_MAX_BYTES = 1_000_000
+
+
+def verifier_output(trial_dir: Path, *, secret: str = "") -> str:
+    """Return the verifier's output, with all steps in order; empty if there is none. Blocks: run it in a thread.
+
+    Args:
+        trial_dir: Harbor's folder of the trial.
+        secret: Text to redact.
+    """
+    files = sorted(path for path in trial_dir.rglob(_STDOUT_FILE) if not path.is_symlink())
+    printed = [(path.parent.parent.name if len(files) > 1 else "", _text(path).strip()) for path in files]
+    text = "\n".join(f"[{step}]\n{output}" if step else output for step, output in printed if output)
+    return shorten_output(text.replace(secret, "[REDACTED]") if secret else text)
+
+
+def shorten_output(text: str) -> str:
+    """Return the text, or its beginning and end if it is long.
+
+    Example:
+        >>> bounded("short")
+        'short'
+    """
+    left_out = len(text) - HEAD_CHARS - TAIL_CHARS
+    return (
+        text if left_out <= 0 else f"{text[:HEAD_CHARS]}\n... {left_out} characters left out ...\n{text[-TAIL_CHARS:]}"
+    )
+
+
+def _text(path: Path) -> str:
+    """Return the beginning and end of a regular file; "" for anything else."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        content = file.read(_MAX_BYTES)
+        if status.st_size > _MAX_BYTES:
+            file.seek(max(_MAX_BYTES, status.st_size - _MAX_BYTES))
+            content += b"\n" + file.read(_MAX_BYTES)
+    return content.decode("utf-8", "replace")
+
+
+type OutcomeReview = Callable[[TrialRecord], TrialRecord]
+"""Returns the final record of a finished trial, before the trial's folder is kept or removed."""
 
 
 async def run_trial(
     spec: TrialSpec,
     *,
     on_event: hooks.OnEvent | None = None,
-    stop: clean_end.Stop | None = None,
-    judge: Judge | None = None,
-    door: hooks.Door | None = None,
+    stop: Stop | None = None,
+    review: OutcomeReview | None = None,
+    proxy: hooks.ModelProxyProtocol | None = None,
 ) -> TrialRecord:
-    """Run one trial from the start of its sandbox to its teardown.
+    """Run one trial, from starting its sandbox to removing it.
 
     Args:
-        spec: What to run.
-        on_event: Awaited with the name of each event, in order and inside the trial, which goes on afterwards.
-            A multi-step trial repeats agent-start, agent-end and verification-start for each step.
-        stop: Says why the interception endpoint stopped the rollout (`max_turns`, `context_length`, ...), None
-            while it has not. An agent, ours or not, that fails after a stop ended cleanly and is graded.
-        judge: Has the last word on the record.
-        door: The way to the model of an agent that runs inside its sandbox; `spec.model` is its address.
+        spec: The trial.
+        on_event: Awaited inside the trial with the name of each event, in order. A multi-step trial repeats
+            agent-start, agent-end and verification-start for each step.
+        stop: Returns why the interception endpoint stopped the rollout (`max_turns`, `context_length`, ...), or None
+            if it has not. An agent that fails after a stop is graded as if it had ended by itself.
+        review: Decides the final record.
+        proxy: Model proxy of an agent that runs inside its sandbox; `spec.model` has its address.
 
     Raises:
         UserError: The task cannot be loaded, the agent cannot be made, or the environment type is unknown.
-        asyncio.CancelledError: The caller cancelled; the sandbox is gone by then. Harbor passes over one that
-            comes while it ends the sandbox: the record comes back then.
+        asyncio.CancelledError: The caller cancelled, and the sandbox was removed. Harbor ignores a cancellation while
+            it removes the sandbox; the record is then returned.
     """
     prepare()
-    from harbortrainer.trials.harbor_config import trial_config
+    from harbortrainer.trials.trial_spec import trial_config
 
-    spec = _placed(spec)
+    spec = _with_chosen_environment(spec)
     config = trial_config(spec)
     record: TrialRecord | None = None
     try:
-        record = await _run(spec, config, on_event, stop or _never, door)
-        record = judge(record) if judge is not None else record
+        record = await _run(spec, config, on_event, stop or _never_stopped, proxy)
+        record = review(record) if review is not None else record
     finally:
-        await _tidy(spec, config, record)
+        await _clean_up(spec, config, record)
     return record
 
 
-def _placed(spec: TrialSpec) -> TrialSpec:
-    """The spec with the kind of sandbox that the task is played in."""
+def _with_chosen_environment(spec: TrialSpec) -> TrialSpec:
+    """Return the spec with `auto` replaced by the environment type chosen for the task."""
     try:
-        choice = chosen(spec.task_dir, spec.environment_type, spec.environment_kwargs)
+        choice = choose_environment(spec.task_dir, spec.environment_type, spec.environment_kwargs)
     except (OSError, ValueError) as error:
         raise _bad_task(spec, error) from error
     return spec.model_copy(update={"environment_type": choice.kind, "environment_kwargs": choice.kwargs})
@@ -94,42 +200,42 @@ async def _run(
     spec: TrialSpec,
     config: "TrialConfig",
     on_event: hooks.OnEvent | None,
-    stop: clean_end.Stop,
-    door: hooks.Door | None,
+    stop: Stop,
+    proxy: hooks.ModelProxyProtocol | None,
 ) -> TrialRecord:
-    from harbortrainer.trials.agent_install import keep_what_is_there
-    from harbortrainer.trials.harbor_config import writes_key
-    from harbortrainer.trials.harbor_result import record
+    from harbortrainer.trials.agent_install import reuse_installed_agent
+    from harbortrainer.trials.harbor_result import record_from_result
+    from harbortrainer.trials.trial_spec import writes_key
 
     try:
         trial = await _create(spec, config)
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever an environment raises when it is made
+    except Exception as error:  # noqa: BLE001 - any error of an environment's constructor
         return _never_started(spec, config, error)
-    seen = hooks.add(trial, on_event, spec.leftovers, door)
-    keep_out(trial.agent, trial.agent_environment, _told_values(config))
-    clean_end.end_cleanly(trial.agent, stop)
+    observed = hooks.add_hooks(trial, on_event, spec.leftovers, proxy)
+    keep_secrets_out(trial.agent, trial.agent_environment, _intended_values(config))
+    stop_gracefully(trial.agent, stop)
     if "version" not in spec.agent_kwargs:
-        keep_what_is_there(trial.agent, told(spec.agent).entry.program)
-    client = client_of(trial.agent)
-    calls = watch(client) if client is not None else None
+        reuse_installed_agent(trial.agent, agent_model_settings(spec.agent).entry.program)
+    client = llm_client(trial.agent)
+    calls = record_calls(client) if client is not None else None
     result = await trial.run()
-    if seen.defect is not None:
-        raise seen.defect
-    finished = record(result, spec, stop=stop(), post_mortem=seen.post_mortem)
-    finished.turn_tokens = getattr(trial.agent, "turn_tokens", None) or seen.turn_tokens
-    finished.calls = calls
-    for changes in seen.changes:
-        finished.note_changes(changes)
+    if observed.defect is not None:
+        raise observed.defect
+    record = record_from_result(result, spec, stop=stop(), post_mortem=observed.post_mortem)
+    record.turn_tokens = getattr(trial.agent, "turn_tokens", None) or observed.turn_tokens
+    record.calls = calls
+    for changes in observed.changes:
+        record.add_changes(changes)
     secret = spec.model.api_key.get_secret_value() if spec.model is not None and writes_key(spec) else ""
     folder = Path(spec.trials_dir) / config.trial_name
-    finished.verifier_output = await asyncio.to_thread(verifier_output, folder, secret=secret)
-    return finished
+    record.verifier_output = await asyncio.to_thread(verifier_output, folder, secret=secret)
+    return record
 
 
-def _told_values(config: "TrialConfig") -> set[str]:
-    """What the agent is told on purpose, as variables and as arguments."""
+def _intended_values(config: "TrialConfig") -> set[str]:
+    """Return the values that the config passes to the agent, as variables and as arguments."""
     return {*config.agent.env.values(), *(value for value in config.agent.kwargs.values() if isinstance(value, str))}
 
 
@@ -137,15 +243,17 @@ async def _create(spec: TrialSpec, config: "TrialConfig") -> "Trial":
     from harbor.trial.trial import Trial
 
     try:
-        with secrets.lend(spec.model.api_key.get_secret_value() if spec.model else secrets.NO_KEY):
+        with secrets.provide_api_key(spec.model.api_key.get_secret_value() if spec.model else secrets.NO_KEY):
             return await Trial.create(config)
-    except Exception as error:  # of any task's or agent's code: what the user can mend is told, the rest goes on up
+    except Exception as error:  # raised by any task's or agent's code; errors that the user can fix become `UserError`
         frames = traceback.extract_tb(error.__traceback__)
-        if raised_by_the_task([frame.name for frame in frames]):
+        if raised_loading_task([frame.name for frame in frames]):
             raise _bad_task(spec, error) from error
         if any(frame.filename.endswith("harbor/agents/factory.py") for frame in frames):
             reason = " ".join(str(error).split())
-            raise UserError(reason, where=f"agent {spec.agent}", do="check its name and its kwargs") from error
+            raise UserError(
+                reason, where=f"agent {spec.agent}", do="check the agent's name and agent_kwargs"
+            ) from error
         raise
 
 
@@ -157,17 +265,17 @@ def _never_started(spec: TrialSpec, config: "TrialConfig", error: Exception) -> 
         environment_type=spec.environment_type,
         trial_name=config.trial_name,
         trial_dir=str((spec.trials_dir / config.trial_name).absolute()),
-        error=Failure(type=type(error).__name__, message=why(str(error))),
+        error=Failure(type=type(error).__name__, message=summarize_failure(str(error))),
     )
 
 
-def _never() -> str | None:
+def _never_stopped() -> str | None:
     return None
 
 
-async def _tidy(spec: TrialSpec, config: "TrialConfig", record: TrialRecord | None) -> None:
-    """Remove secrets from the trial's folder, or the folder, as `keep_trials` says."""
-    from harbortrainer.trials.harbor_config import writes_key
+async def _clean_up(spec: TrialSpec, config: "TrialConfig", record: TrialRecord | None) -> None:
+    """Remove the trial's folder, or only the secrets in it, depending on `keep_trials`."""
+    from harbortrainer.trials.trial_spec import writes_key
 
     folder = Path(spec.trials_dir) / config.trial_name
     failed = record is not None and not record.outcome.trains

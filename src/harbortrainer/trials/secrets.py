@@ -1,14 +1,24 @@
-"""The key of the model endpoint, handed from the runner to the agent past everything that is written to disk.
+"""Secrets: the model endpoint's key for the agent, and the user's own keys, which must stay out of sandboxes.
 
-Harbor writes an agent's keyword arguments to config.json, lock.json, result.json and trajectory.json, and its
-environment variables into the sandbox. A context variable goes to neither.
+- The endpoint's key is passed in a context variable. Harbor writes an agent's keyword arguments to config.json,
+  lock.json, result.json and trajectory.json, and its environment variables into the sandbox.
+- Some Harbor agents look for API keys in this process's environment and pass them to the program they start, where the
+  model's commands can read them. `keep_secrets_out` removes them. Values that the run or the task names stay.
 """
 
+import functools
+import logging
 import os
-from collections.abc import Generator
+import re
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harbor.agents.base import BaseAgent
+    from harbor.environments.base import BaseEnvironment, ExecResult
 
 _API_KEY: ContextVar[str | None] = ContextVar("harbortrainer_api_key", default=None)
 
@@ -16,8 +26,8 @@ NO_KEY = "EMPTY"
 
 
 @contextmanager
-def lend(key: str) -> Generator[None]:
-    """Let the agent that is made inside this block read `key`."""
+def provide_api_key(key: str) -> Generator[None]:
+    """Provide `key` to the agent that is made inside this block."""
     token = _API_KEY.set(key)
     try:
         yield
@@ -26,12 +36,12 @@ def lend(key: str) -> Generator[None]:
 
 
 def api_key() -> str:
-    """The key that was lent, else that of the process (OPENAI_API_KEY), else a placeholder."""
+    """Return the provided key, else the process's OPENAI_API_KEY, else a placeholder."""
     return _API_KEY.get() or os.environ.get("OPENAI_API_KEY", NO_KEY)
 
 
 def redact(folder: Path, secret: str) -> None:
-    """Replace `secret` in every text file below `folder`. Blocks: run it in a thread."""
+    """Redact `secret` in every text file below `folder`. Blocks: run it in a thread."""
     needle = secret.encode()
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file():
@@ -39,3 +49,91 @@ def redact(folder: Path, secret: str) -> None:
         content = path.read_bytes()
         if needle in content and b"\0" not in content[:8192]:
             path.write_bytes(content.replace(needle, b"[REDACTED]"))
+
+
+type _Work = Callable[..., Awaitable[None]]
+type _Exec = Callable[..., Awaitable[ExecResult]]
+
+logger = logging.getLogger(__name__)
+
+_SECRET = re.compile("KEY|SECRET|TOKEN|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+_MIN_EQUAL_CHARS = 8
+"""A shorter value may equal a secret by chance."""
+_MIN_SUBSTRING_CHARS = 12
+"""A shorter secret may occur in a longer value by chance."""
+
+
+def keep_secrets_out(agent: "BaseAgent", environment: "BaseEnvironment", given: Collection[str]) -> None:
+    """Remove this process's secrets from the variables of the agent's commands, during its setup and its runs.
+
+    Args:
+        agent: The agent of a trial.
+        environment: The agent's environment.
+        given: Values that the agent may have.
+    """
+    for name in ("setup", "run", "resume"):
+        setattr(agent, name, _guarded(getattr(agent, name), environment, given))
+
+
+def _guarded(work: _Work, environment: "BaseEnvironment", given: Collection[str]) -> _Work:
+    async def guarded(*args: object, **kwargs: object) -> None:
+        if "exec" in vars(environment):  # an agent's `resume` calls its `run`
+            return await work(*args, **kwargs)
+        setattr(environment, "exec", _without_secrets(environment.exec, given))  # noqa: B010 - this object only
+        try:
+            await work(*args, **kwargs)
+        finally:
+            delattr(environment, "exec")  # restores the method of its class
+
+    return guarded
+
+
+def _without_secrets(execute: _Exec, given: Collection[str]) -> _Exec:
+    async def without_secrets(
+        command: str, cwd: str | None = None, env: Mapping[str, str] | None = None, *rest: object, **named: object
+    ) -> "ExecResult":
+        return await execute(command, cwd, remove_secrets(env, given) if env else None, *rest, **named)
+
+    return without_secrets
+
+
+def remove_secrets(env: Mapping[str, str], given: Collection[str]) -> dict[str, str]:
+    """Return the variables without those that contain a secret of this process's environment, whatever their name.
+
+    Args:
+        env: Variables of a command.
+        given: Values that may stay.
+    """
+    secrets = {
+        name: value for name, value in os.environ.items() if _SECRET.search(name) and not _is_given(value, given)
+    }
+    kept = {
+        name: value
+        for name, value in env.items()
+        if not (value and secrets.get(name) == value)
+        and not any(_contains(value, secret) for secret in secrets.values())
+    }
+    if removed := sorted(env.keys() - kept.keys()):
+        _warn_once(", ".join(removed))
+    return kept
+
+
+def _is_given(secret: str, given: Collection[str]) -> bool:
+    """Whether a given value is or contains this secret."""
+    return secret in given or any(_contains(text, secret) for text in given)
+
+
+def _contains(value: str, secret: str) -> bool:
+    """Whether a value is or contains the secret, as JSON or a URL may, and not by chance."""
+    is_equal = len(secret) >= _MIN_EQUAL_CHARS and secret == value
+    return is_equal or (len(secret) >= _MIN_SUBSTRING_CHARS and secret in value)
+
+
+@functools.cache
+def _warn_once(names: str) -> None:
+    """Warn once per process, not in each trial."""
+    logger.warning(
+        "%s of this process's environment is not passed to the agent's sandbox; to pass a variable, name it in env of "
+        "the harness's table",
+        names,
+    )

@@ -1,7 +1,7 @@
-"""Token ids and log-probabilities out of a chat completion, all of them or an error.
+"""Token ids and log-probabilities of chat completions and of Harbor's rollout_details.
 
-Invariant: one log-probability for each sampled id, each a finite number that can be one, and a prompt; or nothing is
-returned.
+Invariant: returned tokens have a prompt and one valid log-probability (finite, not above 0) per sampled id. Anything
+else is an error.
 """
 
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harbor.models.agent.rollout_detail import RolloutDetail
 
 
-_ROUNDING = 1e-3  # how far above 0 a log-probability may come out of a sum in low precision
+_ROUNDING = 1e-3  # tolerance above 0 for log-probabilities summed in low precision
 
 
 class _Message(BaseModel):
@@ -47,7 +47,7 @@ class _Cached(BaseModel):
 
 
 class CompletionUsage(BaseModel):
-    """What the server counted."""
+    """Token counts reported by the server."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -55,7 +55,7 @@ class CompletionUsage(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The body of /v1/chat/completions, as far as it is read; the ids as vLLM and the embedded sampler return them."""
+    """The fields read from a reply of /v1/chat/completions; ids as vLLM and the embedded sampler return them."""
 
     choices: list[_Choice] = Field(min_length=1)
     model: str | None = None
@@ -63,14 +63,14 @@ class ChatCompletion(BaseModel):
     usage: CompletionUsage | None = None
 
 
-def of_rollout_details(details: "Sequence[RolloutDetail]") -> list[TurnTokens]:
-    """Read Harbor's rollout_details, which it fills list by list, each only with what is there.
+def turns_from_rollout_details(details: "Sequence[RolloutDetail]") -> list[TurnTokens]:
+    """Read Harbor's rollout_details: parallel lists, to which Harbor appends only the values that a turn has.
 
     Args:
-        details: One entry for each chat history; see `harbor.models.agent.rollout_detail`.
+        details: One entry per chat history; see `harbor.models.agent.rollout_detail`.
 
     Raises:
-        TokensMissingError: A turn lacks a list, or lists differ in length: from there on all are misaligned.
+        TokensMissingError: The lists differ in length, so that turns are misaligned, or a turn is invalid.
     """
     turns = []
     for detail in details:
@@ -78,13 +78,13 @@ def of_rollout_details(details: "Sequence[RolloutDetail]") -> list[TurnTokens]:
         logprobs = detail.get("logprobs") or []
         lengths = [len(prompts), len(answers), len(logprobs)]
         if len(set(lengths)) != 1:
-            raise TokensMissingError(f"lists of {lengths} turns in rollout_details")
+            raise TokensMissingError(f"the lists in rollout_details differ in length: {lengths} turns")
         turns += [_checked(*turn, cut=False) for turn in zip(prompts, answers, logprobs, strict=True)]
     return turns
 
 
-def rollout_details(turns: list[TurnTokens]) -> "list[RolloutDetail] | None":
-    """The inverse of `of_rollout_details`: one chat history, None when there are no turns."""
+def to_rollout_details(turns: list[TurnTokens]) -> "list[RolloutDetail] | None":
+    """Return the turns as rollout_details of one chat history, None if there are no turns."""
     if not turns:
         return None
     return [
@@ -97,10 +97,14 @@ def rollout_details(turns: list[TurnTokens]) -> "list[RolloutDetail] | None":
 
 
 def turn_tokens(completion: ChatCompletion, *, cut: bool) -> TurnTokens:
-    """One call's tokens, asked for with `return_token_ids` and `logprobs`; `cut`: the answer was cut at its length.
+    """Return the tokens of one call that was sent with `return_token_ids` and `logprobs`.
+
+    Args:
+        completion: The server's reply.
+        cut: Whether the answer was cut at its length.
 
     Raises:
-        TokensMissingError: Something is missing, not finite, or of another length.
+        TokensMissingError: Ids or log-probabilities are missing, invalid, or differ in number.
     """
     choice = completion.choices[0]
     prompt = completion.prompt_token_ids or choice.prompt_token_ids
@@ -110,18 +114,17 @@ def turn_tokens(completion: ChatCompletion, *, cut: bool) -> TurnTokens:
     return _checked(prompt, choice.token_ids, [entry.logprob for entry in sampled], cut=cut)
 
 
-def fault_of(prompt: Sequence[int], completion: Sequence[int], logprobs: Sequence[float]) -> str:
-    """What is missing of a call's tokens, or does not fit together; "" when nothing is."""
+def find_turn_fault(prompt: Sequence[int], completion: Sequence[int], logprobs: Sequence[float]) -> str:
+    """Describe what is missing or invalid in a call's tokens; "" if nothing is."""
     if not prompt:
-        return "a turn without a prompt"
+        return "the turn has no prompt"
     if min(prompt) < 0:
         return "a negative token id"
-    return fault_of_answer(completion, logprobs)
+    return find_completion_fault(completion, logprobs)
 
 
-def fault_of_answer(completion: Sequence[int], logprobs: Sequence[float]) -> str:
-    """What cannot be in a sampled answer: other numbers of ids and log-probabilities, or values that are none; else
-    ""."""
+def find_completion_fault(completion: Sequence[int], logprobs: Sequence[float]) -> str:
+    """Describe what is invalid in a sampled answer's ids and log-probabilities; "" if nothing is."""
     if len(logprobs) != len(completion):
         return f"{len(completion)} sampled tokens but {len(logprobs)} log-probabilities"
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in logprobs):
@@ -132,6 +135,6 @@ def fault_of_answer(completion: Sequence[int], logprobs: Sequence[float]) -> str
 
 
 def _checked(prompt: list[int], completion: list[int], logprobs: list[float], *, cut: bool) -> TurnTokens:
-    if fault := fault_of(prompt, completion, logprobs):
+    if fault := find_turn_fault(prompt, completion, logprobs):
         raise TokensMissingError(fault)
     return TurnTokens(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs, cut=cut)

@@ -1,75 +1,233 @@
-"""One trial, as this project describes it; `trial_config` turns it into Harbor's `TrialConfig`.
+"""The spec of one trial, and its conversion to Harbor's `TrialConfig`.
 
-Invariant: no secret of the model endpoint is in what Harbor writes to disk.
+- `TrialSpec` describes a trial; `trial_config` converts it.
+- `AgentModelSettings` has the model settings of an agent other than Terminus: a model name in the agent's own format,
+  and variables with address and key. The name is only a label, since the endpoint always samples from the run's model.
+  Characters that are unsafe in shells, paths or agents' own rules are therefore replaced.
+
+Invariant for Terminus agents of this project: Harbor writes no secret of the model endpoint to disk. For other agents
+`writes_key` is true, and the key is removed from Harbor's files after the trial.
 """
 
+import importlib
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from harbortrainer.config.agent_table import TRAINABLE_TERMINUS, WITHOUT_MODEL
+from harbortrainer.config.agent_table import (
+    AGENTS,
+    OUR_TERMINUS,
+    TERMINUS,
+    TRAINABLE_TERMINUS,
+    UNKNOWN,
+    UNKNOWN_CLASS,
+    WITHOUT_MODEL,
+    AgentEntry,
+    is_class,
+)
 from harbortrainer.config.plugin import REWARD_BOUND, KeepTrials, Leftovers
+from harbortrainer.harbor_compat import LITELLM_OFFLINE
+
+if TYPE_CHECKING:
+    from harbor.models.trial.config import TrialConfig
 
 DEFAULT_CONTEXT_LIMIT = 32768
-"""Tokens of prompt and answer together, where nobody knows the model's."""
+"""Tokens of prompt and answer together, if the model's limit is unknown."""
 
 
 class ModelEndpoint(BaseModel):
-    """The OpenAI-compatible server that the agent talks to."""
+    """The OpenAI-compatible server that the agent calls."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
     """The model's name, as the server knows it."""
     base_url: str
-    """Ends in /v1."""
+    """Base URL, which ends in /v1."""
     api_key: SecretStr = SecretStr("EMPTY")
-    """Never written to disk, never visible inside the sandbox for an agent that runs outside of it."""
+    """Never kept on disk. Not visible in the sandbox if the agent runs outside it."""
     context_limit: int = DEFAULT_CONTEXT_LIMIT
     """Tokens of prompt and answer together."""
     output_limit: int | None = None
-    """Tokens of one answer; told to the model when an answer was cut."""
+    """Tokens of one answer; named to the model after a cut answer."""
 
 
 class TrialSpec(BaseModel):
-    """One trial: the task, the agent, the sandbox, and what is kept."""
+    """One trial: task, agent, sandbox, and the files to keep."""
 
     model_config = ConfigDict(extra="forbid")
 
     task_dir: Path
     """The task's folder, in Harbor's format."""
     trials_dir: Path
-    """Harbor's folder of this trial is made inside."""
+    """Parent of the folder that Harbor makes for this trial."""
     task_key: str = ""
     """Hash of the task's content, copied to the record."""
     trial_name: str = ""
-    """Name of the trial's folder; Harbor makes one up when empty."""
+    """Name of the trial's folder; if empty, Harbor generates one."""
     agent: str = TRAINABLE_TERMINUS
-    """A name that Harbor knows (`oracle`, `nop`, `terminus-2`, ...) or `module:Class`."""
+    """Harbor's name of the agent (`oracle`, `nop`, `terminus-2`, ...), or `module:Class`."""
     agent_kwargs: dict[str, object] = Field(default_factory=dict)
     """Keyword arguments of the agent's class."""
     agent_env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the agent, visible inside the sandbox."""
     model: ModelEndpoint | None = None
-    """Where the agent samples; None for an agent without a model."""
+    """The agent's model; None for an agent without one."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Turns of the agent's, for agents of the Terminus family."""
+    """Limit of the agent's turns, for Terminus agents."""
     environment_type: str = "local"
-    """`local`, an environment type of Harbor's, `module:Class`, or `auto` (`sandbox.environment_choice`)."""
+    """`local`, a Harbor environment type, `module:Class`, or `auto` (see `sandbox.environment_types`)."""
     environment_kwargs: dict[str, object] = Field(default_factory=dict)
     """Keyword arguments of the environment's class."""
     timeout_multiplier: float = Field(default=1.0, gt=0)
-    """Scales every timeout of the task's."""
+    """Factor for all timeouts of the task."""
     agent_timeout_s: float | None = Field(default=None, gt=0)
-    """Replaces the task's timeout of the agent."""
+    """Agent timeout in seconds, instead of the task's."""
     reward_bound: float = Field(default=REWARD_BOUND, gt=0)
-    """How far from zero a reward may be; one beyond is a `verifier_error`."""
+    """Largest allowed absolute reward; a larger one is a `verifier_error`."""
     leftovers: Leftovers = "keep"
-    """What becomes of processes that the agent left running, when its sandbox is graded in."""
+    """Whether processes that the agent left running are kept or killed before grading in its sandbox."""
     keep_trials: KeepTrials = "all"
-    """Whose trial folders stay: all, those whose outcome does not train, none."""
+    """Trials whose folders are kept: all, failed ones (the outcome does not train), or none."""
 
     @property
-    def asks_a_model(self) -> bool:
-        """Whether the agent calls a model, and takes a model's keyword arguments."""
+    def uses_model(self) -> bool:
+        """Whether the agent calls a model and takes model arguments."""
         return self.model is not None and self.agent not in WITHOUT_MODEL
+
+
+_UNSAFE_CHARS = re.compile(r"[^A-Za-z0-9._/-]")
+_ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "LLM_BASE_URL")
+# Keeps the user's own subscription out of sandboxes. Harbor redacts the value of a variable with AUTH in its name in
+# all files of the trial, so "fAlSe" is spelled as no file spells it.
+_NO_SUBSCRIPTION = {
+    "CLAUDE_CODE_OAUTH_TOKEN": "",
+    "CLAUDE_FORCE_OAUTH": "fAlSe",
+    "CLAUDE_CODE_USE_BEDROCK": "0",
+    "AWS_BEARER_TOKEN_BEDROCK": "",
+}
+_KEYS = ("OPENAI_API_KEY", "LLM_API_KEY")
+
+
+@dataclass(frozen=True)
+class AgentModelSettings:
+    """Model settings of one agent."""
+
+    entry: AgentEntry
+
+    def name_and_variables(self, model: ModelEndpoint) -> tuple[str, dict[str, str]]:
+        """Return the model's name in the agent's format, and the environment variables."""
+        key, variables = model.api_key.get_secret_value(), dict(LITELLM_OFFLINE)
+        if self.entry.speaks != "messages":
+            variables |= dict.fromkeys(_ADDRESSES, model.base_url) | dict.fromkeys(_KEYS, key)
+        if self.entry.speaks in ("messages", None):
+            variables |= {"ANTHROPIC_BASE_URL": _host(model), "ANTHROPIC_API_KEY": key}
+            variables |= _NO_SUBSCRIPTION
+        return self.entry.model.format(label(model.name)), variables | _filled(self.entry.variables, model)
+
+    def arguments(self, model: ModelEndpoint) -> dict[str, str]:
+        """Return further keyword arguments of the agent's class."""
+        return _filled(self.entry.arguments, model)
+
+
+def _host(model: ModelEndpoint) -> str:
+    """Return the base URL without /v1, for clients that append it, such as Anthropic's."""
+    return model.base_url.removesuffix("/v1")
+
+
+def _filled(pairs: tuple[tuple[str, str], ...], model: ModelEndpoint) -> dict[str, str]:
+    values = {"base_url": model.base_url, "host": _host(model), "api_key": model.api_key.get_secret_value()}
+    return {name: value.format_map(values) for name, value in pairs}
+
+
+def label(name: str) -> str:
+    """Return the model's name as a label that is safe for agents.
+
+    Example:
+        >>> label("/home/a user/models/Qwen3-8B")
+        'home/a-user/models/Qwen3-8B'
+    """
+    return _UNSAFE_CHARS.sub("-", name).strip("/-") or "policy"
+
+
+def agent_model_settings(agent: str) -> AgentModelSettings:
+    """Return the model settings of an agent; a user's subclass of a Harbor agent has that agent's settings.
+
+    Args:
+        agent: Harbor's name, or `module:Class`.
+    """
+    if is_class(agent):
+        return AgentModelSettings(AGENTS.get(_name_of(agent), UNKNOWN_CLASS))
+    return AgentModelSettings(AGENTS.get(agent, UNKNOWN))
+
+
+def _name_of(import_path: str) -> str:
+    """Return the name that an agent's class reports, "" if it fails; Harbor reports the error itself."""
+    module, _, name = import_path.partition(":")
+    try:
+        return str(getattr(importlib.import_module(module), name).name())
+    except (ImportError, AttributeError, TypeError):
+        return ""
+
+
+def trial_config(spec: TrialSpec) -> "TrialConfig":
+    """Convert a spec to Harbor's `TrialConfig`.
+
+    Raises:
+        UserError: The environment type is unknown.
+    """
+    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+
+    from harbortrainer.sandbox.environment_types import environment_config
+
+    named = "import_path" if is_class(spec.agent) else "name"
+    agent = _model_fields(spec) | {named: spec.agent, "override_timeout_sec": spec.agent_timeout_s}
+    return TrialConfig(
+        task=TaskConfig(path=spec.task_dir),
+        trial_name=spec.trial_name,
+        trials_dir=spec.trials_dir,
+        timeout_multiplier=spec.timeout_multiplier,
+        agent=AgentConfig.model_validate(agent),
+        environment=EnvironmentConfig.model_validate(
+            environment_config(spec.environment_type, spec.environment_kwargs)
+        ),
+    )
+
+
+def writes_key(spec: TrialSpec) -> bool:
+    """Whether Harbor writes the model's key to files, from which it must be removed afterwards."""
+    return spec.uses_model and spec.agent not in OUR_TERMINUS
+
+
+def _model_fields(spec: TrialSpec) -> dict[str, Any]:
+    """Return `model_name`, `kwargs` and `env` of Harbor's agent config."""
+    if spec.model is None or not spec.uses_model:
+        return {"kwargs": spec.agent_kwargs, "env": spec.agent_env}
+    if spec.agent not in TERMINUS:
+        settings = agent_model_settings(spec.agent)
+        model_name, env = settings.name_and_variables(spec.model)
+        kwargs = settings.arguments(spec.model) | spec.agent_kwargs
+        return {"model_name": model_name, "kwargs": kwargs, "env": env | spec.agent_env}
+    kwargs = _terminus_kwargs(spec.model) | {"max_turns": spec.max_turns}
+    if spec.agent == "terminus-2":
+        kwargs["llm_kwargs"] = {
+            "custom_llm_provider": "openai",
+            "api_key": spec.model.api_key.get_secret_value(),
+        }
+    return {"model_name": spec.model.name, "kwargs": kwargs | spec.agent_kwargs, "env": spec.agent_env}
+
+
+def _terminus_kwargs(model: ModelEndpoint) -> dict[str, Any]:
+    return {
+        "api_base": model.base_url,
+        "suppress_max_turns_warning": True,
+        "model_info": {
+            "max_input_tokens": model.context_limit,
+            "max_output_tokens": model.output_limit,
+            "input_cost_per_token": 0.0,
+            "output_cost_per_token": 0.0,
+        },
+    }

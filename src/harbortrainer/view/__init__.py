@@ -1,5 +1,5 @@
-"""Local pages over run folders and evaluations: rendered here, shown by a browser, changed by nobody.
+"""Local web dashboard for run folders and evaluations.
 
-Contract: nothing is written into the folder that is looked at but its index, no request leaves the machine, and what a
-model wrote reaches a page as text only.
+Contract: the index is the only file written into the folder. No request leaves the machine. Model output reaches a page
+as text only.
 """

@@ -1,7 +1,7 @@
-"""All pages that matter in one file, which needs nothing but itself: to be mailed, kept, or put beside a paper.
+"""Export of a run as one self-contained HTML file.
 
-Contract: the overview, the heat map's first page, a page of the list of trials, as many in full as were asked for, with
-their groups. What is not in the file is not linked. Nothing is loaded from anywhere.
+Contract: the file has the overview, the first page of the heat map and of the list of trials, and the requested trials
+in full with their groups. It links only to its own content and loads nothing.
 """
 
 from dataclasses import replace
@@ -12,54 +12,53 @@ from markupsafe import Markup
 
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import write_whole
-from harbortrainer.view.page_links import FileLinks
-from harbortrainer.view.page_writer import one_file
-from harbortrainer.view.run_pages import RunPages
-from harbortrainer.view.shown_trial import TrialEntry
-from harbortrainer.view.spoken import several
-from harbortrainer.view.trial_filter import TrialFilter
-from harbortrainer.view.trial_store import TrialStore
+from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.view.format import plural
+from harbortrainer.view.pages import FileLinks, RunPages, render_file
+from harbortrainer.view.queries import IndexedRun, TrialFilter
 
-MOST_TURNS = 40
-"""Of a trial."""
+MAX_TURNS = 40
+"""Most turns of a trial in the file."""
 
 
-def export_run(store: TrialStore, file: Path, *, trials: int, only: str = "") -> str:
-    """Write the file; returns a line that says what is in it.
+def export_run(store: IndexedRun, file: Path, *, trials: int, only: str = "") -> str:
+    """Write the file. Returns a one-line summary of its content.
 
     Args:
         store: The run.
-        file: Where to; what is there is replaced.
-        trials: How many trials are in it in full.
-        only: Which, as an address says it (`kind=train&reward=0&sort=-tokens`). Empty: the newest training trials, or
-            the newest of an evaluation.
+        file: Target file; an existing file is replaced.
+        trials: Number of trials in full.
+        only: Filter in the form of an address (`kind=train&reward=0&sort=-tokens`). Empty: the newest training trials,
+            or the newest trials of an evaluation.
 
     Raises:
-        UserError: The file cannot be written, or `only` cannot be meant.
+        UserError: The file cannot be written, or `only` is invalid.
     """
     query = dict(parse_qsl(only.removeprefix("?"))) or ({"kind": "train"} if store.cells("train") else {})
-    lines = first_of(store, TrialFilter.read(query), trials)
+    lines = first_trials(store, TrialFilter.read(query), trials)
     groups = list(dict.fromkeys(line.group for line in lines if line.group))
     links = FileLinks([line.trial for line in lines], groups)
-    made, head = RunPages(store, links), store.head()
-    sections: list[tuple[str, Markup]] = [("overview", made.overview({})[1]), ("tasks", made.tasks({})[1])]
-    sections.append(("trials", made.trials(query)[1]))
-    sections += [(links.group(name)[1:], made.group({}, name)[1]) for name in groups]
-    sections += [(links.trial(line.trial)[1:], made.trial({}, line.trial, MOST_TURNS)[1]) for line in lines]
-    text = one_file(head.name, sections, head, links)
+    pages, head = RunPages(store, links), store.head()
+    sections: list[tuple[str, Markup]] = [("overview", pages.overview({})[1]), ("tasks", pages.tasks({})[1])]
+    sections.append(("trials", pages.trials(query)[1]))
+    sections += [(links.group(name)[1:], pages.group({}, name)[1]) for name in groups]
+    sections += [(links.trial(line.trial)[1:], pages.trial({}, line.trial, MAX_TURNS)[1]) for line in lines]
+    text = render_file(head.name, sections, head, links)
     try:
         write_whole(file, text)
     except OSError as error:
-        raise UserError(f"cannot be written ({error.strerror})", where=str(file), do="name another file") from None
-    return f"{file}: {several(len(lines), 'trial')} of {head.name} in full, {len(text) / 1e6:.1f} MB"
+        raise UserError(
+            f"cannot be written ({error.strerror})", where=str(file), do="pass another file with --export"
+        ) from None
+    return f"{file}: {plural(len(lines), 'trial')} of {head.name} in full ({len(text) / 1e6:.1f} MB)"
 
 
-def first_of(store: TrialStore, wanted: TrialFilter, trials: int) -> list[TrialEntry]:
-    """The first of the trials that are asked for."""
-    found: list[TrialEntry] = []
+def first_trials(store: IndexedRun, wanted: TrialFilter, trials: int) -> list[TrialRow]:
+    """Return the first `trials` matching trials."""
+    found: list[TrialRow] = []
     page = 1
     while len(found) < trials:
-        lines, _ = store.found(replace(wanted, page=page))
+        lines, _ = store.find(replace(wanted, page=page))
         if not lines:
             break
         found, page = [*found, *lines], page + 1

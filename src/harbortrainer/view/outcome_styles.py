@@ -1,4 +1,4 @@
-"""The colour of each outcome, as a class of the stylesheet: whose doing it is decides."""
+"""Style class of each outcome: the colour shows which component is to blame."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from harbortrainer.view.charts import Part
 
 
 def outcome_style(name: str) -> str:
-    """The class of an outcome; one that this release does not know is `o-other`."""
+    """Return the style class of an outcome; `o-other` for an unknown name."""
     if name == Outcome.completed:
         return "o-completed"
     try:
@@ -18,7 +18,7 @@ def outcome_style(name: str) -> str:
 
 
 def outcome_parts(counts: Mapping[str, int]) -> list[Part]:
-    """The parts of a bar, `completed` first, then as the table of outcomes has them."""
-    order = {str(outcome): place for place, outcome in enumerate(Outcome)}
+    """Return the parts of a bar: `completed` first, then in the order of `Outcome`."""
+    order = {str(outcome): index for index, outcome in enumerate(Outcome)}
     names = sorted(counts, key=lambda name: order.get(name, len(order)))
     return [Part(name, outcome_style(name), counts[name]) for name in names]

@@ -1,4 +1,8 @@
-"""The first page: what the run came to, how sure that is, and where its time and its trials went."""
+"""Values of the overview page: held-out gain with its interval (`estimates/`), rewards, outcomes, time and metrics.
+
+Time is given twice: wall-clock seconds of the run's steps, and summed seconds of its trials, which run in parallel.
+For a Prime-RL run the wall clock is the trainer's.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,85 +10,199 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harbortrainer.estimates.interval import Estimate, mean_reward
-from harbortrainer.estimates.repeated import RepeatedPass, repeated_passes
-from harbortrainer.view.charts import Mark, Part, Series, line_chart, spark, split_bar, stacked_columns
-from harbortrainer.view.held_out import HeldOut, held_out
+from harbortrainer.estimates.interval import Estimate, RepeatedPass, mean_reward, repeated_passes
+from harbortrainer.estimates.paired import PairedDifference, paired_difference
+from harbortrainer.view.charts import (
+    Mark,
+    Part,
+    Series,
+    line_chart,
+    short_number,
+    sparkline,
+    split_bar,
+    stacked_columns,
+)
+from harbortrainer.view.format import reward
+from harbortrainer.view.index import MetricRow
 from harbortrainer.view.outcome_styles import outcome_parts
-from harbortrainer.view.shown_trial import OPEN
-from harbortrainer.view.spoken import reward
-from harbortrainer.view.svg_drawing import short
-from harbortrainer.view.time_spent import of_the_trainer, run_seconds, trial_seconds
-from harbortrainer.view.trial_filter import TrialFilter
-from harbortrainer.view.trial_store import MetricRow, TrialStore
+from harbortrainer.view.queries import IndexedRun, TrialFilter
+from harbortrainer.view.trial_view import UNDECIDED_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The evaluations of a run."""
+
+    steps: Sequence[int]
+    """The policy versions that were evaluated."""
+    estimates: Sequence[Estimate]
+    """Mean reward of each evaluation."""
+    gain: PairedDifference | None
+    """Last minus first evaluation, on their common tasks; None with fewer than two evaluations."""
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The estimates as chart marks."""
+        both = zip(self.steps, self.estimates, strict=True)
+        return [
+            Mark(
+                step,
+                found.mean,
+                found.low,
+                found.high,
+                f"held-out, policy version {step}: {found}, {found.tasks} tasks",
+            )
+            for step, found in both
+            if found.mean is not None
+        ]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the gain is significant, in words; empty without a gain."""
+        if self.gain is None:
+            return ""
+        tasks = f"{self.gain.tasks} task" + ("" if self.gain.tasks == 1 else "s")
+        if self.gain.low is None:
+            return f"{tasks} {'is' if self.gain.tasks == 1 else 'are'} too few for a confidence interval."
+        if self.gain.significant:
+            return f"Significant on {tasks} (95% CI excludes 0)."
+        smallest = (
+            ""
+            if self.gain.min_detectable is None
+            else f" Detectable with 80% power: {reward(self.gain.min_detectable)} or more."
+        )
+        return f"Not significant on {tasks} (95% CI includes 0).{smallest}"
+
+
+def held_out(store: IndexedRun) -> HeldOut:
+    """Return the evaluations of a run, computed from its trials."""
+    steps = [step for kind, step in store.outcomes() if kind == "eval" and step != UNDECIDED_STEP]
+    rewards = [store.rewards("eval", step) for step in steps]
+    gain = paired_difference(rewards[0], rewards[-1]) if len(steps) > 1 else None
+    return HeldOut(steps, [mean_reward(own) for own in rewards], gain)
+
+
+_STEP_PARTS = {
+    "time/wait_for_rollouts": ("waiting for trials", "t-wait"),
+    "time/wait_for_batch": ("waiting for trials", "t-wait"),
+    "time/forward_backward": ("training", "t-train"),
+    "time/score_again": ("log-probability check", "t-proof"),
+    "time/other_versions": ("log-probability check", "t-proof"),
+    "time/hand_over": ("weight sync", "t-hand"),
+    "time/broadcast_weights": ("weight sync", "t-hand"),
+    "time/eval": ("evaluation", "t-eval"),
+}
+
+
+def run_seconds(metrics: Sequence[MetricRow]) -> list[Part]:
+    """Return the seconds of all steps, split into disjoint parts."""
+    sums: dict[tuple[str, str], float] = {}
+    whole = known = 0.0
+    for row in metrics:
+        for key, part in _STEP_PARTS.items():
+            took = _number(row.get(key))
+            if key == "time/forward_backward":
+                took -= _number(row.get("time/other_versions"))  # included in forward_backward
+            sums[part] = sums.get(part, 0.0) + took
+            known += 0.0 if key == "time/eval" else took
+        whole += _number(row.get("time/step")) if is_trainer_row(row) else 0.0
+    found = [Part(name, style, amount) for (name, style), amount in sums.items() if amount > 0]
+    return found + ([Part("other", "t-rest", whole - known)] if whole - known > 0.005 * whole > 0 else [])
+
+
+def is_trainer_row(row: MetricRow) -> bool:
+    """Return whether a line is not from Prime-RL's orchestrator, whose clock differs from the trainer's."""
+    return "time/pack" not in row
+
+
+def trial_seconds(seconds: Mapping[str, float]) -> list[Part]:
+    """Return the seconds of trials, split into disjoint parts."""
+    setup, agent_setup, agent, model, verifier, total = (
+        seconds.get(phase, 0.0)
+        for phase in ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
+    )
+    parts = [
+        Part("sandbox setup", "t-setup", setup),
+        Part("agent setup", "t-agent", agent_setup),
+        Part("model", "t-model", min(model, agent)),
+        Part("agent and terminal", "t-terminal", max(0.0, agent - model)),
+        Part("verifier", "t-verifier", verifier),
+        Part("other", "t-rest", max(0.0, total - setup - agent_setup - agent - verifier)),
+    ]
+    return [part for part in parts if part.amount > 0]
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
 
 ALL = "train/agg/all/agent/"
-HEALTH = (
+METRIC_CHARTS = (
     ("staleness/mean", "staleness", "policy versions between sampling and training, mean over tokens"),
-    ("mismatch_kl/all/mean", "mismatch", "KL between the policy that sampled and the one that trains"),
-    ("entropy/all/mean", "entropy", "how undecided the policy is, nats a token"),
-    ("optim/grad_norm", "gradient norm", "size of the update"),
-    (f"{ALL}solved_some", "groups with a signal", "share of groups in which some trials were solved and some were not"),
-    (f"{ALL}is_truncated/mean", "cut by a limit", "share of trials that a limit of turns, context or length ended"),
-    ("time/step", "seconds a step", "wall clock"),
-    ("cost/step", "dollars a step", "at the prices of the run file"),
-    ("cost/solved_task", "dollars a solved task", "at the prices of the run file"),
+    ("mismatch_kl/all/mean", "mismatch KL", "KL between the policy that sampled and the policy in training"),
+    ("entropy/all/mean", "entropy", "policy entropy, nats per token"),
+    ("optim/grad_norm", "gradient norm", "norm of the gradient"),
+    (f"{ALL}solved_some", "mixed groups", "share of groups with solved and unsolved trials"),
+    (f"{ALL}is_truncated/mean", "truncated", "share of trials that reached a limit on turns, context or length"),
+    ("time/step", "seconds per step", "wall clock"),
+    ("cost/step", "dollars per step", "at the prices in the run file"),
+    ("cost/solved_task", "dollars per solved task", "at the prices in the run file"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """A figure of every step, small."""
+class MetricChart:
+    """A small chart of one metric by step."""
 
     name: str
-    means: str
+    meaning: str
     last: str
     chart: Markup
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a whole, with the way to its trials."""
+    """A part of a whole, with a link to its trials."""
 
     part: Part
     percent: float
     query: str = ""
-    """Of the address of these trials; empty where there is no such page."""
+    """Address parameters of these trials; empty if there is no such page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All that the first page shows."""
+    """Values of the overview template."""
 
     held_out: HeldOut
-    """Of a run."""
+    """Evaluations of a run."""
     estimate: Estimate | None
-    """Of an evaluation: its mean reward."""
+    """Mean reward of an evaluation; None for a run."""
     passes: Sequence[RepeatedPass]
-    """Of an evaluation."""
+    """pass@k and pass^k of an evaluation; empty for a run."""
     last_reward: float | None
-    """Of all trials of the last step."""
+    """Mean reward of all graded trials of the last step."""
     last_step: int | None
     cost: float | None
-    """Dollars so far; None where no prices are set."""
+    """Dollars so far; None if no prices are set."""
     trials: int
-    lost: int
+    ungraded: int
     """Trials without a reward."""
     reward_chart: Markup
     outcome_bar: Markup
     outcome_chart: Markup
     outcomes: Sequence[Share]
-    fate_bar: Markup
-    fates: Sequence[Share]
+    training_bar: Markup
+    training: Sequence[Share]
     run_bar: Markup
     run_time: Sequence[Share]
     trial_bar: Markup
     trial_time: Sequence[Share]
-    health: Sequence[Health]
+    metric_charts: Sequence[MetricChart]
 
 
-def overview_of(store: TrialStore) -> Overview:
-    """The first page of what is in the store."""
+def overview_of(store: IndexedRun) -> Overview:
+    """Return the values of the overview page."""
     metrics, evaluations = store.metrics(), held_out(store)
     is_run = store.head().kind != "evaluation"
     totals: Counter[str] = Counter()
@@ -95,7 +213,8 @@ def overview_of(store: TrialStore) -> Overview:
         for key, own in store.rewards(kind, step).items():
             rewards.setdefault(key, []).extend(own)
     trained, outcomes = reward_marks(metrics), outcome_parts(totals)
-    fates, run_time, trial_time = fate_parts(store.fates()), run_seconds(metrics), trial_seconds(store.seconds())
+    training = training_parts(store.training_counts())
+    run_time, trial_time = run_seconds(metrics), trial_seconds(store.seconds())
     return Overview(
         held_out=evaluations,
         estimate=None if is_run else mean_reward(rewards),
@@ -104,23 +223,23 @@ def overview_of(store: TrialStore) -> Overview:
         last_step=int(trained[-1].step) if trained else None,
         cost=last_value(metrics, "cost/total"),
         trials=sum(totals.values()),
-        lost=store.found(TrialFilter(reward="none"))[1],
+        ungraded=store.find(TrialFilter(reward="none"))[1],
         reward_chart=_reward_chart(trained, evaluations) if is_run else Markup(""),
         outcome_bar=split_bar(outcomes, label="Shares of outcomes"),
         outcome_chart=_outcome_chart(store) if is_run else Markup(""),
         outcomes=[_share(part, outcomes, TrialFilter(outcome=part.name).query()) for part in outcomes],
-        fate_bar=split_bar(fates, label="What became of the training trials"),
-        fates=[_share(part, fates, TrialFilter(trained=_asked(part.name)).query()) for part in fates],
-        run_bar=split_bar(run_time, label="Where the run's time went"),
+        training_bar=split_bar(training, label="Trained and untrained trials"),
+        training=[_share(part, training, TrialFilter(trained=_filter_value(part.name)).query()) for part in training],
+        run_bar=split_bar(run_time, label="Wall-clock time of the run by part"),
         run_time=[_share(part, run_time) for part in run_time],
-        trial_bar=split_bar(trial_time, label="Where the trials' time went"),
+        trial_bar=split_bar(trial_time, label="Summed time of trials by phase"),
         trial_time=[_share(part, trial_time) for part in trial_time],
-        health=list(_health(metrics)),
+        metric_charts=list(_metric_charts(metrics)),
     )
 
 
 def reward_marks(metrics: Sequence[MetricRow]) -> list[Mark]:
-    """The mean reward of all trials that came back for a step, without a signal in their group too."""
+    """Return the mean reward of each step over all graded trials, including groups with equal rewards."""
     found = []
     for row in metrics:
         mean, trials = row.get(f"{ALL}reward/mean"), row.get("progress/rollouts")
@@ -131,20 +250,20 @@ def reward_marks(metrics: Sequence[MetricRow]) -> list[Mark]:
 
 
 def last_value(metrics: Sequence[MetricRow], key: str) -> float | None:
-    """What a figure was last; None where it was never written."""
+    """Return the last value of a metric; None if it was never logged."""
     found = (value for row in reversed(metrics) if isinstance(value := row.get(key), int | float))
     return next((float(value) for value in found), None)
 
 
-def fate_parts(fates: Mapping[str, int]) -> list[Part]:
-    """What became of training trials, those that trained first."""
-    names = sorted(fates, key=lambda name: (name != "trained", -fates[name]))
+def training_parts(counts: Mapping[str, int]) -> list[Part]:
+    """Return the parts of the training bar, `trained` first."""
+    names = sorted(counts, key=lambda name: (name != "trained", -counts[name]))
     styles = {"trained": "f-trained", "failed": "f-failed", "too old": "f-old", "no signal in its group": "f-flat"}
-    return [Part(name, styles.get(name, "f-other"), fates[name]) for name in names]
+    return [Part(name, styles.get(name, "f-other"), counts[name]) for name in names]
 
 
-def _asked(fate: str) -> str:
-    return "yes" if fate == "trained" else fate
+def _filter_value(status: str) -> str:
+    return "yes" if status == "trained" else status
 
 
 def _share(part: Part, whole: Sequence[Part], query: str = "") -> Share:
@@ -153,26 +272,30 @@ def _share(part: Part, whole: Sequence[Part], query: str = "") -> Share:
 
 def _reward_chart(trained: Sequence[Mark], evaluations: HeldOut) -> Markup:
     series = [
-        Series("training trials", "train", trained),
-        Series("held-out tasks", "heldout", evaluations.marks, dots=True),
+        Series("training reward", "train", trained),
+        Series("held-out reward", "heldout", evaluations.marks, dots=True),
     ]
     return line_chart(series, label="Mean reward by step", y=(0.0, 1.0), width=1140, height=270)
 
 
-def _outcome_chart(store: TrialStore) -> Markup:
-    decided = [(step, counts) for (kind, step), counts in store.outcomes().items() if kind == "train" and step != OPEN]
+def _outcome_chart(store: IndexedRun) -> Markup:
+    decided = [
+        (step, counts)
+        for (kind, step), counts in store.outcomes().items()
+        if kind == "train" and step != UNDECIDED_STEP
+    ]
     columns = [(step, outcome_parts(counts)) for step, counts in decided]
     return stacked_columns(columns, label="Shares of outcomes by step", width=560)
 
 
-def _health(metrics: Sequence[MetricRow]) -> Iterator[Health]:
-    for key, name, means in HEALTH:
+def _metric_charts(metrics: Sequence[MetricRow]) -> Iterator[MetricChart]:
+    for key, name, meaning in METRIC_CHARTS:
         marks = [
             Mark(float(step), float(value))
             for row in metrics
-            if (key != "time/step" or of_the_trainer(row))
+            if (key != "time/step" or is_trainer_row(row))
             and isinstance(value := row.get(key), int | float)
             and isinstance(step := row["step"], int)
         ]
         if marks:
-            yield Health(name, means, short(marks[-1].value), spark(marks, f"{name} by step"))
+            yield MetricChart(name, meaning, short_number(marks[-1].value), sparkline(marks, f"{name} by step"))

@@ -1,65 +1,66 @@
-"""A group side by side: the same task, the same policy, and what made the difference.
+"""Comparison of the trials of a group, turn by turn.
 
-Contract: turns stand beside each other by number; an answer that another trial gave before it is said once.
+Contract: turns are aligned by number. An answer that several trials share is shown once, for the first of them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harbortrainer.view.hostile_text import ShownText, shown
-from harbortrainer.view.shown_trial import TrialSheet, trial_fate
+from harbortrainer.view.format import ClippedText, clip
+from harbortrainer.view.trial_view import TrialDetail, training_summary
 
-MOST_TURNS = 20
-MOST_CHARACTERS = 1500
-"""Of an answer, here."""
+MAX_TURNS = 20
+MAX_CHARACTERS = 1500
+"""Most characters of an answer in the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideTurn:
-    """One turn of every trial; None where a trial had ended before."""
+    """One turn of every trial; None for a trial that has fewer turns."""
 
     number: int
-    answers: Sequence[ShownText | None]
-    as_before: Sequence[int | None]
-    """For each trial the first one, by its place, that had said the same; None for who said it first."""
+    answers: Sequence[ClippedText | None]
+    same_as: Sequence[int | None]
+    """Per trial, the index of the first trial with the same answer; None for that first trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """A group."""
+    """Values of the template of a group's page."""
 
-    sheets: Sequence[TrialSheet]
-    """From the best reward to the worst."""
-    fates: Sequence[str]
+    trials: Sequence[TrialDetail]
+    """Ordered by reward, highest first."""
+    summaries: Sequence[str]
+    """Per trial, why it was or was not trained on."""
     mean: float | None
     turns: Sequence[SideTurn]
-    left_out: int
-    """Turns beyond those shown, of the longest trial."""
+    omitted: int
+    """Turns of the longest trial that are not shown."""
     reward_names: Sequence[str]
-    """Entries of the verifier's dictionaries beside the reward itself."""
+    """Keys of the verifier's rewards other than `reward`."""
 
 
-def side_by_side(sheets: Sequence[TrialSheet]) -> SideBySide:
-    """The trials of one group."""
-    ordered = sorted(sheets, key=lambda sheet: (sheet.line.reward is None, -(sheet.line.reward or 0.0)))
-    rewards = [sheet.line.reward for sheet in ordered if sheet.line.reward is not None]
+def side_by_side(trials: Sequence[TrialDetail]) -> SideBySide:
+    """Compare the trials of one group."""
+    ordered = sorted(trials, key=lambda detail: (detail.row.reward is None, -(detail.row.reward or 0.0)))
+    rewards = [detail.row.reward for detail in ordered if detail.row.reward is not None]
     mean = fmean(rewards) if rewards else None
-    longest = max((len(sheet.turns) for sheet in ordered), default=0)
+    longest = max((len(detail.turns) for detail in ordered), default=0)
     return SideBySide(
-        sheets=ordered,
-        fates=[trial_fate(sheet.line, mean) for sheet in ordered],
+        trials=ordered,
+        summaries=[training_summary(detail.row, mean) for detail in ordered],
         mean=mean,
-        turns=[_turn(ordered, number) for number in range(min(longest, MOST_TURNS))],
-        left_out=max(0, longest - MOST_TURNS),
-        reward_names=sorted({name for sheet in ordered for name in sheet.rewards if name != "reward"}),
+        turns=[_turn(ordered, number) for number in range(min(longest, MAX_TURNS))],
+        omitted=max(0, longest - MAX_TURNS),
+        reward_names=sorted({name for detail in ordered for name in (detail.row.rewards or {}) if name != "reward"}),
     )
 
 
-def _turn(sheets: Sequence[TrialSheet], number: int) -> SideTurn:
-    said = [sheet.turns[number].answer if number < len(sheet.turns) else None for sheet in sheets]
-    answers = [None if text is None else shown(text, MOST_CHARACTERS) for text in said]
-    as_before = [
-        None if text is None or said.index(text) == place else said.index(text) for place, text in enumerate(said)
+def _turn(trials: Sequence[TrialDetail], number: int) -> SideTurn:
+    texts = [detail.turns[number].answer if number < len(detail.turns) else None for detail in trials]
+    answers = [None if text is None else clip(text, MAX_CHARACTERS) for text in texts]
+    same_as = [
+        None if text is None or texts.index(text) == index else texts.index(text) for index, text in enumerate(texts)
     ]
-    return SideTurn(number + 1, answers, as_before)
+    return SideTurn(number + 1, answers, same_as)

@@ -1,8 +1,8 @@
-"""The warm-up: a policy that solves some of the tasks, some of the time, before reinforcement learning starts.
+"""The warm-up: supervised fine-tuning before reinforcement learning, for a policy that solves some of the tasks.
 
-Importing the package is light; `warmup.warmup` brings torch and harbor.
+Importing the package is cheap; `warmup.warmup` imports torch and harbor.
 """
 
-from harbortrainer.harbor_side import keep_litellm_offline
+from harbortrainer.harbor_compat import keep_litellm_offline
 
 keep_litellm_offline()

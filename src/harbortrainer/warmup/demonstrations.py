@@ -1,17 +1,17 @@
-"""Episodes as text: what Terminus-2 shows a model, and what the model should answer, in Terminus-2's JSON."""
+"""Demonstrations: episodes as text, with Terminus-2's prompts and the answers to learn, in Terminus-2's JSON."""
 
 import json
 from collections.abc import Sequence
 
 DURATION = 0.1
-"""Seconds a command is given: what Terminus-2's own prompt advises for one that ends at once."""
+"""Seconds to wait for a command; Terminus-2's prompt advises this for one that ends at once."""
 
 type Demonstration = tuple[tuple[str, str], ...]
-"""One episode: (what the model is shown, what it should answer), turn by turn."""
+"""One episode: pairs of prompt and answer, turn by turn."""
 
 
 def answer(keystrokes: Sequence[str], *, duration: float = DURATION, complete: bool = True) -> str:
-    """The model's answer that types `keystrokes` and says whether the task is complete."""
+    """Return the answer that types `keystrokes` and reports whether the task is complete."""
     return json.dumps(
         {
             "analysis": "",
@@ -23,4 +23,4 @@ def answer(keystrokes: Sequence[str], *, duration: float = DURATION, complete: b
 
 
 CONFIRMED = answer([])
-"""The answer that says so again."""
+"""The answer that confirms that the task is complete."""

@@ -1,7 +1,7 @@
-"""Replays a task's own solution through Terminus-2, to get the demonstration that a perfect policy would have.
+"""Create demonstrations by replaying tasks' solutions through Terminus-2.
 
-The trial is real: Harbor's, in a real sandbox, graded by the task's verifier. Only the model is a script, which types
-solution/solve.sh into the terminal. Invariant: only what the verifier gave the top reward becomes a demonstration.
+A scripted model types solution/solve.sh into the terminal. Otherwise the trial is a normal Harbor trial in a real
+sandbox. Invariant: a demonstration got the top reward from the task's verifier.
 """
 
 import asyncio
@@ -21,15 +21,17 @@ from harbortrainer.trials.agent import TrainableTerminus2
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.trial_spec import TrialSpec
 from harbortrainer.warmup.demonstrations import CONFIRMED, Demonstration, answer
-from harbortrainer.warmup.solved_tasks import SOLUTION
+from harbortrainer.warmup.tasks_with_solution import SOLUTION
 
 WAIT_S = 3.0
-"""Seconds a solution is given before the screen is read."""
+"""Seconds to wait for a solution before the screen is read."""
 FILE = "demonstration.json"
+_CONCURRENCY = 2
+"""Number of concurrent trials."""
 
 
-class Script(BaseLLM):
-    """A model that gives written answers and remembers what it was shown."""
+class ScriptedModel(BaseLLM):
+    """A model that returns scripted answers and records its prompts."""
 
     def __init__(self, answers: Sequence[str]) -> None:
         super().__init__()
@@ -52,14 +54,14 @@ class Script(BaseLLM):
 
 
 class ReplayTerminus2(TrainableTerminus2):
-    """Terminus-2 whose model is a `Script`; writes what it was shown and said to `demonstration.json` in its logs.
+    """Terminus-2 with a `ScriptedModel`; writes prompts and answers to `demonstration.json` in its logs.
 
     Args:
         answers: The answers, turn by turn; the last one repeats.
     """
 
     def __init__(self, logs_dir: Path, *args: Any, answers: Sequence[str], **kwargs: Any) -> None:
-        self._script = Script(answers)
+        self._script = ScriptedModel(answers)
         kwargs["model_name"] = "script"
         super().__init__(logs_dir, *args, **kwargs)
 
@@ -74,7 +76,7 @@ class ReplayTerminus2(TrainableTerminus2):
 
 
 def answers_of(solution: str) -> list[str]:
-    """What a policy would answer that types `solution`, a shell script, into its terminal."""
+    """Return the answers of a policy that types the shell script `solution` into its terminal."""
     lines = [line for line in solution.splitlines() if not line.startswith(("#!", "set -"))]
     script = "\n".join(lines).strip("\n") + "\n"
     return [answer([script], duration=WAIT_S, complete=False), CONFIRMED, CONFIRMED]
@@ -86,19 +88,18 @@ async def replay(
     environment_type: str,
     environment_kwargs: Mapping[str, object] | None = None,
     work_dir: Path,
-    concurrency: int = 2,
     report: Callable[[], None] = lambda: None,
 ) -> list[Demonstration]:
-    """Demonstrations of the tasks whose solution, typed into a terminal, reaches the top reward.
+    """Replay the solutions of tasks and return the demonstrations that reach the top reward.
 
-    The trials' folders are made below `work_dir` and removed at the end; `report` is called after each trial.
+    Trial folders are created below `work_dir` and removed at the end. `report` is called after each trial.
     """
-    gate = asyncio.Semaphore(concurrency)
+    gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(task: TaskRef, folder: Path) -> Demonstration | None:
         async with gate:
             answers = answers_of((task.path / SOLUTION).read_text())
-            turns = await play(task.path, answers, folder, environment_type, environment_kwargs)
+            turns = await run_scripted_trial(task.path, answers, folder, environment_type, environment_kwargs)
         report()
         return turns
 
@@ -107,14 +108,14 @@ async def replay(
     return [demonstration for demonstration in found if demonstration is not None]
 
 
-async def play(
+async def run_scripted_trial(
     task_dir: Path,
     answers: Sequence[str],
     folder: Path,
     environment_type: str,
     environment_kwargs: Mapping[str, object] | None = None,
 ) -> Demonstration | None:
-    """One scripted trial: its demonstration, or None when it did not reach the top reward."""
+    """Run one scripted trial and return its demonstration; None without the top reward."""
     spec = TrialSpec(
         task_dir=task_dir,
         trials_dir=folder,
@@ -132,4 +133,4 @@ async def play(
 
 def _read(trial_dir: Path) -> Demonstration:
     turns = json.loads(next(trial_dir.rglob(FILE)).read_text())
-    return tuple((shown, said) for shown, said in turns)
+    return tuple((prompt, reply) for prompt, reply in turns)

@@ -1,20 +1,49 @@
-"""Supervised training on encoded demonstrations: AdamW on the cross-entropy of the answers' tokens."""
+"""Supervised fine-tuning on encoded demonstrations: AdamW on the cross-entropy of the answers' tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import PreTrainedModel
+from renderers.base import Renderer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harbortrainer.warmup.encoding import Encoded, collate
-from harbortrainer.warmup.starting_policy import StartingPolicy
+from harbortrainer.engines.models import load_model, load_tokenizer
+from harbortrainer.warmup.demonstrations import Demonstration
+from harbortrainer.warmup.encoding import Encoded, collate, encode, renderer_of
+
+
+@dataclass(frozen=True)
+class BasePolicy:
+    """A model with its tokenizer and renderer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    renderer: Renderer
+
+    def encode(self, demonstration: Demonstration) -> list[Encoded]:
+        """Encode one episode as sequences."""
+        return encode(demonstration, self.renderer, self.tokenizer)
+
+
+def load_policy(name: str) -> BasePolicy:
+    """Load a model by hub id or folder, onto the GPU if there is one.
+
+    Raises:
+        UserError: transformers cannot load it.
+    """
+    tokenizer = load_tokenizer(name, where="warmup.model")
+    model = load_model(name, torch.float32, where="warmup.model")
+    if torch.cuda.is_available():
+        model = model.to(dtype=torch.bfloat16, device="cuda")
+    return BasePolicy(model, tokenizer, renderer_of(tokenizer))
 
 
 class SupervisedTrainer:
-    """A policy in supervised training: every weight of it, or a LoRA of rank `lora_rank`."""
+    """Supervised trainer of all weights, or of a LoRA of rank `lora_rank`."""
 
-    def __init__(self, start: StartingPolicy, *, lr: float, lora_rank: int = 0) -> None:
+    def __init__(self, start: BasePolicy, *, lr: float, lora_rank: int = 0) -> None:
         self.model: PreTrainedModel | PeftModel = start.model
         if lora_rank:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
@@ -24,7 +53,7 @@ class SupervisedTrainer:
         self._optimizer = torch.optim.AdamW(self._weights, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
 
     def step(self, episodes: Sequence[Encoded], *, scale: float) -> float:
-        """One optimizer step at `scale` times the peak learning rate; returns the loss in nats a token."""
+        """Run one optimizer step at `scale` times the peak learning rate; return the loss in nats per token."""
         ids, attention, labels = self._batch(episodes)
         self.model.train()
         loss = self.model(input_ids=ids, attention_mask=attention, labels=labels).loss
@@ -38,18 +67,18 @@ class SupervisedTrainer:
 
     @torch.no_grad()
     def likelihood(self, episodes: Sequence[Encoded]) -> list[float]:
-        """Probability that the model, sampled at temperature 1, gives exactly the answers of each episode."""
+        """Return the probability of exactly each episode's answers, sampled at temperature 1."""
         self.model.eval()
-        chances: list[float] = []
+        probabilities: list[float] = []
         for start in range(0, len(episodes), 64):
             ids, attention, labels = self._batch(episodes[start : start + 64])
             logprobs = self.model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
             chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
-            chances += (chosen * (labels[:, 1:] != -100)).sum(1).exp().tolist()
-        return chances
+            probabilities += (chosen * (labels[:, 1:] != -100)).sum(1).exp().tolist()
+        return probabilities
 
     def save(self, folder: Path) -> None:
-        """Write weights, with a LoRA merged into them for good, and tokenizer in transformers' format."""
+        """Write the weights, with a LoRA permanently merged, and the tokenizer in transformers' format."""
         if isinstance(self.model, PeftModel):
             self.model = self.model.merge_and_unload()
         self.model.save_pretrained(folder)

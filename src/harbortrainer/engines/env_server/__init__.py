@@ -1,9 +1,12 @@
-"""Environment servers: verifiers' own `serve_env`, each in a process of its own, as Prime-RL starts them.
+"""Environment servers: verifiers' `serve_env`, each in its own process, as in Prime-RL.
 
-One a source, as in Prime-RL, except that sources of our own plugin which differ only in the tasks they choose share
-one: their requests carry the task, and each server costs an import of litellm (seconds of CPU, 250 MB).
-The process (`env_main`) reads its config from stdin and writes its address to stdout. Its stdin stays open as long as
-we live: when we end, however we end, it reads end-of-file and takes itself and its workers down.
+Each source has its own server. Sources of our plugin that differ only in their tasks share one: their requests contain
+the task, and each server costs an import of litellm (seconds of CPU, 250 MB).
+
+The process (`env_main`) reads its config from stdin and writes its address to stdout. The address is a Unix socket in a
+folder that only this user can open, because verifiers' server has no authentication. Its stdin is a pipe from this
+process. When this process ends, the server reads end-of-file and ends with its workers.
+
 Invariant: for our own plugin it does not import torch.
 """
 
@@ -17,11 +20,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from harbortrainer.config.orchestrator_config import SourceConfig
 from harbortrainer.config.plugin import PLUGIN_ID
-from harbortrainer.config.source_table import SourceConfig
 from harbortrainer.engines.programs import WatchedProcess
+from harbortrainer.engines.socket_folder import SocketFolder
 from harbortrainer.errors import RunStoppedError, UserError
-from harbortrainer.harbor_side import LITELLM_OFFLINE
+from harbortrainer.harbor_compat import LITELLM_OFFLINE
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE, run_label
 
@@ -37,9 +41,9 @@ class EnvServer:
     Args:
         name: The source's name, for messages and the log file.
         env: The `env` table of the source.
-        serve: Its `serve` table; with `address` set the server is somebody else's and nothing is started.
-        log: File for what the server says.
-        variables: Environment variables for it.
+        serve: Its `serve` table; if it has an `address`, that external server is used and none is started.
+        log: Log file of the server.
+        variables: Additional environment variables.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class EnvServer:
         self.variables = variables
         self.process: subprocess.Popen[str] | None = None
         self.serving = False
+        self._sockets: SocketFolder | None = None
 
     def start(self) -> None:
-        """Start the process; returns at once, so that its imports overlap with other work."""
+        """Start the process without waiting for it, so that its imports overlap with other work."""
         if self.serve.get("address"):
             return
+        self._sockets = SocketFolder("env-server-", name_length=len("/s"))
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"{__name__}.env_main"],
@@ -68,50 +74,51 @@ class EnvServer:
                 stderr=log,
                 text=True,
                 env={**QUIET, **os.environ, **self.variables},
-                # The terminal's Ctrl-C is for the loop: it decides what its servers do.
+                # Ctrl-C must reach only the loop, which stops its servers.
                 start_new_session=True,
             )
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"env": self.env, "serve": self.serve}) + "\n")
+        request = {"env": self.env, "serve": self.serve, "address": f"ipc://{self._sockets.path}/s"}
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
 
     def address(self) -> str:
-        """The server's address; blocks until it is there.
+        """Wait for the server's address and return it.
 
         Raises:
-            RunStoppedError: The server ended before it had one.
+            RunStoppedError: The server exited first.
         """
         if self.process is None:
             return str(self.serve["address"])
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if not line:
-            raise self.ended()
+            raise self.exit_error()
         self.serving = True
         return line
 
     @property
     def alive(self) -> bool:
-        """Whether the server still runs, as far as we can know."""
+        """Whether the server runs; always true for an external server."""
         return self.process is None or self.process.poll() is None
 
-    def ended(self) -> RunStoppedError:
-        """The error of a server that is gone."""
+    def exit_error(self) -> RunStoppedError:
+        """Return the error of a server that exited."""
         lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        last = lines[-1].strip()[:300] if lines else "it said nothing"
-        return RunStoppedError(f"the environment server of {self.name!r} ended: {last}", do=f"see {self.log}")
+        last = lines[-1].strip()[:300] if lines else "no output"
+        return RunStoppedError(f"the environment server of {self.name!r} exited: {last}", do=f"see {self.log}")
 
     def close(self) -> None:
-        """Let the server go down: it cancels its trials and tears their sandboxes down."""
+        """Request the server to stop: it cancels its trials and ends their sandboxes."""
         if self.process is None or self.process.stdin is None:
             return
         if not self.serving:
-            # Still importing: there is nothing to tear down, and nobody who would notice the end-of-file.
+            # Still importing: it has no sandboxes, and would not notice the end-of-file.
             _kill(self.process)
         self.process.stdin.close()
 
     def stop(self, within: float = STOP_S) -> None:
-        """Wait until the server is down; kill it when it takes longer than `within` seconds."""
+        """Stop the server; kill it after `within` seconds."""
         self.close()
         if self.process is None:
             return
@@ -120,17 +127,19 @@ class EnvServer:
         except subprocess.TimeoutExpired:
             _kill(self.process)
             self.process.wait()
+        if self._sockets is not None:
+            self._sockets.remove()
 
 
 def _kill(server: subprocess.Popen[str]) -> None:
-    """Kill a server with its workers: they would live on, with a sandbox helper each, waiting for work."""
-    if server.poll() is None:  # else the number may be another's by now
+    """Kill a server with its workers, which would otherwise keep waiting for work."""
+    if server.poll() is None:  # otherwise the process id may have been reused
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # the session that it leads
+            os.killpg(server.pid, signal.SIGKILL)  # its session includes the workers
 
 
 def server_key(source: SourceConfig) -> str:
-    """Sources with the same key can share a server."""
+    """Return a key that is equal for sources that can share a server."""
     env, taskset = source.env, source.env.get("taskset") or {}
     if taskset.get("id") == PLUGIN_ID:
         env = env | {"taskset": {key: taskset[key] for key in ("id", "task") if key in taskset}}
@@ -138,10 +147,10 @@ def server_key(source: SourceConfig) -> str:
 
 
 def plan_servers(sources: Iterable[SourceConfig], run: RunFolder) -> dict[str, EnvServer]:
-    """The servers of these sources, by `server_key`; none is started.
+    """Return the servers of these sources by `server_key`, without starting them.
 
     Raises:
-        UserError: A source reads its tokens where the embedded engine cannot prove them.
+        UserError: A source uses capture = "rollout_details".
     """
     variables = {RUN_VARIABLE: run_label(run.path), TRIALS_DIR_VARIABLE: str(run.trials)}
     servers: dict[str, EnvServer] = {}
@@ -156,20 +165,24 @@ def plan_servers(sources: Iterable[SourceConfig], run: RunFolder) -> dict[str, E
 
 
 def refuse_rollout_details(source: SourceConfig) -> None:
-    """Direct calls to the sampler carry no session, so their tokens could not be told apart in its ledger."""
+    """Refuse capture = "rollout_details": the completion log cannot attribute direct calls to a trial.
+
+    Raises:
+        UserError: The source uses it.
+    """
     harness = (source.env.get("agent") or {}).get("harness") or {}
     if harness.get("capture") == "rollout_details":
         raise UserError(
-            'the embedded engine reads tokens at the interception endpoint only, not with capture = "rollout_details"',
+            'the embedded engine records tokens at its interception endpoint; it does not support "rollout_details"',
             where=f"source {source.resolved_name!r}: env.agent.harness.capture",
-            do="leave capture out, or use the engine prime-rl",
+            do="remove capture, or use the engine prime-rl",
         )
 
 
 async def watch(servers: Sequence[WatchedProcess]) -> None:
-    """Raise when one of the servers is gone; its rollouts would never come back."""
+    """Raise the exit error of the first server that exits; its rollouts would never return."""
     while True:
         for server in servers:
             if not server.alive:
-                raise server.ended()
+                raise server.exit_error()
         await asyncio.sleep(WATCH_S)

@@ -1,60 +1,90 @@
-"""The process of one environment server: config on stdin, address on stdout, end-of-file on stdin means stop.
+"""The process of one environment server: config on stdin, address on stdout, end-of-file on stdin stops it.
 
-It runs verifiers' `serve_env` with the arguments Prime-RL's `env-server` gives it. Invariant: nothing but the address
-is written to stdout, and torch is not imported for our own plugin.
+It runs verifiers' `serve_env` with the arguments of Prime-RL's `env-server`. Its session gets a higher CPU priority
+than the sandboxes' sessions.
+
+Invariant: only the address is written to stdout, and torch is not imported for our plugin.
 """
 
+import contextlib
 import json
 import logging
 import os
 import sys
 import threading
+from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 from typing import TypedDict
 
 from harbortrainer.config.plugin import PLUGIN_ID
-from harbortrainer.sandbox.precedence import before_sandboxes
+
+_AUTOGROUP = Path("/proc/self/autogroup")
+_NICE = -10
+
+
+@contextlib.contextmanager
+def raise_priority() -> Generator[None]:
+    """Raise the CPU priority of this process's session within the context.
+
+    With autogroups (sched(7)) the kernel gives each session one share of the CPU. Each command in a sandbox is a
+    session of its own, so the server would get one share among dozens, although all of them wait for it.
+
+    It needs root. Without root or without autogroups it does nothing.
+    """
+    try:
+        *_, before = _AUTOGROUP.read_text().split()
+        _AUTOGROUP.write_text(str(_NICE))
+    except (OSError, ValueError):  # the file is missing, not writable, or empty (no autogroup)
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            _AUTOGROUP.write_text(before)
+
 
 GRACE = 15.0
-"""Seconds for an orderly end once the parent is gone; what hangs longer is ended, and its sandboxes with it."""
+"""Seconds for an orderly stop after the parent has ended; then the process exits, and its sandboxes with it."""
 
 
 class AddressLine:
-    """Where `serve_env` reports its address: a line on the stdout that the process was started with."""
+    """Writes the address of `serve_env` as a line to the original stdout."""
 
     def __init__(self) -> None:
-        # Whatever else prints must not be taken for the address.
+        # Other output must not be mistaken for the address.
         self.fd = os.dup(1)
         os.dup2(2, 1)
 
     def put(self, address: str) -> None:
-        """Report the address."""
+        """Write the address."""
         os.write(self.fd, f"{address}\n".encode())
         os.close(self.fd)
 
 
 class ParentAlive:
-    """A death pipe: `recv` returns when the parent closes our stdin, or dies."""
+    """A death pipe: `recv` returns when the parent closes our stdin or dies."""
 
     def recv(self) -> None:
-        """Block until end-of-file; from then on the process has `GRACE` seconds to end in order."""
+        """Block until end-of-file; then exit after `GRACE` seconds at the latest."""
         os.read(0, 1)
-        last_word = threading.Timer(GRACE, os._exit, (1,))
-        last_word.daemon = True
-        last_word.start()
+        timer = threading.Timer(GRACE, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
 
 
 def hide_torch() -> None:
-    """Make torch look as if it were not installed: a tokenizer would import it, 500 MB in every worker, unused."""
+    """Block the import of torch, which a tokenizer would import unused (500 MB in every worker)."""
     sys.modules["torch"] = None  # ty: ignore[invalid-assignment]
 
 
 def set_up_worker(*, torch: bool) -> None:
-    """What every process of the server starts with: its log on stderr, and torch only if the source may need it."""
+    """Set up a process of the server: log to stderr, and block torch unless the source may need it."""
     if not torch:
         hide_torch()
     handler = logging.StreamHandler(sys.stderr)
-    # Harbor opens its loggers down to DEBUG: hundreds of lines a trial, which its own trial.log has too.
+    # Harbor logs at DEBUG: hundreds of lines per trial, which its trial.log also has.
     handler.setLevel(logging.INFO)
     logging.basicConfig(handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("verifiers.v1").setLevel(logging.INFO)
@@ -62,26 +92,34 @@ def set_up_worker(*, torch: bool) -> None:
 
 
 class Request(TypedDict):
-    """A source's `env` and `serve` tables."""
+    """A source's `env` and `serve` tables, and the ZMQ address to bind."""
 
     env: dict[str, dict[str, object]]
     serve: dict[str, object]
+    address: str
 
 
-def serve(request: Request, address: AddressLine) -> None:
-    """Serve one environment until the parent is gone."""
+def serve(request: Request, announce: AddressLine) -> None:
+    """Serve one environment until the parent ends."""
     set_up = partial(set_up_worker, torch=request["env"].get("taskset", {}).get("id") != PLUGIN_ID)
     set_up()
-    from harbortrainer.environment import verifiers_side
+    from harbortrainer.environment import verifiers_compat
 
-    with before_sandboxes():  # this session is the server's own, with its workers
-        verifiers_side.serve(request["env"], request["serve"], address=address, parent=ParentAlive(), set_up=set_up)
+    with raise_priority():  # the session contains the server and its workers only
+        verifiers_compat.serve(
+            request["env"],
+            request["serve"],
+            address=request["address"],
+            announce=announce,
+            parent=ParentAlive(),
+            set_up=set_up,
+        )
 
 
-def read_line(fd: int = 0) -> str:
-    """One line from `fd`, and not a byte more: what comes after it is the death pipe's."""
+def read_line() -> str:
+    """Read one line from stdin without buffering: later bytes belong to the death pipe."""
     line = bytearray()
-    while (byte := os.read(fd, 1)) not in (b"\n", b""):
+    while (byte := os.read(0, 1)) not in (b"\n", b""):
         line += byte
     return line.decode()
 

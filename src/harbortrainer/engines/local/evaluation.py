@@ -1,9 +1,11 @@
-"""Evaluation on held-out sources: which rollouts, with which seeds, and what came of them.
+"""Evaluation on held-out sources: rollouts, seeds, results and metrics.
 
-Invariants: the rollouts of an evaluation and the seeds of their requests follow from the run's seed, the source, the
-task and the rollout's number, and from nothing else, so that the same policy evaluated twice is sampled the same way
-twice. An evaluation measures one policy version (nothing is handed over while it runs), and one that stands in
-`metrics.jsonl` is not made again by a resume.
+Invariants:
+
+- Rollouts and request seeds depend on the run's seed, the source, the task and the rollout's number only. Two
+  evaluations of the same policy get the same samples.
+- An evaluation measures one policy version: no weight update happens while it runs.
+- A resume does not repeat an evaluation that is in `metrics.jsonl`.
 """
 
 import asyncio
@@ -13,17 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.engines.local.playing import Player, TaskStream, request_seed
+from harbortrainer.engines.local.rollout_client import RolloutClient, TaskStream, request_seed
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.step_metrics import outcome_metrics
 from harbortrainer.errors import RunStoppedError
-from harbortrainer.estimates.interval import mean_reward
-from harbortrainer.estimates.repeated import repeated_passes
+from harbortrainer.estimates.interval import mean_reward, repeated_passes
 from harbortrainer.runs.display import Bar, Display
-from harbortrainer.runs.durable import write_lines
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.summary import EvalResult, evaluations
-from harbortrainer.runs.transcript_files import TranscriptBook
+from harbortrainer.runs.transcript_files import TranscriptWriter
+from harbortrainer.runs.trial_row import write_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,12 @@ class Evaluator:
     """The evaluations of one run.
 
     Args:
-        streams: The evaluation sources by name; empty means that nothing is ever evaluated.
+        config: The run.
+        run: Its folder.
+        streams: The evaluation sources by name; empty means no evaluation.
+        client: Runs the rollouts.
+        transcripts: Keeps their transcripts.
+        display: Progress and results.
     """
 
     def __init__(
@@ -47,54 +53,54 @@ class Evaluator:
         config: RunConfig,
         run: RunFolder,
         streams: Mapping[str, TaskStream],
-        player: Player,
-        book: TranscriptBook,
+        client: RolloutClient,
+        transcripts: TranscriptWriter,
         display: Display,
     ) -> None:
-        self.run, self.streams, self.player, self.display, self.seed = run, streams, player, display, config.seed
-        self.book = book
+        self.run, self.streams, self.client, self.display, self.seed = run, streams, client, display, config.seed
+        self.transcripts = transcripts
         held_out = config.orchestrator.eval
         self.intervals = {source.resolved_name: source.interval for source in (held_out.source if held_out else [])}
         self.skip_first = held_out is not None and held_out.skip_first_step
 
-    def wanted(self, step: int, *, last: bool) -> list[str]:
-        """The sources to evaluate after this step: all before the first and after the last, else those that are due."""
+    def due_sources(self, step: int, *, last: bool) -> list[str]:
+        """Return the sources to evaluate after this step: all at step 0 and after the last, else the due ones."""
         if step in evaluations(self.run) or (step == 0 and self.skip_first and not last):
             return []
-        return list(self.streams) if last or step == 0 else due(step, self.intervals)
+        return list(self.streams) if last or step == 0 else sources_at(step, self.intervals)
 
     async def evaluate(self, step: int, names: Sequence[str]) -> None:
-        """Evaluate the policy of version `step` on these sources and write the result down.
+        """Evaluate policy version `step` on these sources and write the result to disk.
 
         Raises:
-            RunStoppedError: Not one of the trials could be graded.
+            RunStoppedError: No trial was graded.
         """
         started = time.monotonic()
         plans = plan_evaluation([self.streams[name] for name in names], seed=self.seed)
         with self.display.bar(f"evaluating after step {step}", len(plans)) as bar:
-            rollouts = await asyncio.gather(*[self._play(plan, bar) for plan in plans])
-        result = result_of(rollouts)
+            rollouts = await asyncio.gather(*[self._run_plan(plan, bar) for plan in plans])
+        result = eval_result(rollouts)
         if not result.n:
-            raise none_graded(rollouts)
+            raise no_graded_trial_error(rollouts)
         numbers = eval_metrics(rollouts, {name: self.streams[name].group_size for name in names})
         whole = {f"eval/{name}": value for name, value in result.model_dump().items()}
         file, rows = self.run.eval_file(step), [r.row(step=step, kind="eval") for r in rollouts]
-        write_lines(file, self.book.write(file.stem, rows))
+        write_rows(file, self.transcripts.write(file.stem, rows))
         self.run.metrics.write({"step": step, **whole, **numbers, "time/eval": time.monotonic() - started})
         self.run.metrics.publish()
         failed = len(rollouts) - result.n
         note = f", {failed} of {len(rollouts)} trials failed" if failed else ""
         self.display.line(f"held-out tasks after step {step}: mean reward {result}{note}")
 
-    async def _play(self, plan: EvalPlan, bar: Bar) -> Rollout:
-        rollout = await self.player.play(self.streams[plan.source], plan.index, seed=plan.seed)
-        self.book.add(rollout.trial, rollout.transcript, rollout.pending_row(kind="eval"))
+    async def _run_plan(self, plan: EvalPlan, bar: Bar) -> Rollout:
+        rollout = await self.client.run_rollout(self.streams[plan.source], plan.index, seed=plan.seed)
+        self.transcripts.add(rollout.transcript, rollout.pending_row(kind="eval"))
         bar.advance()
         return rollout
 
 
 def plan_evaluation(streams: Iterable[TaskStream], *, seed: int) -> list[EvalPlan]:
-    """Every rollout of one evaluation: `group_size` of each task."""
+    """Return all rollouts of one evaluation: `group_size` of each task."""
     return [
         EvalPlan(stream.name, index, request_seed(seed, stream.name, stream.key_of(index), number))
         for stream in streams
@@ -103,18 +109,18 @@ def plan_evaluation(streams: Iterable[TaskStream], *, seed: int) -> list[EvalPla
     ]
 
 
-def due(step: int, intervals: Mapping[str, int]) -> list[str]:
-    """The sources that are evaluated after step `step`.
+def sources_at(step: int, intervals: Mapping[str, int]) -> list[str]:
+    """Return the sources whose interval divides `step`.
 
     Example:
-        >>> due(10, {"held-out": 5})
+        >>> sources_at(10, {"held-out": 5})
         ['held-out']
     """
     return [name for name, interval in intervals.items() if step % interval == 0]
 
 
 def rewards_by_task(rollouts: Iterable[Rollout]) -> dict[str, list[float]]:
-    """The graded rollouts' rewards, by source and task."""
+    """Return the rewards of graded rollouts, by source and task."""
     rewards: dict[str, list[float]] = {}
     for rollout in rollouts:
         own = rewards.setdefault(f"{rollout.source}/{rollout.task_key}", [])
@@ -122,17 +128,17 @@ def rewards_by_task(rollouts: Iterable[Rollout]) -> dict[str, list[float]]:
     return rewards
 
 
-def result_of(rollouts: Iterable[Rollout]) -> EvalResult:
-    """Mean reward over the rollouts that have one, each task counting the same."""
+def eval_result(rollouts: Iterable[Rollout]) -> EvalResult:
+    """Return the mean reward of graded rollouts; every task has the same weight."""
     return EvalResult.of(mean_reward(rewards_by_task(rollouts)))
 
 
 def eval_metrics(rollouts: Sequence[Rollout], group_sizes: Mapping[str, int]) -> dict[str, float]:
-    """Metrics of one evaluation, by source, in Prime-RL's names where it has one (`eval/<source>/.../avg@k`)."""
+    """Return the metrics of one evaluation by source, with Prime-RL's names (`eval/<source>/.../avg@k`)."""
     metrics: dict[str, float] = {}
     for source, group_size in group_sizes.items():
         own = [rollout for rollout in rollouts if rollout.source == source]
-        result = result_of(own)
+        result = eval_result(own)
         prefix = f"eval/{source}/all/agent"
         metrics |= outcome_metrics(f"eval/{source}/all", own)
         passes = {found.name: found.estimate.mean for found in repeated_passes(rewards_by_task(own))}
@@ -146,11 +152,11 @@ def eval_metrics(rollouts: Sequence[Rollout], group_sizes: Mapping[str, int]) ->
     return metrics
 
 
-def none_graded(rollouts: Sequence[Rollout]) -> RunStoppedError:
-    """The message for an evaluation without a single reward."""
+def no_graded_trial_error(rollouts: Sequence[Rollout]) -> RunStoppedError:
+    """Return the error of an evaluation without a reward."""
     error = next((rollout.error for rollout in rollouts if rollout.error), "no message")
     counts = ", ".join(f"{name} {count}" for name, count in sorted(Counter(r.outcome for r in rollouts).items()))
     return RunStoppedError(
-        f"not one of {len(rollouts)} evaluation trials could be graded ({counts}): {error}",
-        do="mend what is named here and go on with --resume",
+        f"none of the {len(rollouts)} evaluation trials was graded ({counts}): {error}",
+        do="fix this error and continue with --resume",
     )

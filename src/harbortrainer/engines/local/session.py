@@ -1,7 +1,7 @@
-"""One start of a local run: start, loop, stop, summary.
+"""One start of a local run, from its start to its summary.
 
-Contract: the block of `local_run` leaves nothing behind, however it ends: no process, no thread of its own, no
-half-written file. Invariant: Ctrl-C stops within `STOP_S` seconds, and what was finished stays finished.
+Contract: however the block of `local_run` ends, it leaves no process, no thread of its own and no half-written file.
+Invariant: Ctrl-C stops within `STOP_S` seconds, and finished steps stay finished.
 """
 
 import asyncio
@@ -18,56 +18,52 @@ from pydantic import TypeAdapter
 from renderers import RendererConfig
 from verifiers.v1.configs.client import TrainClientConfig
 
-from harbortrainer.config.published_config import published
+from harbortrainer.config.redacted_config import redact
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.env_server import STARTUP_S, plan_servers, server_key, watch
-from harbortrainer.engines.local.parts import (
-    SamplerPart,
-    hand_over,
-    load_learner,
-    planned_memory,
-    start_sampler,
-)
-from harbortrainer.engines.local.playing import TaskStream
-from harbortrainer.engines.local.rollouts.group import MIN_SURVIVORS
-from harbortrainer.engines.local.train import Parts, TrainingLoop
+from harbortrainer.engines.local.factories import load_learner, memory_plan, start_sampler
+from harbortrainer.engines.local.protocols import SamplerProtocol
+from harbortrainer.engines.local.rollout_client import TaskStream
+from harbortrainer.engines.local.rollouts.advantage import MIN_TRAINABLE
+from harbortrainer.engines.local.train import LoopComponents, TrainingLoop
+from harbortrainer.engines.local.weight_update import update_weights
 from harbortrainer.engines.programs import WatchedProcess
 from harbortrainer.errors import EXIT_INTERRUPTED, ProofError, RunStoppedError, UserError
-from harbortrainer.harbor_side import keep_litellm_offline
+from harbortrainer.harbor_compat import keep_litellm_offline
+from harbortrainer.runs.checkpoints import Progress, latest, rewind, set_aside_damaged
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.ingredients import check_ingredients, ingredients
 from harbortrainer.runs.interrupt import StopSignal
-from harbortrainer.runs.memory import PeakMemory, imports_left_alone, steady_heap
+from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
-from harbortrainer.runs.progress import Progress, latest, rewind, set_damaged_aside
-from harbortrainer.runs.summary import Status, Summary, evaluations, show, spent, summarize
+from harbortrainer.runs.provenance import check_provenance, collect_provenance
+from harbortrainer.runs.summary import Status, Summary, evaluations, recorded_times, report_summary, summarize
 
 STOP_S = 10.0
 UPDATE_GRACE_S = 3.0
-"""How long a stop waits for an update that is under way; after that the step counts as not finished."""
+"""Seconds that a stop waits for an update in progress; after that the step counts as not finished."""
 
 SENDING_S = 60.0
-"""How long a finished run waits for monitors that are sending; a stop waits as for an update."""
+"""Seconds that a finished run waits for monitors that are sending; a stop waits `UPDATE_GRACE_S`."""
 
 
 @contextlib.contextmanager
 def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Generator["Session"]:
-    """One start of a run on this machine, in this process, from the main thread.
+    """Open one start of a run in this process; call it from the main thread.
 
-    Everything that is started in the block is closed at its end, and the run is summed up; Ctrl-C ends the block
-    without an exception, and the summary says so.
+    At the end of the block everything that was started in it is closed, and the summary is written. Ctrl-C ends the
+    block without an exception; the summary has the status "interrupted".
 
     Args:
         config: The run.
         run: Its folder, made by `RunFolder.create`.
-        resume: Go on from the last finished step in it.
+        resume: Continue from its last finished step.
 
     Raises:
-        UserError: Something in the config cannot be.
-        RunStoppedError: The run cannot go on; the message says why and what to do.
+        UserError: The config is invalid.
+        RunStoppedError: The run cannot continue; the message has the reason and the remedy.
     """
-    steady_heap()
+    limit_malloc_arenas()
     keep_litellm_offline()
     session = Session(config, run, resume=resume)
     with session.memory, session.display, session.stop:
@@ -77,9 +73,9 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
             session.status = "interrupted"
         except (RunStoppedError, ProofError, OSError) as error:
             session.status = "stopped"
-            run.need()
-            with contextlib.suppress(OSError):  # A full disk has been told of already.
-                session.sum_up().write(run)
+            run.check_present()
+            with contextlib.suppress(OSError):  # A full disk is the error that is raised below.
+                session.summary().write(run)
             if isinstance(error, ProofError):
                 raise RunStoppedError(str(error)) from error
             raise
@@ -88,22 +84,22 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
             raise
         finally:
             closed = session.close()
-        session.end() if closed else session.leave()
+        session.show_summary() if closed else session.exit_process()
 
 
 class Session:
-    """One start of a run; `local_run` opens and closes it."""
+    """One start of a run; opened and closed by `local_run`."""
 
     def __init__(self, config: RunConfig, run: RunFolder, *, resume: bool) -> None:
         self.config, self.run, self.started = config, run, time.monotonic()
         self.display, self.stop = Display(), StopSignal()
-        for line in set_damaged_aside(run.checkpoints) if resume else []:
+        for line in set_aside_damaged(run.checkpoints) if resume else []:
             self.display.line(line)
         found = latest(run.checkpoints) if resume else None
         self.checkpoint, self.progress = found or (None, Progress())
         if resume:
             rewind(run, self.progress.step)
-            wall_s, train_s = spent(run)
+            wall_s, train_s = recorded_times(run)
             self.progress.wall_s = max(self.progress.wall_s, wall_s)
             self.progress.train_s = max(self.progress.train_s, train_s)
         self.resume, self.before_s = resume, self.progress.wall_s
@@ -113,22 +109,27 @@ class Session:
         self.servers = plan_servers([*settings.train.source, *(settings.eval.source if settings.eval else [])], run)
         self.train_streams: dict[str, TaskStream] = {}
         self.eval_streams: dict[str, TaskStream] = {}
-        self.sampler: SamplerPart | None = None
+        self.sampler: SamplerProtocol | None = None
         self.loop: TrainingLoop | None = None
-        self.let_go: Callable[[Status], object] = lambda _: None
-        """What is called before the process ends without going back to who opened the session."""
+        self.before_exit: Callable[[Status], object] = lambda _: None
+        """Called before `exit_process` ends the process, since the caller of `local_run` does not get control back."""
 
     @property
     def complete(self) -> bool:
-        """Whether every step was made and the last evaluation too."""
+        """Whether all steps and the last evaluation are finished."""
         if self.config.max_steps is None or self.progress.step < self.config.max_steps:
             return False
         return self.config.orchestrator.eval is None or self.progress.step in evaluations(self.run)
 
     def start_servers(self) -> None:
-        """Read the tasks, so that a mistake in them is told before anything is started, and start the environment
-        servers: they import while the policy is being made."""
-        refuse_lonely_trials(self.config)
+        """Load the tasks and start the environment servers.
+
+        Errors in the tasks are raised before a server starts. The servers import their modules while the policy loads.
+
+        Raises:
+            UserError: A task is invalid, or a group has a single trial.
+        """
+        require_group_size(self.config)
         settings = self.config.orchestrator
         for source in settings.train.source:
             self.train_streams[source.resolved_name] = TaskStream(source, algo=source.algo or settings.algo)
@@ -141,66 +142,66 @@ class Session:
         """Train a policy until the run's last step.
 
         Args:
-            model: Its folder, or a hub id.
-            warmup_s: Seconds that making it took just now.
+            model: Folder or hub id of the initial policy.
+            warmup_s: Seconds that its warm-up took in this start.
         """
         self.progress.warmup_s = max(self.progress.warmup_s, warmup_s)
         streams = [*self.train_streams.values(), *self.eval_streams.values()]
         keys = {stream.name: stream.keys() for stream in streams}
-        made_of = ingredients(model, keys, {stream.name: stream.origin() for stream in streams})
-        for line in check_ingredients(self.run.path, made_of, resume=self.resume):
+        made_of = collect_provenance(model, keys, {stream.name: stream.origin() for stream in streams})
+        for line in check_provenance(self.run.path, made_of, resume=self.resume):
             self.display.line(line)
         if self.config.inference.engine == "vllm":
-            self.display.line(f"vLLM starts, which takes a minute or more ({self.run.log / 'vllm.log'})")
-        plan = planned_memory(model, self.config)
+            self.display.line(f"starting vLLM, which takes a minute or more (log: {self.run.log / 'vllm.log'})")
+        plan = memory_plan(model, self.config)
         sampler = self.sampler = start_sampler(model, self.config, plan)
         learner = load_learner(model, self.config, sampler, plan)
         if self.checkpoint is not None:
             learner.load(self.checkpoint)
-            hand_over(learner, sampler)
-            self.display.line(f"going on after step {self.progress.step}")
-        parts = Parts(
+            update_weights(learner, sampler)
+            self.display.line(f"continuing after step {self.progress.step}")
+        parts = LoopComponents(
             sampler=sampler,
             learner=learner,
             train=self.train_streams,
             held_out=self.eval_streams,
             display=self.display,
-            used=self.used,
+            usage=self.usage,
         )
-        shown = published(self.config.model_dump(mode="json", exclude_none=True))
+        shown = redact(self.config.model_dump(mode="json", exclude_none=True))
         self.run.metrics.start(monitors_of(self.config, self.run.path, shown=shown), self.display.line)
-        with imports_left_alone():
+        with frozen_gc():
             asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes]))
 
-    async def _run(self, model: str, parts: Parts, needed: Sequence[WatchedProcess]) -> None:
-        """Until the loop is at its end, a server is gone, or a stop is asked for."""
+    async def _run(self, model: str, parts: LoopComponents, required: Sequence[WatchedProcess]) -> None:
+        """Run until the loop ends, a required process exits, or a stop is requested."""
         work = asyncio.create_task(self._work(model, parts))
-        watched = asyncio.create_task(watch(needed))
-        asked = asyncio.create_task(self.stop.wait())
-        await asyncio.wait({work, watched, asked}, return_when=asyncio.FIRST_COMPLETED)
-        settled = True
+        watched = asyncio.create_task(watch(required))
+        stop_requested = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({work, watched, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
+        idle = True
         if not (work.done() or watched.done()):
-            # Let an update under way end if it is quick, then cancel everything.
+            # Let an update in progress finish if it is quick, then cancel everything.
             self.status = "interrupted"
-            settled = self.loop is None or await self.loop.settled(UPDATE_GRACE_S)
-        for task in (work, watched, asked):
+            idle = self.loop is None or await self.loop.wait_for_update(UPDATE_GRACE_S)
+        for task in (work, watched, stop_requested):
             task.cancel()
-        await asyncio.gather(work, watched, asked, return_exceptions=True)
+        await asyncio.gather(work, watched, stop_requested, return_exceptions=True)
         for server in self.servers.values():
             server.close()
         for stream in [*self.train_streams.values(), *self.eval_streams.values()]:
             await stream.close()
-        if not settled:
+        if not idle:
             self.close()
-            self.leave()
+            self.exit_process()
         for task in (work, watched):
             if not task.cancelled():
                 task.result()
 
-    async def _work(self, model: str, parts: Parts) -> None:
+    async def _work(self, model: str, parts: LoopComponents) -> None:
         await self._connect(model, parts.sampler.url)
         self.loop = TrainingLoop(self.config, self.run, parts, self.progress)
-        await self.loop.run_all()
+        await self.loop.run_remaining_steps()
 
     async def _connect(self, model: str, url: str) -> None:
         """Connect every source to its server."""
@@ -212,15 +213,15 @@ class Session:
         for stream in [*self.train_streams.values(), *self.eval_streams.values()]:
             await stream.connect(addresses[server_key(stream.config)], policy, model, STARTUP_S)
 
-    def used(self) -> tuple[float, float]:
-        """The run's seconds and peak memory (MB) up to now, over every start."""
+    def usage(self) -> tuple[float, float]:
+        """Return the run's seconds and peak memory (MB) so far, over all its starts."""
         return self.before_s + time.monotonic() - self.started, self.memory.peak_mb
 
     def close(self) -> bool:
-        """Close everything that was opened, side by side.
+        """Close everything that was opened, in parallel.
 
         Returns:
-            Whether everything is down; a sampler in the middle of a long forward pass may not be.
+            Whether everything has stopped; a sampler in a long forward pass may not have.
         """
         for server in self.servers.values():
             server.close()
@@ -234,11 +235,11 @@ class Session:
         self.run.metrics.close(SENDING_S if self.status == "finished" else UPDATE_GRACE_S)
         return not any(thread.is_alive() for thread in threads)
 
-    def sum_up(self) -> Summary:
-        """What the run came to up to now."""
-        self.memory.look()
+    def summary(self) -> Summary:
+        """Return the summary of the run so far."""
+        self.memory.sample()
         progress = self.loop.progress if self.loop else self.progress
-        wall_s, peak_rss_mb = self.used()
+        wall_s, peak_rss_mb = self.usage()
         return summarize(
             self.run,
             replace(progress, wall_s=wall_s, peak_rss_mb=peak_rss_mb),
@@ -247,34 +248,38 @@ class Session:
             status=self.status,
         )
 
-    def end(self) -> None:
-        """Sum up, write it down and show it."""
-        show(self.sum_up(), self.run, self.display)
+    def show_summary(self) -> None:
+        """Write the summary to disk and print it."""
+        report_summary(self.summary(), self.run, self.display)
 
-    def leave(self) -> NoReturn:
-        """End the process now: a thread in the middle of a long computation would hold it up, and all is written."""
-        self.end()
+    def exit_process(self) -> NoReturn:
+        """End the process at once, without waiting for a thread in a long computation; everything is on disk."""
+        self.show_summary()
         self.display.close()
-        self.let_go(self.status)
-        leave(EXIT_INTERRUPTED if self.status == "interrupted" else 0)
+        self.before_exit(self.status)
+        exit_now(EXIT_INTERRUPTED if self.status == "interrupted" else 0)
 
 
-def leave(code: int) -> NoReturn:
-    """End the process with this exit code, now: all is written and closed, and to take a torch of many modules apart
-    would take the interpreter seconds."""
+def exit_now(code: int) -> NoReturn:
+    """End the process with this exit code, without the interpreter's shutdown, which takes seconds with torch."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def refuse_lonely_trials(config: RunConfig) -> None:
-    """A trial is compared with the others of its group; alone it has an advantage of 0 and teaches nothing but, with
-    ECHO, to predict what the model was told."""
+def require_group_size(config: RunConfig) -> None:
+    """Check that every group has at least two trials.
+
+    A single trial has an advantage of 0. It trains nothing, except predicted tokens with ECHO.
+
+    Raises:
+        UserError: A source has a smaller group_size.
+    """
     for source in config.orchestrator.train.source:
         algo = source.algo or config.orchestrator.algo
-        if source.group_size < MIN_SURVIVORS and algo.type != "echo":
+        if source.group_size < MIN_TRAINABLE and algo.type != "echo":
             raise UserError(
-                f"source {source.resolved_name!r} plays each task once, so there is nothing to compare a trial with",
+                f"source {source.resolved_name!r} has one trial per group, so its reward has nothing to compare with",
                 where="orchestrator.group_size",
                 do="set it to 2 or more; 8 is usual",
             )

@@ -1,8 +1,8 @@
-"""The numbers of one step: what arrived and what trained, where the time went, how fast the sampler was.
+"""Metrics of one step: trials, rewards, times, costs and sampling throughput.
 
 Names are Prime-RL's where it has one (`train/agg/all/agent/reward/mean`, `progress/tokens`, `off_policy/mean`,
-`time/step`). Invariants: `all` is every trial that came back, whatever became of it, `effective` what trained; each
-figure stands under one name; docs/metrics.md lists them, and a test holds it against a real run.
+`time/step`). Invariants: `all` covers every trial that returned, `effective` the trials that trained. Each figure has
+one name. docs/metrics.md lists all of them, and a test compares it with a real run.
 """
 
 import time
@@ -12,24 +12,24 @@ from statistics import fmean
 
 import numpy as np
 
-from harbortrainer.config.monitors_table import Prices
+from harbortrainer.config.run_sections import Prices
 from harbortrainer.engines.local.rollouts.batch import OffPolicyBound, StepBatch
-from harbortrainer.engines.local.rollouts.group import Group, Untrained
+from harbortrainer.engines.local.rollouts.group import DropReason, Group
 from harbortrainer.engines.local.rollouts.rollout import Rollout, outcome_shares
-from harbortrainer.estimates.repeated import SOLVED
+from harbortrainer.estimates.interval import SOLVED
 from harbortrainer.runs.curve import TRAIN_KEY
 from harbortrainer.trials.outcome import Outcome
 
 SIZES = ("input_tokens", "output_tokens", "total_tokens", "turns", "branches")
-COUNTED_HERE = {f"outcome_{outcome}" for outcome in Outcome} | {"turns", "tokens_prompt", "tokens_completion"}
-"""What a trial reports of itself and a step counts over all trials, those included that could report nothing."""
-THE_REWARD = "reward_reward"
-"""The verifier's key `reward`, which is the trial's reward."""
-PRUNED = (Untrained.NO_SIGNAL, Untrained.AT_THE_MEAN, Untrained.REJECTED)
+COUNTED_BY_STEP = {f"outcome_{outcome}" for outcome in Outcome} | {"turns", "tokens_prompt", "tokens_completion"}
+"""Metrics of a trial that a step computes itself, over all trials, including those that reported none."""
+REWARD_METRIC = "reward_reward"
+"""The metric of the verifier's key `reward`, which is the trial's reward."""
+PRUNED = (DropReason.NO_SIGNAL, DropReason.AT_THE_MEAN, DropReason.REJECTED)
 
 
 def distribution(prefix: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean, extrema, 10th and 90th percentile (linear interpolation); nothing for no values.
+    """Return mean, extrema, 10th and 90th percentile (linear interpolation); empty without values.
 
     Example:
         >>> distribution("x", [1.0, 3.0])["x/mean"]
@@ -43,7 +43,7 @@ def distribution(prefix: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def sizes_and_rewards(prefix: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Rewards, sizes and truncation of some rollouts; a rollout that failed has no reward, which is not a 0."""
+    """Return rewards, sizes and truncation; failed rollouts have no reward and do not count as 0."""
     if not rollouts:
         return {}
     out = distribution(f"{prefix}/agent/reward", [r.reward for r in rollouts if r.reward is not None])
@@ -53,15 +53,15 @@ def sizes_and_rewards(prefix: str, rollouts: Sequence[Rollout]) -> dict[str, flo
 
 
 def outcome_metrics(prefix: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The share of every outcome, under the name that it has on Prime-RL."""
+    """Return the share of every outcome, with Prime-RL's names."""
     shares = outcome_shares(rollouts) if rollouts else {}
     return {f"{prefix}/agent/metrics/outcome_{name}/mean": share for name, share in shares.items()}
 
 
-def own_metrics(prefix: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Means of what the environment measured, each over the rollouts that have it."""
+def environment_metrics(prefix: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the means of the environment's metrics, each over the rollouts that have it."""
     tables = [rollout.metrics for rollout in rollouts]
-    names = {name for table in tables for name in table} - COUNTED_HERE - {THE_REWARD}
+    names = {name for table in tables for name in table} - COUNTED_BY_STEP - {REWARD_METRIC}
     return {
         f"{prefix}/agent/metrics/{name}/mean": fmean(table[name] for table in tables if name in table)
         for name in sorted(names)
@@ -69,9 +69,9 @@ def own_metrics(prefix: str, rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def solve_rates(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
-    """Shares of groups in which no graded trial got anything, every one, or some the full reward; as in Prime-RL.
+    """Return the shares of groups whose rewards are all 0, all 1, or anything else, as in Prime-RL.
 
-    Groups without a graded trial are left out: nobody knows whether they would have been solved.
+    Groups without a graded trial are left out.
     """
     rewards = [own for group in groups if (own := [r.reward for r in group.rollouts if r.reward is not None])]
     if not rewards:
@@ -82,30 +82,32 @@ def solve_rates(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
 
 
 def batch_metrics(batch: StepBatch, bound: OffPolicyBound, sources: Collection[str]) -> dict[str, float]:
-    """Everything about what arrived for a step, what it trained on, and how old that was.
+    """Return the metrics of the trials that arrived for a step, and of those that it trained on.
 
     Args:
+        batch: The step's batch.
+        bound: The off-policy bound, for the staleness.
         sources: The names of the run's training sources.
     """
-    back, trained = [r for r in batch.rollouts if r.came_back], batch.trained
+    returned, trained = [r for r in batch.rollouts if r.returned], batch.trained
     ages = [float(bound.staleness(r.version, batch.step)) for r in trained if r.version is not None]
-    out = sizes_and_rewards("train/agg/all", back) | sizes_and_rewards("train/agg/effective", trained)
-    out |= outcome_metrics("train/agg/all", back) | own_metrics("train/agg/all", back)
-    out |= solve_rates("train/agg/all/agent", batch.arrived) | of_sources(back, sources)
+    out = sizes_and_rewards("train/agg/all", returned) | sizes_and_rewards("train/agg/effective", trained)
+    out |= outcome_metrics("train/agg/all", returned) | environment_metrics("train/agg/all", returned)
+    out |= solve_rates("train/agg/all/agent", batch.arrived) | source_metrics(returned, sources)
     out |= {"off_policy/mean": fmean(ages), "off_policy/max": max(ages)} if ages else {}
     return out | {
-        "train/agg/all/has_error/mean": fmean(not r.outcome.trains for r in back),
+        "train/agg/all/has_error/mean": fmean(not r.outcome.trains for r in returned),
         "off_policy/dropped": float(batch.dropped),
         "batch/empty": float(batch.empty_batches),
-        "samples/truncated": float(sum(r.cut_samples for r in back)),
-        "samples/pruned": float(sum(len(r.samples) for r, _, reason in batch.credits() if reason in PRUNED)),
-        "tokens/truncated": float(sum(r.cut_tokens for r in back)),
-        "progress/tokens": float(sum(r.total_tokens for r in back)),
+        "samples/truncated": float(sum(r.truncated_samples for r in returned)),
+        "samples/pruned": float(sum(len(r.samples) for r, _, reason in batch.rollout_advantages() if reason in PRUNED)),
+        "tokens/truncated": float(sum(r.truncated_tokens for r in returned)),
+        "progress/tokens": float(sum(r.total_tokens for r in returned)),
         "progress/input_tokens": float(sum(r.input_tokens for r in trained)),
         "progress/output_tokens": float(sum(r.output_tokens for r in trained)),
-        "progress/rollouts": float(len(back)),
+        "progress/rollouts": float(len(returned)),
         "progress/trained": float(len(trained)),
-        "progress/tasks": float(len({r.task_key for r in back})),
+        "progress/tasks": float(len({r.task_key for r in returned})),
     }
 
 
@@ -113,7 +115,7 @@ def cost_metrics(rollouts: Sequence[Rollout], prices: Prices, seconds: float) ->
     """Dollars of a step, and for each task that a trial of it solved; failed trials were paid for too.
 
     Args:
-        rollouts: Every trial that came back for the step.
+        rollouts: Every trial that came returned for the step.
         prices: What is paid.
         seconds: The step's.
     """
@@ -123,8 +125,8 @@ def cost_metrics(rollouts: Sequence[Rollout], prices: Prices, seconds: float) ->
     return {"cost/step": cost} | ({"cost/solved_task": cost / len(solved)} if solved else {})
 
 
-def of_sources(rollouts: Sequence[Rollout], sources: Collection[str]) -> dict[str, float]:
-    """Share and rewards of each source, where there are several; the share is 0 where nothing of one came."""
+def source_metrics(rollouts: Sequence[Rollout], sources: Collection[str]) -> dict[str, float]:
+    """Return the share and rewards of each source if there are several; the share is 0 without a trial."""
     out: dict[str, float] = {}
     for name in sorted(sources) if len(sources) > 1 else ():
         own = [rollout for rollout in rollouts if rollout.source == name]
@@ -134,7 +136,7 @@ def of_sources(rollouts: Sequence[Rollout], sources: Collection[str]) -> dict[st
 
 
 def headline(step: int, max_steps: int | None, numbers: Mapping[str, float]) -> str:
-    """One step in one line."""
+    """Return a one-line summary of a step."""
     of = f"/{max_steps}" if max_steps else ""
     failed = numbers.get("train/agg/all/has_error/mean", 0.0)
     parts = [
@@ -147,15 +149,15 @@ def headline(step: int, max_steps: int | None, numbers: Mapping[str, float]) -> 
         parts.append(f"{failed:.0%} of trials failed")
     if numbers.get("memory/halved"):
         tokens = numbers["memory/micro_batch_tokens"]
-        parts.append(f"out of memory: begun anew, with micro batches of {tokens:.0f} tokens from here on")
+        parts.append(f"out of memory: restarted the step with micro batches of {tokens:.0f} tokens")
     return "  ".join(parts)
 
 
 class Stopwatch:
-    """Adds up named parts of a step; `lap` gives them and starts the next."""
+    """Sums the seconds of named parts of a step; `lap` returns them and starts the next step."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         self._step = time.monotonic()
         self._before: dict[str, float] = {}
 
@@ -166,23 +168,23 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.numbers[name] = self.numbers.get(name, 0.0) + time.monotonic() - start
+            self.metrics[name] = self.metrics.get(name, 0.0) + time.monotonic() - start
 
     def lap(self) -> dict[str, float]:
-        """The parts since the last lap, the whole as `time/step`, and the `numbers` that were put here meanwhile."""
-        out, self.numbers = self.numbers | {"time/step": time.monotonic() - self._step}, {}
+        """Return the parts since the last lap, their total as `time/step`, and the other `metrics` added since."""
+        out, self.metrics = self.metrics | {"time/step": time.monotonic() - self._step}, {}
         self.restart()
         return out
 
     def restart(self) -> None:
-        """The step begins now: what came before is not part of it."""
+        """Start the step now; earlier time does not count."""
         self._step = time.monotonic()
 
     def rates(self, counters: Mapping[str, float]) -> dict[str, float]:
-        """The sampling since the last call, from running counters `sampled_tokens` and `busy_s`."""
-        did = {name: value - self._before.get(name, 0.0) for name, value in counters.items()}
+        """Return the sampling throughput since the last call, from the counters `sampled_tokens` and `busy_s`."""
+        change = {name: value - self._before.get(name, 0.0) for name, value in counters.items()}
         self._before = dict(counters)
-        out = {"time/sample": did["busy_s"], "sampler/tokens": did["sampled_tokens"]}
-        if did["busy_s"] > 0:
-            out["perf/sampled_tokens_per_s"] = did["sampled_tokens"] / did["busy_s"]
+        out = {"time/sample": change["busy_s"], "sampler/tokens": change["sampled_tokens"]}
+        if change["busy_s"] > 0:
+            out["perf/sampled_tokens_per_s"] = change["sampled_tokens"] / change["busy_s"]
         return out

@@ -1,10 +1,10 @@
-"""The loop: play groups, cut a batch, train, hand over, write down, evaluate.
+"""The training loop: collect a batch, train, update the sampler's weights, write the step to disk, evaluate.
 
-While a batch trains, the groups of the next one are being played. Evaluation comes before the first step, every
-interval and after the last.
+While a batch trains, the groups of the next batch are in flight. Evaluations run before the first step, at every
+interval and after the last step.
 
-Invariant: a step is finished when its checkpoint stands; its rollouts and its line of metrics are on disk before
-that. Version n of the policy is what n steps made of it.
+Invariant: a step is finished when its checkpoint is complete. Its rollouts and its line of metrics are on disk before
+that. Policy version n is the result of n steps.
 """
 
 import asyncio
@@ -15,174 +15,180 @@ from typing import TYPE_CHECKING
 
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local.evaluation import Evaluator
-from harbortrainer.engines.local.parts import LearnerPart, SamplerPart, hand_over
-from harbortrainer.engines.local.playing import Player, TaskStream
+from harbortrainer.engines.local.protocols import LearnerProtocol, SamplerProtocol
+from harbortrainer.engines.local.rollout_client import RolloutClient, TaskStream
 from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound, StepBatch
-from harbortrainer.engines.local.rollouts.collection import Collector
+from harbortrainer.engines.local.rollouts.dispatcher import Dispatcher
 from harbortrainer.engines.local.rollouts.group import Group
-from harbortrainer.engines.local.rollouts.reward_proof import prove_rewards
+from harbortrainer.engines.local.rollouts.reward_check import check_rewards
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Schedule
 from harbortrainer.engines.local.step_metrics import Stopwatch, batch_metrics, cost_metrics, headline
+from harbortrainer.engines.local.weight_update import update_weights
+from harbortrainer.runs.checkpoints import Progress, prune, save
 from harbortrainer.runs.display import Display
-from harbortrainer.runs.durable import write_lines
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.progress import Progress, prune, save
-from harbortrainer.runs.transcript_files import TranscriptBook
+from harbortrainer.runs.transcript_files import TranscriptWriter
+from harbortrainer.runs.trial_row import write_rows
 
 if TYPE_CHECKING:
-    from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
+    from harbortrainer.engines.local.sampler.rescoring import Rescored
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What the loop works with: models loaded, sources connected."""
+class LoopComponents:
+    """Loaded models, connected sources and the display, for the loop."""
 
-    sampler: SamplerPart
-    learner: LearnerPart
+    sampler: SamplerProtocol
+    learner: LearnerProtocol
     train: Mapping[str, TaskStream]
     """The training sources by name."""
     held_out: Mapping[str, TaskStream]
     """The evaluation sources by name."""
     display: Display
-    used: Callable[[], tuple[float, float]]
-    """The run's seconds and peak memory (MB) up to now, over every start."""
+    usage: Callable[[], tuple[float, float]]
+    """Returns the run's seconds and peak memory (MB) so far, over all its starts."""
 
 
 class TrainingLoop:
-    """A run from its last finished step to its last step. Lives inside one event loop.
+    """A run from its last finished step to its last step, inside one event loop.
 
     Args:
-        progress: Where the run stands; replaced with every finished step.
+        config: The run.
+        run: Its folder.
+        components: The models, sources and display.
+        progress: State of the run after its last finished step; replaced with every step.
     """
 
-    def __init__(self, config: RunConfig, run: RunFolder, parts: Parts, progress: Progress) -> None:
-        self.config, self.run, self.parts, self.progress = config, run, parts, progress
+    def __init__(self, config: RunConfig, run: RunFolder, components: LoopComponents, progress: Progress) -> None:
+        self.config, self.run, self.components, self.progress = config, run, components, progress
         settings = config.orchestrator
         self.bound = OffPolicyBound(settings.max_off_policy_steps)
-        self.player = Player(
-            parts.sampler.ledger, seq_len=config.seq_len, max_inflight=settings.concurrency.max_inflight
+        self.client = RolloutClient(
+            components.sampler.completion_log, seq_len=config.seq_len, max_inflight=settings.concurrency.max_inflight
         )
         self.schedule = Schedule(
-            {name: len(stream.tasks) for name, stream in parts.train.items()},
-            {name: stream.config.ratio for name, stream in parts.train.items()},
+            {name: len(stream.tasks) for name, stream in components.train.items()},
+            {name: stream.config.ratio for name, stream in components.train.items()},
             seed=config.seed,
-            curricula={name: stream.curriculum for name, stream in parts.train.items()},
+            curricula={name: stream.curriculum for name, stream in components.train.items()},
         )
         if progress.schedule is not None:
             self.schedule.restore(progress.schedule)
-        self.book = TranscriptBook(run.path, most_mb=config.transcripts_mb)
-        self.collector = Collector(
-            parts.train,
+        self.transcripts = TranscriptWriter(run.path, max_mb=config.transcripts_mb)
+        self.dispatcher = Dispatcher(
+            components.train,
             self.schedule,
             Batches(batch_size=settings.batch_size, bound=self.bound),
-            self.player,
+            self.client,
             step=progress.step,
             last_step=config.max_steps,
-            ended=self._ended,
+            on_rollout=self._keep_transcript,
         )
-        self.evaluator = Evaluator(config, run, parts.held_out, self.player, self.book, parts.display)
+        self.evaluator = Evaluator(config, run, components.held_out, self.client, self.transcripts, components.display)
         self.watch = Stopwatch()
-        self.rescored: list[ScoredAgain] = []
+        self.rescored: list[Rescored] = []
         self.updating = asyncio.Lock()
 
-    async def run_all(self) -> None:
-        """Every step that is left, and the evaluations between them."""
+    async def run_remaining_steps(self) -> None:
+        """Run every remaining step and the evaluations."""
         try:
             await self._evaluate()
-            with self.parts.display.bar("steps", self.config.max_steps, plain=False) as bar:
+            with self.components.display.bar("steps", self.config.max_steps, plain=False) as bar:
                 bar.set(self.progress.step)
                 while not self._finished():
                     started = time.monotonic()
-                    batch = await self._play_groups()
+                    batch = await self._collect_batch()
                     async with self.updating:
                         await self._train(batch)
-                        await self._hand_over(batch)
-                        await self._write_down(batch, time.monotonic() - started)
+                        await self._update_weights(batch)
+                        await self._finish_step(batch, time.monotonic() - started)
                     bar.set(self.progress.step)
                     await self._evaluate()
         finally:
-            await self.collector.stop()
+            await self.dispatcher.stop()
 
-    def _ended(self, rollout: Rollout, group: Group) -> None:
-        self.book.add(rollout.trial, rollout.transcript, rollout.pending_row(kind="train", group=group.id))
+    def _keep_transcript(self, rollout: Rollout, group: Group) -> None:
+        self.transcripts.add(rollout.transcript, rollout.pending_row(kind="train", group=group.id))
 
     def _finished(self) -> bool:
         return self.config.max_steps is not None and self.progress.step >= self.config.max_steps
 
-    async def _play_groups(self) -> StepBatch:
-        """Play groups until enough have finished for the next step's batch, and cut it."""
+    async def _collect_batch(self) -> StepBatch:
+        """Wait until enough groups have finished, and return the next step's batch."""
         step = self.progress.step + 1
         with (
             self.watch.timed("time/wait_for_rollouts"),
-            self.parts.display.bar(f"step {step}: sampling", self.config.orchestrator.batch_size) as bar,
+            self.components.display.bar(f"step {step}: sampling", self.config.orchestrator.batch_size) as bar,
         ):
-            return await self.collector.batch(step, bar.set)
+            return await self.dispatcher.batch(step, bar.set)
 
     async def _train(self, batch: StepBatch) -> None:
-        """One update: the learner has a new version. What it trains on is proven first."""
-        await asyncio.to_thread(prove_rewards, batch.groups, batch.samples)
-        await self._score_again()
+        """Check the batch's rewards and train on it, which makes the learner's next version."""
+        await asyncio.to_thread(check_rewards, batch.groups, batch.samples)
+        await self._rescore()
         rescored, self.rescored = self.rescored, []
-        self.watch.numbers |= await asyncio.to_thread(self.parts.learner.train, batch.samples, rescored)
+        self.watch.metrics |= await asyncio.to_thread(self.components.learner.train, batch.samples, rescored)
 
-    async def _hand_over(self, batch: StepBatch) -> None:
-        """Make the new version the one that samples."""
-        await self._score_again()  # what was sampled meanwhile trains later, when its version is gone
+    async def _update_weights(self, batch: StepBatch) -> None:
+        """Load the new version into the sampler."""
+        await self._rescore()  # samples since then train later, when the sampler no longer has their version
         with self.watch.timed("time/hand_over"):
-            await asyncio.to_thread(hand_over, self.parts.learner, self.parts.sampler)
-        await self.collector.new_version(batch.step)
+            await asyncio.to_thread(update_weights, self.components.learner, self.components.sampler)
+        await self.dispatcher.new_version(batch.step)
 
-    async def _score_again(self) -> None:
+    async def _rescore(self) -> None:
         with self.watch.timed("time/score_again"):
-            self.rescored += await asyncio.to_thread(self.parts.sampler.score_again)
+            self.rescored += await asyncio.to_thread(self.components.sampler.rescore)
 
-    async def _write_down(self, batch: StepBatch, took_s: float) -> None:
-        """Write the step down, and where the run stands then. With its checkpoint the step is finished."""
-        schedule = self.schedule.state(self.collector.plans())
-        self.watch.numbers |= self.schedule.metrics()
+    async def _finish_step(self, batch: StepBatch, took_s: float) -> None:
+        """Write the step and the run's new state to disk; the checkpoint finishes the step."""
+        schedule = self.schedule.state(self.dispatcher.plans())
+        self.watch.metrics |= self.schedule.metrics()
         progress = replace(self.progress, step=batch.step, schedule=schedule, train_s=self.progress.train_s + took_s)
-        await asyncio.to_thread(self._write, batch, progress)
+        await asyncio.to_thread(self._write_step, batch, progress)
         self.progress = progress
 
-    def _write(self, batch: StepBatch, progress: Progress) -> None:
-        counters = {"sampled_tokens": self.parts.sampler.stats()["sampled_tokens"], "busy_s": self.player.busy_s}
-        # The learner is given what was already cut and pruned: of what it counts too, the batch's count is true.
-        numbers = self.watch.rates(counters) | self.watch.lap() | batch_metrics(batch, self.bound, self.parts.train)
+    def _write_step(self, batch: StepBatch, progress: Progress) -> None:
+        counters = {"sampled_tokens": self.components.sampler.stats()["sampled_tokens"], "busy_s": self.client.busy_s}
+        # The learner got truncated and pruned samples: where both count the same thing, the batch's count is right.
+        numbers = (
+            self.watch.rates(counters) | self.watch.lap() | batch_metrics(batch, self.bound, self.components.train)
+        )
         progress.total_tokens += int(numbers["progress/tokens"])
         progress.total_samples += int(numbers["progress/rollouts"])
-        progress.wall_s, progress.peak_rss_mb = self.parts.used()
+        progress.wall_s, progress.peak_rss_mb = self.components.usage()
         numbers["progress/total_tokens"] = float(progress.total_tokens)
         numbers["progress/total_rollouts"] = float(progress.total_samples)
         if self.config.prices is not None:
             costs = cost_metrics(batch.rollouts, self.config.prices, numbers["time/step"])
             progress.cost_usd += costs["cost/step"]
             numbers |= costs | {"cost/total": progress.cost_usd}
-        self.run.need()
+        self.run.check_present()
         file = self.run.rollouts_file(batch.step)
-        write_lines(file, self.book.write(file.stem, batch.rows()))
+        write_rows(file, self.transcripts.write(file.stem, batch.rows()))
         self.run.metrics.write({"step": batch.step, **numbers})
-        save(self.run.checkpoints, self.parts.learner.save, progress)
+        save(self.run.checkpoints, self.components.learner.save, progress)
         self.run.metrics.publish()
         prune(self.run.checkpoints, self.config.ckpt, self.config.max_steps)
-        self.parts.display.line(headline(batch.step, self.config.max_steps, numbers))
+        self.components.display.line(headline(batch.step, self.config.max_steps, numbers))
 
     async def _evaluate(self) -> None:
-        """Evaluate what is due now; no new group is started meanwhile."""
-        names = self.evaluator.wanted(self.progress.step, last=self._finished())
+        """Run the evaluations that are due; no new group is started meanwhile."""
+        names = self.evaluator.due_sources(self.progress.step, last=self._finished())
         if not names:
             return
-        self.collector.paused = True
+        self.dispatcher.paused = True
         started = time.monotonic()
         await self.evaluator.evaluate(self.progress.step, names)
         self.progress.train_s += time.monotonic() - started
-        self.collector.paused = False
+        self.dispatcher.paused = False
         self.watch.restart()
 
-    async def settled(self, within: float) -> bool:
-        """Wait until no update is under way, at most `within` seconds; whether that is so."""
+    async def wait_for_update(self, timeout: float) -> bool:  # noqa: ASYNC109 - returns False instead of raising
+        """Wait at most `timeout` seconds until no update is in progress; return whether that is so."""
         try:
-            async with asyncio.timeout(within), self.updating:
+            async with asyncio.timeout(timeout), self.updating:
                 return True
         except TimeoutError:
             return False

@@ -1,17 +1,29 @@
-"""Where Prime-RL lies: the submodule, or what `HARBORTRAINER_PRIME_RL` names."""
+"""The checkout of Prime-RL (the submodule, or `HARBORTRAINER_PRIME_RL`), its start command and its environment.
+
+Contract: the printed command is the one that is run, and it works from the repository's root. It has `--no-sync`,
+because uv would otherwise remove packages that were installed beside Prime-RL (harbor).
+"""
 
 import os
+import shlex
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dotenv import dotenv_values
+
+from harbortrainer.engines.programs import program_output
 from harbortrainer.errors import UserError
+from harbortrainer.harbor_compat import LITELLM_OFFLINE
+from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE
 
 PIN = "559b44772e471d1538537b8805cc77f3824a5e64"
-"""The commit the plugin and the configs are written for."""
+"""Commit that the plugin and the configs are written for."""
 
 VARIABLE = "HARBORTRAINER_PRIME_RL"
 SOURCE = Path(__file__).resolve().parents[3]
-"""The folder that holds the plugin, `harbor_env.py`; it goes on PYTHONPATH."""
+"""Folder of the plugin, `harbor_env.py`; added to PYTHONPATH."""
 
 
 @dataclass(frozen=True)
@@ -19,54 +31,104 @@ class Checkout:
     """A checkout of Prime-RL.
 
     Args:
-        root: Its folder; may be empty or missing.
+        root: Its folder, which may be empty or missing.
     """
 
     root: Path
 
     @property
     def populated(self) -> bool:
-        """Whether the source is there."""
+        """Whether the folder has Prime-RL's source."""
         return (self.root / "pyproject.toml").is_file()
 
     @property
-    def schema(self) -> Path:
-        """The folder that makes `prime_rl.configs` importable, light, without torch or vLLM."""
-        return self.root / "packages" / "prime-rl-configs" / "src"
-
-    @property
     def environment(self) -> Path:
-        """Its virtual environment; uv puts it where UV_PROJECT_ENVIRONMENT says, else into the checkout."""
+        """Its virtual environment: UV_PROJECT_ENVIRONMENT if it is set, else `.venv` in the checkout."""
         return self.root / (os.environ.get("UV_PROJECT_ENVIRONMENT") or ".venv")
 
     @property
     def rl(self) -> Path:
-        """The launcher that Prime-RL installs."""
+        """Path of the launcher that Prime-RL installs."""
         return self.environment / "bin" / "rl"
 
     @property
     def installed(self) -> bool:
-        """Whether `rl` can be run."""
+        """Whether `rl` is installed."""
         return self.rl.is_file()
 
-    def need(self) -> None:
-        """Refuse to go on without Prime-RL.
+    def require_installed(self) -> None:
+        """Check that Prime-RL is installed.
 
         Raises:
-            UserError: The submodule is empty, or its environment was not made.
+            UserError: The submodule is empty, or its environment is not installed.
         """
         if not self.populated:
             do = "run `git submodule update --init --recursive`, or use --engine local"
-            raise UserError("Prime-RL's source is not here", where=str(self.root), do=do)
+            raise UserError("Prime-RL's source is missing", where=str(self.root), do=do)
         if not self.installed:
-            do = "make its environment as docs/prime-rl.md says, or use --engine local"
-            raise UserError("Prime-RL's environment is not there", where=str(self.environment), do=do)
+            do = "create it as in docs/prime-rl.md, or use --engine local"
+            raise UserError("Prime-RL's environment is not installed", where=str(self.environment), do=do)
 
 
 def find(start: Path | None = None) -> Checkout:
-    """Prime-RL as it is set up here: the variable, else `prime-rl/` beside the source, else in the current folder."""
+    """Return the checkout: the variable's, else `prime-rl/` beside the source, else in the current folder."""
     named = os.environ.get(VARIABLE)
     if named:
         return Checkout(Path(named).resolve())
     beside = SOURCE.parent / "prime-rl"
     return Checkout(beside if beside.is_dir() else (start or Path.cwd()) / "prime-rl")
+
+
+def rl_command(checkout: Checkout, file: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the command as a list of arguments: with uv if it is available, else the installed `rl` itself."""
+    uv = find_uv()
+    start = [uv, "run", "--project", str(checkout.root), "--no-sync", "rl"] if uv else [str(checkout.rl)]
+    return [*start, "@", str(file), *overrides]
+
+
+def printed_command(checkout: Checkout, file: Path, overrides: Sequence[str]) -> str:
+    """Return the command as a user types it, with relative paths where possible."""
+    words = ["uv", "run", "--project", _short(checkout.root), "--no-sync", "rl", "@", _short(file), *overrides]
+    return f"PYTHONPATH={shlex.quote(_short(SOURCE))} {shlex.join(words)}"
+
+
+def rl_environment(checkout: Checkout, *, run: str, trials: Path) -> dict[str, str]:
+    """Return the environment variables of `rl`: from `.env`, from this process, and the run's own.
+
+    Later ones take precedence.
+
+    Args:
+        checkout: Prime-RL.
+        run: The run's identity.
+        trials: Folder for the trials.
+    """
+    path = [str(checkout.rl.parent), os.environ.get("PATH", "")]
+    source = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
+    own = {
+        RUN_VARIABLE: run,
+        TRIALS_DIR_VARIABLE: str(trials),
+        "PYTHONPATH": os.pathsep.join(part for part in source if part),
+        "PATH": os.pathsep.join(part for part in path if part),
+        **LITELLM_OFFLINE,
+        "PYTHONUNBUFFERED": "1",
+        # Prime-RL's processes rename themselves. Without this, that overwrites the environment by which we find them.
+        "SPT_NOENV": "1",
+    }
+    return dotenv() | dict(os.environ) | own
+
+
+def dotenv() -> dict[str, str]:
+    """Return the variables of `.env` in the current folder."""
+    return {key: value for key, value in dotenv_values(".env").items() if value is not None}
+
+
+def find_uv() -> str | None:
+    """Return the uv that the Makefile installed, else the one on the path; None if neither runs."""
+    candidates = [str(SOURCE.parent / ".tools" / "uv"), shutil.which("uv")]
+    return next((uv for uv in candidates if uv is not None and program_output(uv, "--version") is not None), None)
+
+
+def _short(path: Path) -> str:
+    path = path.resolve()
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

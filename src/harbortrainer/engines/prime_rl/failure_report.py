@@ -1,13 +1,13 @@
-"""What a failed run left in its logs: which child died, with what code, and its last lines.
+"""Reports of failed and stalled runs: the failed child, its exit code, its log and its last lines.
 
-`rl` writes the log of each of its children to `<run>/logs/latest/` and says which one failed.
+`rl` writes the log of each child to `<run>/logs/latest/` and reports which child failed.
 """
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from harbortrainer.engines.prime_rl.standstill import Standstill
+from harbortrainer.engines.prime_rl.stall_detector import Stall
 
 LINES = 20
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -15,41 +15,41 @@ FAILED = re.compile(r"(?P<name>[A-Za-z][\w /.-]*?) failed with exit code (?P<cod
 
 
 def report(run_dir: Path, tail: Iterable[str], log: Path, code: int) -> str:
-    """The text to print when `rl` came back with an error.
+    """Return the text to print if `rl` failed.
 
     Args:
         run_dir: The run's folder.
-        tail: The last lines that `rl` wrote.
-        log: The file all that `rl` wrote is in.
+        tail: The last lines of `rl`'s output.
+        log: The file with all of its output.
         code: The exit code of `rl`.
     """
     lines = [COLOUR.sub("", line) for line in tail]
     child = child_that_failed(lines)
     if child is None:
-        return "\n".join([f"rl ended with exit code {code}; all of its output is in {log}", *_indented(lines)])
+        return "\n".join([f"rl ended with exit code {code}; its output is in {log}", *_indented(lines)])
     name = child["name"].split("Error:")[-1].strip().lower()
     child_log = find_log(run_dir, name)
-    said = [f"{name} ended with exit code {child['code']}"]
+    heading = [f"{name} ended with exit code {child['code']}"]
     if child_log is None:
-        return "\n".join([*said, f"all of its output is in {log}", *_indented(lines)])
-    return "\n".join([*said, f"its log is {child_log}, the last lines:", *_indented(last_lines(child_log))])
+        return "\n".join([*heading, f"its output is in {log}", *_indented(lines)])
+    return "\n".join([*heading, f"its log is {child_log}, the last lines:", *_indented(last_lines(child_log))])
 
 
-def standstill_report(found: Standstill, log: Path, *, resumable: bool) -> str:
-    """The text to print when a run was ended because it stood still; `log` holds all that `rl` wrote."""
-    go_on = "go on from the last checkpoint with --resume, or let --restarts N do it" if resumable else ""
-    what = f"the run stood still and was ended: {found.what}"
-    where = f"its log is {found.log}, the last lines:" if found.log else f"all of the output is in {log}"
-    return "\n".join([what, where, *_indented(list(found.last_lines)), "; ".join(filter(None, (found.do, go_on)))])
+def stall_report(found: Stall, log: Path, *, resumable: bool) -> str:
+    """Return the text to print if a run was ended because it stalled; `log` has all output of `rl`."""
+    resume = "continue from the last checkpoint with --resume, or use --restarts N" if resumable else ""
+    what = f"the run stalled and was ended: {found.what}"
+    where = f"its log is {found.log}, the last lines:" if found.log else f"the output is in {log}"
+    return "\n".join([what, where, *_indented(list(found.last_lines)), "; ".join(filter(None, (found.do, resume)))])
 
 
 def child_that_failed(tail: Iterable[str]) -> re.Match[str] | None:
-    """The first child that `rl` says has failed."""
+    """Return the match of the first child that `rl` reports as failed."""
     return next((match for line in tail for match in FAILED.finditer(COLOUR.sub("", line))), None)
 
 
 def find_log(run_dir: Path, name: str) -> Path | None:
-    """The log of a child of `rl`: "trainer", "orchestrator", "inference" or "<split> env server <name>"."""
+    """Return the log of a child of `rl`: "trainer", "orchestrator", "inference" or "<split> env server <name>"."""
     latest = run_dir / "logs" / "latest"
     server = re.fullmatch(r"(train|eval) env server (.+)", name)
     if server is None:
@@ -61,7 +61,7 @@ def find_log(run_dir: Path, name: str) -> Path | None:
 
 
 def last_lines(path: Path) -> list[str]:
-    """The end of a log, without colours."""
+    """Return the last lines of a log, without colours."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return [COLOUR.sub("", line) for line in text.splitlines()[-LINES:]]
 

@@ -1,7 +1,7 @@
-"""Runs one child to its end: output teed, signals forwarded, nobody of it left.
+"""Runs one child process to its end: copies its output, forwards signals and ends its process group.
 
-Contract: `run` returns the child's exit code (128 + n for a child that signal n ended). The child leads a process
-group of its own, so that Ctrl-C reaches it once, through us; when this process dies the kernel tells the child.
+Contract: `run` returns the child's exit code, 128 + n if signal n ended it. The child leads its own process group, so
+that Ctrl-C reaches it only once, through this process. If this process dies, the kernel signals the child.
 """
 
 import os
@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from harbortrainer.engines.prime_rl.standstill import Standstill
-from harbortrainer.engines.programs import ends_with_us
+from harbortrainer.engines.prime_rl.stall_detector import Stall
+from harbortrainer.engines.programs import terminate_with_parent
 
-LOOK_S = 2.0
-"""Seconds between two looks at what the child does."""
+CHECK_INTERVAL_S = 2.0
+"""Seconds between two stall checks."""
 
 GRACE_S = 60.0
-"""Seconds between a forwarded signal and the end of patience; Prime-RL gives its own children as long."""
+"""Seconds between a forwarded signal and SIGKILL; the same as Prime-RL gives its own children."""
 
 TAIL_LINES = 200
 
@@ -32,11 +32,11 @@ class Child:
     """A running command.
 
     Args:
-        command: Its words.
-        environment: Its variables, all of them.
-        log: File its output is added to.
-        grace_s: Seconds it gets to end after a signal.
-        look: Asked now and then whether it stands still; if it does, it is ended.
+        command: Its arguments.
+        environment: All of its environment variables.
+        log: File to which its output is appended.
+        grace_s: Seconds between a signal and SIGKILL.
+        check_stall: Called regularly; a child that stalls is ended.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Child:
         log: Path,
         *,
         grace_s: float = GRACE_S,
-        look: Callable[[], Standstill | None] | None = None,
+        check_stall: Callable[[], Stall | None] | None = None,
     ) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self.standstill: Standstill | None = None
-        self._look, self._look_at = look, time.monotonic() + LOOK_S
+        self.stall: Stall | None = None
+        self._check_stall, self._check_at = check_stall, time.monotonic() + CHECK_INTERVAL_S
         self._log = log
         self._grace_s = grace_s
         self._signalled: float | None = None
@@ -61,27 +61,27 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=ends_with_us(),
+            preexec_fn=terminate_with_parent(),
         )
 
     @property
     def group(self) -> int:
-        """The process group that the child leads."""
+        """Id of the child's process group."""
         return self._process.pid
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal was forwarded, one from outside."""
-        return self._signalled is not None and self.standstill is None
+        """Whether a signal from outside was forwarded."""
+        return self._signalled is not None and self.stall is None
 
     def run(self) -> int:
-        """Wait for the end."""
+        """Wait until the child ends, and return its exit code."""
         reader = threading.Thread(target=self._tee, daemon=True)
         with self._forwarding():
             reader.start()
             while self._process.poll() is None:
-                self._lose_patience()
-                self._watch()
+                self._kill_after_grace()
+                self._end_if_stalled()
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=0.2)
         reader.join(timeout=2)
@@ -89,24 +89,24 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def forward(self, number: int) -> None:
-        """Give a signal to the child's group; the second one ends it at once."""
+        """Send a signal to the child's process group; the second one is SIGKILL."""
         if self._signalled is not None:
             number = signal.SIGKILL
         self._signalled = self._signalled or time.monotonic()
         with suppress(ProcessLookupError):
             os.killpg(self.group, number)
 
-    def _watch(self) -> None:
-        """End the child when it stands still; a look may take a moment, so there are not many."""
-        if self._look is None or self._signalled is not None or time.monotonic() < self._look_at:
+    def _end_if_stalled(self) -> None:
+        """End the child if it stalls; checked every `CHECK_INTERVAL_S` seconds, because a check takes time."""
+        if self._check_stall is None or self._signalled is not None or time.monotonic() < self._check_at:
             return
-        found = self._look()
-        self._look_at = time.monotonic() + LOOK_S
+        found = self._check_stall()
+        self._check_at = time.monotonic() + CHECK_INTERVAL_S
         if found is not None and self._signalled is None:
-            self.standstill = found
+            self.stall = found
             self.forward(signal.SIGTERM)
 
-    def _lose_patience(self) -> None:
+    def _kill_after_grace(self) -> None:
         if self._signalled is not None and time.monotonic() - self._signalled > self._grace_s:
             with suppress(ProcessLookupError):
                 os.killpg(self.group, signal.SIGKILL)

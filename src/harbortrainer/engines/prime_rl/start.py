@@ -1,38 +1,109 @@
-"""One run on Prime-RL, from a checked run file to an exit code.
+"""One run on Prime-RL, from a checked run file to an exit code; each attempt runs `rl` once.
 
-Contract: the file that `rl` gets is the user's own when Prime-RL can read it as it is, else a copy in today's
-spelling in `<run>/configs/`, where Prime-RL allows files before a run. On every end nothing of the run is left.
+Contract: `rl` gets the user's own file if Prime-RL can read it. Otherwise it gets a copy with current key names in
+`<run>/configs/`, where Prime-RL allows files before a run. However an attempt ends, its processes and sandboxes are
+ended, and a failure is reported.
 """
 
 import os
 import shutil
 import sys
 import tomllib
+import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 
 import tomlkit
 
-from harbortrainer.config.fates import OURS
+from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.overrides import Override, apply, parse
 from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
+from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import RawRun
-from harbortrainer.config.table import lookup, spelled_out
-from harbortrainer.engines.prime_rl.attempt import Attempt, providers
-from harbortrainer.engines.prime_rl.checkout import Checkout
-from harbortrainer.engines.prime_rl.command import printed
-from harbortrainer.engines.prime_rl.process import GRACE_S
-from harbortrainer.errors import UserError
-from harbortrainer.runs.ingredients import TaskOrigin, check_ingredients, ingredients
-from harbortrainer.runs.run_lock import RunLock, refuse_in_use
-from harbortrainer.tasks.longest_trial import longest_episode_s
-from harbortrainer.tasks.played_tasks import played_tasks
+from harbortrainer.config.table import lookup, nulls_as_text
+from harbortrainer.engines.prime_rl.checkout import Checkout, printed_command, rl_command, rl_environment
+from harbortrainer.engines.prime_rl.cleanup import clean_up, end_remote
+from harbortrainer.engines.prime_rl.failure_report import child_that_failed, report, stall_report
+from harbortrainer.engines.prime_rl.process import GRACE_S, Child
+from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
+from harbortrainer.errors import EXIT_STOPPED, UserError
+from harbortrainer.runs.locks import RunLock, refuse_in_use
+from harbortrainer.runs.provenance import TaskOrigin, check_provenance, collect_provenance
+from harbortrainer.tasks.task_limits import max_episode_s
+from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.tasks.task_store import fetch
 
+LOG = "job_rl.log"
+"""Name of the log in the run's folder; Prime-RL does not treat it as an artifact of an earlier run."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Settings that all attempts of a run share.
+
+    Args:
+        run: The run as Prime-RL reads it.
+        checkout: Prime-RL.
+        file: The run file that `rl` gets.
+        options: Further arguments of `rl`.
+        episode_limit_s: Maximum seconds of an episode, None if there is no limit.
+        watched: Whether its processes are on this machine.
+        resumable: Whether it writes checkpoints.
+        providers: Providers whose sandboxes are ended at the end.
+    """
+
+    run: PrimeRun
+    checkout: Checkout
+    file: Path
+    options: Sequence[str]
+    episode_limit_s: float | None
+    watched: bool
+    resumable: bool
+    providers: Sequence[str]
+
+    def run_rl(self, *, resume: bool, grace_s: float) -> tuple[int, bool]:
+        """Run `rl` to its end; return its exit code, never 0 after a stall, and whether a signal ended it."""
+        run_dir = self.run.run_dir
+        identity = f"{self.run.run.name}-{uuid.uuid4().hex[:8]}"
+        variables = rl_environment(self.checkout, run=identity, trials=run_dir.resolve() / "trials")
+        words = rl_command(self.checkout, self.file, [*self.options, *["--resume"] * resume])
+        check = ProcessMonitor(identity, run_dir, self.episode_limit_s).check if self.watched else None
+        child = Child(words, variables, run_dir / LOG, grace_s=grace_s, check_stall=check)
+        try:
+            code = child.run()
+        finally:
+            self._clean_up(identity)
+        if child.stall is not None:
+            code = code or EXIT_STOPPED
+        if code and not child.interrupted:
+            print(self._failure(child, code), file=sys.stderr)
+        return code, child.interrupted
+
+    def _failure(self, child: Child, code: int) -> str:
+        """Return the failure report; a failed child of `rl` takes precedence over a stall, which it may have caused."""
+        log = self.run.run_dir / LOG
+        if child.stall is None or child_that_failed(child.tail) is not None:
+            return report(self.run.run_dir, child.tail, log, code)
+        return stall_report(child.stall, log, resumable=self.resumable)
+
+    def _clean_up(self, identity: str) -> None:
+        cleaned = clean_up(identity)
+        lines = [str(cleaned), *end_remote(identity, self.providers, self.checkout.environment / "bin" / "python")]
+        print(*filter(None, lines), sep="\n", end="\n" * any(lines), file=sys.stderr)
+
+
+def remote_providers(run: PrimeRun, file: str) -> list[str]:
+    """Return the remote environment types of a run."""
+    harnesses = [env.agent.harness for env in plugin_envs(run, file).values()]
+    kinds = dict.fromkeys(harness.environment_type for harness in harnesses if harness is not None)
+    return [kind for kind in kinds if environment_entry(kind).remote]
+
+
 LOCK = "configs/.lock"
-"""Where Prime-RL does not take it for an artifact of an earlier run."""
+"""Path of the lock; Prime-RL does not treat it as an artifact of an earlier run."""
 
 
 def start(
@@ -45,86 +116,86 @@ def start(
     restarts: int = 0,
     grace_s: float = GRACE_S,
 ) -> int:
-    """Run `rl` to its end; returns its exit code, never 0 for a run that stood still.
+    """Run `rl` to its end, and return its exit code; never 0 after a stall.
 
     Args:
         raw: The run file.
         checkout: Prime-RL.
-        overrides: Words for `rl`.
-        resume: Go on from the last checkpoint.
-        dry_run: Let `rl` check its file alone.
-        restarts: How often a run that failed or stood still goes on from its last checkpoint by itself.
-        grace_s: Seconds that `rl` gets to end.
+        overrides: Command line overrides for `rl`.
+        resume: Continue from the last checkpoint.
+        dry_run: Only let `rl` check its file.
+        restarts: Maximum automatic restarts from the last checkpoint after a failure or a stall.
+        grace_s: Seconds that `rl` has to end after a signal.
 
     Raises:
-        UserError: Something in the file that only the embedded engine knows, a resume of a run without a name, or a
-            folder that another run is writing into.
+        UserError: The file has keys of the embedded engine only, a run without a name is resumed, or another run
+            writes into the folder.
     """
     run = prime_run(raw, resume=resume, dry_run=dry_run)
     if restarts:
-        need_checkpoints(raw)
-    checkout.need()
-    attempt = planned(run, raw, checkout, parse(overrides), resume=resume, dry_run=dry_run)
+        require_checkpoints(raw)
+    checkout.require_installed()
+    attempt = plan_attempt(run, raw, checkout, parse(overrides), resume=resume, dry_run=dry_run)
     words = [*attempt.options, *["--resume"] * resume]
-    print(f"the same without the wrapper: {printed(checkout, attempt.file, words)}")
+    print(f"the same without the wrapper: {printed_command(checkout, attempt.file, words)}")
     if attempt.watched:
-        print(expectation(attempt.longest_s))
+        print(watch_message(attempt.episode_limit_s))
     (run.run_dir / LOCK).parent.mkdir(parents=True, exist_ok=True)
     lock = RunLock(run.run_dir, LOCK)
     try:
         if not dry_run:
-            write_down(run, raw.file, resume=resume)
+            record_provenance(run, raw.file, resume=resume)
         for left in range(restarts, -1, -1):
-            code, interrupted = attempt.play(resume=resume, grace_s=grace_s)
+            code, interrupted = attempt.run_rl(resume=resume, grace_s=grace_s)
             if code == 0 or interrupted or not left:
                 break
-            print(f"goes on from the last checkpoint ({left} of {restarts} restarts left)", file=sys.stderr)
+            print(f"continuing from the last checkpoint ({left} of {restarts} restarts left)", file=sys.stderr)
             resume = True
     finally:
         lock.release()
     return code
 
 
-def write_down(run: PrimeRun, file: str, *, resume: bool) -> None:
-    """Leave in the run's folder what it trains on, and hold a resume to it.
+def record_provenance(run: PrimeRun, file: str, *, resume: bool) -> None:
+    """Record the model and tasks in the run's folder; a resume checks them.
 
     Raises:
-        UserError: The policy's files or the tasks are others than when the run was started.
+        UserError: The policy's files or the tasks have changed since the run was started.
     """
     envs = plugin_envs(run, file)
-    played = {key: played_tasks(env.taskset) for key, env in envs.items()}
-    origins = {key: TaskOrigin(source=one.source, left_out=one.left_out) for key, one in played.items()}
-    made_of = ingredients(str(run.model.name), {key: one.keys for key, one in played.items()}, origins)
-    for line in check_ingredients(run.run_dir / LOCK.partition("/")[0], made_of, resume=resume):
+    selections = {key: select_tasks(env.taskset) for key, env in envs.items()}
+    origins = {key: TaskOrigin(source=one.source, left_out=one.left_out) for key, one in selections.items()}
+    made_of = collect_provenance(str(run.model.name), {key: one.keys for key, one in selections.items()}, origins)
+    for line in check_provenance(run.run_dir / LOCK.partition("/")[0], made_of, resume=resume):
         print(line)
 
 
-def planned(
+def plan_attempt(
     run: PrimeRun, raw: RawRun, checkout: Checkout, found: Sequence[Override], *, resume: bool, dry_run: bool
 ) -> Attempt:
-    """What every attempt has in common: the words and the file that `rl` gets, which is there then."""
+    """Prepare the shared settings of all attempts, and write the file for `rl` if it needs one."""
     options = [word for override in found if not override.in_a_list for word in override.words]
     options += [] if raw.get("run.name") else ["--run.name", str(run.run.name)]
     options += ["--dry-run"] * dry_run
     refuse_in_use(run.run_dir, LOCK)
     if run.clean and not resume:
-        clean(run.run_dir)
+        delete_earlier_run(run.run_dir)
         options.append("--no-clean")
     watched = not dry_run and run.slurm is None
     return Attempt(
         run=run,
         checkout=checkout,
-        file=prepared(raw, run.run_dir, [override for override in found if override.in_a_list]),
+        file=prepare_file(raw, run.run_dir, [override for override in found if override.in_a_list]),
         options=options,
-        longest_s=longest_s(run, raw.file) if watched else None,
+        episode_limit_s=episode_limit_s(run, raw.file) if watched else None,
         watched=watched,
         resumable=bool(raw.get("run.name") and raw.get("ckpt.interval")),
-        kinds=providers(run, raw.file),
+        providers=remote_providers(run, raw.file),
     )
 
 
-def clean(run_dir: Path) -> None:
-    """Delete an earlier run's folder, as Prime-RL would, but before our log lies in it.
+def delete_earlier_run(run_dir: Path) -> None:
+    """Delete an earlier run's folder, as Prime-RL would, but before our log is in it.
 
     Raises:
         UserError: The folder holds the current one.
@@ -135,30 +206,29 @@ def clean(run_dir: Path) -> None:
         shutil.rmtree(run_dir)
 
 
-def need_checkpoints(raw: RawRun) -> None:
-    """Refuse restarts that would have nothing to go on from.
+def require_checkpoints(raw: RawRun) -> None:
+    """Check that a run can be restarted from a checkpoint.
 
     Raises:
-        UserError: The run has no name of its own, or writes no checkpoints.
+        UserError: The run has no name, or writes no checkpoints.
     """
     where = "command line: --restarts"
     if raw.get("run.name") is None:
-        raise UserError("a run goes on only under its name", where=where, do='set [run] name = "..."')
+        raise UserError("only a run with a name can continue", where=where, do='set [run] name = "..."')
     if raw.get("ckpt.interval") is None:
-        raise UserError("there are no checkpoints to go on from", where=where, do="set [ckpt] interval = ...")
+        raise UserError("the run writes no checkpoints to continue from", where=where, do="set [ckpt] interval = ...")
 
 
-def expectation(longest: float | None) -> str:
-    """What the watch over progress goes by, for the user."""
-    if longest is None:
-        return "nothing bounds how long a trial may take: a run in which none comes back goes on until it is stopped"
-    return (
-        f"a trial may take {longest / 60:.0f} min with its retries; a run in which none comes back for longer is ended"
-    )
+def watch_message(episode_limit_s: float | None) -> str:
+    """Return the message about the stall detection, for the user."""
+    if episode_limit_s is None:
+        return "trials have no time limit: a run in which no trial returns continues until you stop it"
+    minutes = f"{episode_limit_s / 60:.0f} min"
+    return f"a trial may take {minutes} with retries; a run in which no trial returns for longer is ended"
 
 
-def longest_s(run: PrimeRun, file: str) -> float | None:
-    """The longest that an episode of any source may take, in seconds; None where nothing bounds one of them."""
+def episode_limit_s(run: PrimeRun, file: str) -> float | None:
+    """Return the maximum seconds of an episode of any source; None if one of them has no limit."""
     envs = plugin_envs(run, file)
     longest = 0.0
     for key, source in sources_of(run).items():
@@ -169,29 +239,29 @@ def longest_s(run: PrimeRun, file: str) -> float | None:
             bound = episode_s
         else:
             factor = env.agent.harness.timeout_multiplier
-            bound = longest_episode_s(fetch(env.taskset.source).folder, multiplier=factor, episode_s=episode_s)
+            bound = max_episode_s(fetch(env.taskset.source).folder, multiplier=factor, episode_s=episode_s)
         if bound is None:
             return None
         longest = max(longest, bound)
     return longest
 
 
-def prepared(raw: RawRun, run_dir: Path, entries: Sequence[Override] = ()) -> Path:
-    """The file that `rl` gets: the user's, or a copy of it in the run's folder when Prime-RL could not read it.
+def prepare_file(raw: RawRun, run_dir: Path, entries: Sequence[Override] = ()) -> Path:
+    """Return the file for `rl`: the user's, or a copy in the run's folder if Prime-RL cannot read it.
 
     Args:
         raw: The user's file.
         run_dir: The run's folder.
-        entries: Overrides of entries of lists. Prime-RL's own parser has no such thing, so they stand in the copy.
+        entries: Overrides of list entries, which Prime-RL's parser does not support; the copy has them.
     """
     text = raw.upgraded or Path(raw.file).read_text(encoding="utf-8")
     document = tomllib.loads(text) if entries else tomlkit.parse(text)
-    ours = [key for key in OURS if lookup(document, key) is not None]
+    ours = [key for key in OWN_KEYS if lookup(document, key) is not None]
     if raw.upgraded is None and not entries and not ours:
         return Path(raw.file)
     for *tables, name in (key.split(".") for key in ours):
         reduce(getitem, tables, document).pop(name)
-    document = spelled_out(apply(document, entries)) if entries else document
+    document = nulls_as_text(apply(document, entries)) if entries else document
     copy = run_dir / "configs" / "harbortrainer.toml"
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(tomlkit.dumps(document), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""vLLM as the embedded engine's sampler: `vllm serve` beside the learner, and ours in front of it.
+"""vLLM as the embedded engine's sampler: `vllm serve` beside the learner, behind a proxy of ours.
 
-    VllmSampler: what the loop works with, in the place of `engines.local.sampler.Sampler`
-      PolicyFront: answers the environment servers, and asks vLLM for the policy version that is current
-      VllmProcess: the child, from its start to its end
+    VllmSampler: replaces `engines.local.sampler.Sampler` in the training loop
+      VllmProxy: answers the environment servers, and requests the current policy version from vLLM
+      VllmProcess: the child process, from start to end
 
-Its contract is the sampler's: one request is one policy version, and the ledger has what was really sampled. Each
-version is an adapter of a name of its own at vLLM, so that a request names its version and no cache can mix two.
+The contract is the sampler's: one policy version samples a whole request, and the completion log has what was sampled.
+At vLLM each version is an adapter with a name of its own, so no cache can mix two versions.
 """

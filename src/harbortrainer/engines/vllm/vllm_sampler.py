@@ -1,7 +1,7 @@
-"""vLLM as the sampler of a run: its process, the front before it, and the adapters between them.
+"""vLLM as a run's sampler: its process, the proxy in front of it, and the adapter files that they exchange.
 
-Invariant: what was started is ended, however the start or the run ends; the adapters of versions that nobody asks for
-any more are removed, and all of them at the end.
+Invariant: whatever was started is ended, however the start or the run ends. Adapter files are removed as soon as no
+request can use their version, and all of them at the end.
 """
 
 import shutil
@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Self
 import httpx
 from safetensors.torch import save_file
 
+from harbortrainer.engines.local.sampler.completion_log import CompletionLog
 from harbortrainer.engines.local.sampler.http_server import HttpServer, bind, build_app
-from harbortrainer.engines.local.sampler.ledger import Ledger
 from harbortrainer.engines.local.sampler.requests import BadRequestError, GenerateRequest
-from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
+from harbortrainer.engines.local.sampler.rescoring import Rescored
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
-from harbortrainer.engines.model_folder import check_folder
-from harbortrainer.engines.vllm.policy_front import PolicyFront
-from harbortrainer.engines.vllm.socket_room import SocketRoom
-from harbortrainer.engines.vllm.vllm_process import VllmProcess
-from harbortrainer.engines.vllm.vllm_program import VARIABLES, ServeSettings, need_vllm
+from harbortrainer.engines.model_folder import check_model_folder
+from harbortrainer.engines.socket_folder import SocketFolder
+from harbortrainer.engines.vllm.vllm_process import VARIABLES, ServeSettings, VllmProcess, require_vllm
+from harbortrainer.engines.vllm.vllm_proxy import VllmProxy
 from harbortrainer.errors import RunStoppedError, UserError
 
 if TYPE_CHECKING:
@@ -31,34 +30,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STARTUP_S = 1800.0
-"""Seconds in which vLLM loads, compiles and captures its graphs; as long as Prime-RL waits for it."""
+"""Time for vLLM to load, compile and capture its graphs; Prime-RL's value."""
 STOP_S = 5.0
-LONGEST_SOCKET = 107
-OF_A_SOCKET = 37
-"""Characters that vLLM puts behind the folder of its sockets."""
+_SOCKET_NAME_LENGTH = 37
+"""Characters that vLLM appends to its socket folder's path."""
 
 
 class VllmSampler:
-    """Samples by a `vllm serve` of its own, behind the endpoint that verifiers calls.
+    """Samples with a `vllm serve` of its own, behind the endpoint that verifiers calls.
 
     Args:
         model: A folder or a hub id.
-        max_model_len: Most tokens of prompt and answer.
-        folder: Where adapters wait for vLLM; removed at the end.
-        log: File for what vLLM says.
-        dtype: The learner's.
-        memory_share: Of the card.
-        lora_rank: The adapters'.
-        adapted: As `ServeSettings` takes them.
-        variables: Environment variables for it.
-        port: Of the front; 0 picks a free one.
+        max_model_len: Longest prompt plus completion, in tokens.
+        folder: Folder for the adapters that vLLM loads; removed at the end.
+        log: File for vLLM's output.
+        dtype: The learner's dtype.
+        memory_share: vLLM's share of the GPU's memory.
+        lora_rank: The adapters' rank.
+        lora_layers: See `ServeSettings`.
+        variables: Environment variables for vLLM.
+        port: The proxy's port; 0 picks a free one.
 
     Raises:
-        UserError: no `vllm` that is new enough, no weights in the folder, a port in use.
+        UserError: `vllm` is missing or too old, the folder has no weights, or the port is in use.
     """
 
     model = None
-    """Its weights are in another process: the learner has its own."""
+    """None: the weights are in another process, so the learner loads its own."""
 
     def __init__(
         self,
@@ -70,138 +68,134 @@ class VllmSampler:
         dtype: str,
         memory_share: float,
         lora_rank: int,
-        adapted: Sequence[str],
+        lora_layers: Sequence[str],
         seed: int = 0,
         variables: Mapping[str, str] | None = None,
         port: int = 0,
     ) -> None:
-        check_folder(model)
-        self._program = need_vllm()
+        check_model_folder(model)
+        self._program = require_vllm()
         self._folder, self._log = folder.absolute(), log
-        self._room = SocketRoom()
-        # vLLM's processes talk by sockets there, which stay when they are killed.
-        self._variables = VARIABLES | {"VLLM_RPC_BASE_PATH": str(self._room.path)} | dict(variables or {})
-        self.ledger = Ledger()
+        self._sockets = SocketFolder("vllm-", name_length=_SOCKET_NAME_LENGTH)
+        # vLLM's processes communicate through sockets there, which remain if they are killed.
+        self._variables = VARIABLES | {"VLLM_RPC_BASE_PATH": str(self._sockets.path)} | dict(variables or {})
+        self.completion_log = CompletionLog()
         self._settings = ServeSettings(
             model=model,
-            socket=self._room.path / "s",
+            socket=self._sockets.path / "s",
             dtype=dtype,
             max_model_len=max_model_len,
             memory_share=memory_share,
             lora_rank=lora_rank,
-            adapted=adapted,
+            lora_layers=lora_layers,
             seed=seed,
         )
         self._process: VllmProcess | None = None
-        self._front: PolicyFront | None = None
+        self._proxy: VllmProxy | None = None
         try:
             self._listener = bind("127.0.0.1", port)
         except UserError:
-            self._room.remove()
+            self._sockets.remove()
             raise
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = HttpServer(self._listener, self._open, self._close)
 
     @property
     def processes(self) -> Sequence[VllmProcess]:
-        """What the run must not outlive."""
+        """Child processes that the run depends on."""
         return [self._process] if self._process else []
 
     def start(self) -> Self:
-        """Starts vLLM and waits for it; returns once a token was sampled and a prompt scored.
+        """Start vLLM; returns once a token was sampled and a prompt scored.
 
         Raises:
-            RunStoppedError: It ended, did not become ready, or does not answer as is needed.
-            UserError: The path of its socket is too long.
+            RunStoppedError: vLLM ended, was not ready in time, or gave an invalid reply.
         """
         try:
             self._start()
-        except BaseException:  # Ctrl-C among them
+        except BaseException:  # including Ctrl-C
             self.stop()
             raise
         return self
 
     def _start(self) -> None:
-        if len(str(self._room.path)) + OF_A_SOCKET > LONGEST_SOCKET:
-            do = "set TMPDIR to a shorter path"
-            raise UserError("too long for a socket", where=str(self._settings.socket), do=do)
-        shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed
-        self._process = VllmProcess(self._settings.words(self._program), self._variables, self._log)
+        shutil.rmtree(self._folder, ignore_errors=True)  # left by a killed run
+        self._process = VllmProcess(self._settings.command(self._program), self._variables, self._log)
         transport = httpx.HTTPTransport(uds=str(self._settings.socket))
         with httpx.Client(transport=transport, base_url="http://vllm", timeout=10) as client:
             self._process.wait_until(lambda: _healthy(client), STARTUP_S)
         self._server.start()
-        self._asked(self._probe())
+        self._call(self._probe())
 
-    def _asked[T](self, work: Coroutine[None, None, T]) -> T:
-        """What the front finds out; when vLLM cannot say it, the run cannot go on."""
+    def _call[T](self, work: Coroutine[None, None, T]) -> T:
+        """Run the proxy's coroutine; a failure stops the run."""
         try:
             return self._server.call(work)
         except (EngineFailedError, BadRequestError) as error:
             raise RunStoppedError(str(error), do=f"see {self._log}") from error
 
     async def _probe(self) -> None:
-        """Whether a request is answered as the proof needs it; the first in a run would not be told so clearly."""
-        assert self._front is not None
+        """Check that replies have what the log-probability check needs; the first request of a run would fail later."""
+        assert self._proxy is not None
         probe = {"token_ids": [0, 1], "sampling_params": {"max_tokens": 1}}
-        await self._front.generate(GenerateRequest.model_validate(probe), "")
-        await self._front.score_again()
-        self.ledger.take("")
-        self._front.counters.clear()
+        await self._proxy.generate(GenerateRequest.model_validate(probe), "")
+        await self._proxy.rescore()
+        self.completion_log.pop("")
+        self._proxy.counters.clear()
 
     def load_weights(self, source: "Mapping[str, Tensor]", version: int) -> float:
-        """Raises `UserError`: vLLM is handed adapters only. The run's config has been asked before."""
-        raise UserError("vLLM is handed adapters only", where="inference.engine", do="add [trainer.model.lora]")
+        """Raise `UserError`: vLLM only loads adapters. The run's config is checked earlier."""
+        raise UserError("vLLM only loads adapters", where="inference.engine", do="add [trainer.model.lora]")
 
     def load_adapter(self, source: "Mapping[str, Tensor]", version: int, *, config: "LoraConfig") -> float:
-        """Makes `version` the policy: what is under way ends on the one before.
+        """Make `version` the policy of new requests; running requests keep theirs.
 
         Blocks; from an event loop call it with `asyncio.to_thread`.
 
         Args:
             source: A state dict with peft's keys (`get_peft_model_state_dict`).
-            version: The policy version these weights are.
-            config: The adapter's.
+            version: The policy version of these weights.
+            config: The adapter's config.
 
         Returns:
-            Seconds that it took.
+            Seconds that the update took.
 
         Raises:
-            RunStoppedError: vLLM did not take it.
+            RunStoppedError: vLLM did not load the adapter.
         """
-        assert self._front is not None, "start it first"
+        assert self._proxy is not None, "start the sampler first"
         started = time.perf_counter()
         folder = self._folder / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         config.save_pretrained(str(folder))
         weights = {key: tensor.detach().cpu().contiguous() for key, tensor in source.items()}
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        for gone in self._asked(self._front.hand_over(version, folder)):
-            shutil.rmtree(self._folder / str(gone), ignore_errors=True)
+        for evicted in self._call(self._proxy.update_weights(version, folder)):
+            shutil.rmtree(self._folder / str(evicted), ignore_errors=True)
         return time.perf_counter() - started
 
-    def score_again(self) -> list[ScoredAgain]:
-        """Log-probabilities of some samples as they were given, and as vLLM gives them for a prompt. Blocks."""
-        assert self._front is not None, "start it first"
-        return self._asked(self._front.score_again())
+    def rescore(self) -> list[Rescored]:
+        """Rescore some samples as prompts: recorded and recomputed log-probabilities. Blocks."""
+        assert self._proxy is not None, "start the sampler first"
+        return self._call(self._proxy.rescore())
 
     def stats(self) -> dict[str, float]:
-        """Counters: requests, failed, cancelled, prompt_tokens, sampled_tokens, running, version."""
-        if self._front is None:
+        """Return the counters: requests, failed, cancelled, prompt_tokens, sampled_tokens, running, version."""
+        if self._proxy is None:
             return {}
-        now = {"running": self._front.versions.running, "version": self._front.versions.current}
+        current = {"running": self._proxy.versions.running, "version": self._proxy.versions.current}
         names = ("requests", "failed", "cancelled", "prompt_tokens", "sampled_tokens")
-        return {name: self._front.counters[name] for name in names} | now
+        return {name: self._proxy.counters[name] for name in names} | current
 
     def stop(self) -> None:
-        """Ends vLLM and the front; requests still running get a 500. Safe to call twice."""
+        """End vLLM and the proxy; running requests get a 500. Safe to call twice."""
         if self._process is not None:
-            self._process.ask_to_end()
+            self._process.terminate()
         self._server.stop()
         if self._process is not None:
             self._process.stop(STOP_S)
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._room.remove()
+        self._sockets.remove()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -215,11 +209,13 @@ class VllmSampler:
         transport = httpx.AsyncHTTPTransport(uds=str(self._settings.socket), limits=limits)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=None)
         settings = self._settings
-        self._front = PolicyFront(self._client, self._process, settings.model, settings.max_model_len, self.ledger)
-        return build_app(self._front)
+        self._proxy = VllmProxy(
+            self._client, self._process, settings.model, settings.max_model_len, self.completion_log
+        )
+        return build_app(self._proxy)
 
     async def _close(self) -> None:
-        if self._front is not None:
+        if self._proxy is not None:
             await self._client.aclose()
 
 

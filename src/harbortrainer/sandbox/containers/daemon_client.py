@@ -1,6 +1,6 @@
-"""The Docker daemon's own API, by aiodocker: the daemon that the docker command would ask, too.
+"""Clients for the Docker daemon's API, through aiodocker: the same daemon that the docker command uses.
 
-Invariant: a client belongs to one event loop, and who opened it closes it.
+Invariant: a client belongs to one event loop, and its opener closes it.
 """
 
 from contextlib import suppress
@@ -11,98 +11,98 @@ from aiodocker import Docker
 from aiodocker.exceptions import DockerError
 
 NETWORK = "harbortrainer-apart"
-"""The network of all containers that need none of their own: no two of them reach each other. It stays."""
-_APART = ("com.docker.network.bridge.enable_icc", "false")
+"""Shared network of all containers that need none of their own. They cannot reach each other. It is never removed."""
+_ISOLATION_OPTION = ("com.docker.network.bridge.enable_icc", "false")
 
 
 @dataclass(frozen=True)
 class DaemonFacts:
-    """What is asked once in a process, and again where a container cannot be started."""
+    """Facts about a daemon, fetched once per process and again if a container cannot be started."""
 
     api_version: str
     rootless: bool
     network: str | None
-    """The id of `NETWORK`; None where containers in it would reach each other."""
+    """The id of `NETWORK`; None if it does not isolate containers from each other."""
     data_root: Path | None = None
-    """Where the daemon keeps what containers write; None where that is no folder of this machine."""
+    """The daemon's data folder; None if it is not on this machine."""
 
 
-_known: dict[str, DaemonFacts] = {}
+_facts_by_address: dict[str, DaemonFacts] = {}
 
 
 async def open_client() -> tuple[Docker, DaemonFacts] | None:
-    """A client, which has the network at first; None where only the docker command knows the way, or nobody answers."""
+    """Open a client and fetch the daemon's facts; None if aiodocker cannot reach the daemon."""
     try:
         client = Docker()
     except (AssertionError, ValueError, ImportError, OSError, DockerError):
         return None
     try:
-        known = _known.get(_address(client)) or await _ask(client)
+        facts = _facts_by_address.get(_address(client)) or await _fetch_facts(client)
     except DockerError:
         await client.close()
         return None
     except BaseException:
         await client.close()
         raise
-    _known[_address(client)] = known
-    client.api_version = known.api_version
-    return client, known
+    _facts_by_address[_address(client)] = facts
+    client.api_version = facts.api_version
+    return client, facts
 
 
 async def data_root() -> Path | None:
-    """Where the daemon keeps what containers write; None where nobody answers, or it is not this machine's."""
+    """Return the daemon's data folder; None if it does not answer or is on another machine."""
     opened = await open_client()
     if opened is None:
         return None
-    client, known = opened
+    client, facts = opened
     await client.close()
-    return known.data_root
+    return facts.data_root
 
 
 def _address(client: Docker) -> str:
-    """The daemon's: to aiodocker every socket of this machine is one host."""
+    """Return the daemon's address: its socket path, since aiodocker gives all local sockets the same host."""
     return str(getattr(client.connector, "path", client.docker_host))
 
 
-async def ask_again(client: Docker) -> DaemonFacts:
-    """What is true now: somebody may have removed the network."""
-    _known[_address(client)] = known = await _ask(client)
-    return known
+async def refresh_facts(client: Docker) -> DaemonFacts:
+    """Fetch the facts again: the network may have been removed."""
+    _facts_by_address[_address(client)] = facts = await _fetch_facts(client)
+    return facts
 
 
-async def _ask(client: Docker) -> DaemonFacts:
+async def _fetch_facts(client: Docker) -> DaemonFacts:
     version, info = await client.version(), await client.system.info()
     rootless = any("rootless" in option for option in info.get("SecurityOptions") or [])
-    data_root = _folder_here(info.get("DockerRootDir", "")) if client.docker_host.startswith("unix://") else None
-    return DaemonFacts(f"v{version['ApiVersion']}", rootless, await network_of(client), data_root)
+    data_root = _local_folder(info.get("DockerRootDir", "")) if client.docker_host.startswith("unix://") else None
+    return DaemonFacts(f"v{version['ApiVersion']}", rootless, await ensure_network(client), data_root)
 
 
-def _folder_here(path: str) -> Path | None:
+def _local_folder(path: str) -> Path | None:
     return Path(path) if path and Path(path).is_dir() else None
 
 
-async def network_of(client: Docker) -> str | None:
-    """The id of the network, which is made if need be. None where containers cannot be kept apart in it.
+async def ensure_network(client: Docker) -> str | None:
+    """Return the id of the network, created if missing. None if it does not isolate containers from each other.
 
-    Two processes that make it at once get two of one name. All take the older one, by its id, since a daemon refuses
-    a name that two networks have; the other goes as soon as it is empty.
+    Two processes that create it at once get two networks of one name. All use the older one, by its id, because a
+    daemon refuses an ambiguous name. The other is removed once it is unused.
     """
-    found = await _networks(client)
-    if not found:
-        with suppress(DockerError):  # another process was faster, or it cannot be made, and then is not there
+    networks = await _list_networks(client)
+    if not networks:
+        with suppress(DockerError):  # another process was faster, or it cannot be created: the next list shows it
             await client.networks.create(
-                {"Name": NETWORK, "CheckDuplicate": True, "Driver": "bridge", "Options": dict([_APART])}
+                {"Name": NETWORK, "CheckDuplicate": True, "Driver": "bridge", "Options": dict([_ISOLATION_OPTION])}
             )
-        found = await _networks(client)
-    for late in found[1:]:
-        with suppress(DockerError):  # in use
-            await (await client.networks.get(late["Id"])).delete()
-    if not found or (found[0].get("Options") or {}).get(_APART[0]) != _APART[1]:
+        networks = await _list_networks(client)
+    for duplicate in networks[1:]:
+        with suppress(DockerError):  # still in use
+            await (await client.networks.get(duplicate["Id"])).delete()
+    if not networks or (networks[0].get("Options") or {}).get(_ISOLATION_OPTION[0]) != _ISOLATION_OPTION[1]:
         return None
-    return found[0]["Id"]
+    return networks[0]["Id"]
 
 
-async def _networks(client: Docker) -> list[dict]:
-    """All of that name, the oldest first."""
-    found = await client.networks.list(filters={"name": [f"^{NETWORK}$"]})
-    return sorted(found, key=lambda network: (network["Created"], network["Id"]))
+async def _list_networks(client: Docker) -> list[dict]:
+    """Return all networks of that name, oldest first."""
+    networks = await client.networks.list(filters={"name": [f"^{NETWORK}$"]})
+    return sorted(networks, key=lambda network: (network["Created"], network["Id"]))

@@ -1,1 +1,1 @@
-"""The images that tasks ask for: built or pulled by a program that knows how, and mounted layer by layer."""
+"""Images of tasks: built or pulled by buildah, Docker or podman, and mounted layer by layer."""

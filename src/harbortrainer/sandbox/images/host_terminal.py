@@ -1,8 +1,10 @@
-"""tmux for images that have none: the host's, with its own loader and libraries, as a layer below the image's.
+"""tmux for images that lack it: the host's tmux with its loader and libraries, as a layer below the image's.
 
-Terminus-2 works in tmux. Where an image has it, the image's is used. Where not, Harbor installs it over the network; a
-sandbox without one finds this. Invariant: nothing of it is seen by other programs but the file `/usr/bin/tmux` and the
-folder `FOLDER`; the variable that tmux needs to find its locale is taken from what runs in its windows.
+Terminus-2 needs tmux. An image's own tmux takes precedence. Harbor would install a missing one over the network, which
+a sandbox without a network cannot do.
+
+Invariant: other programs see only `/usr/bin/tmux` and the folder `FOLDER`. The variable for tmux's locale is not
+passed to programs in its windows.
 """
 
 import asyncio
@@ -24,17 +26,17 @@ _SCRIPT = """\
 export LOCPATH={folder}/locale
 exec {folder}/{loader} --library-path {folder}/lib --argv0 tmux {folder}/tmux -f {folder}/tmux.conf "$@"
 """
-_SETTINGS = "set-environment -gr LOCPATH\nsource-file -q /etc/tmux.conf\nsource-file -q ~/.tmux.conf\n"
+_TMUX_CONF = "set-environment -gr LOCPATH\nsource-file -q /etc/tmux.conf\nsource-file -q ~/.tmux.conf\n"
 
 
 async def layer(store: Store) -> str | None:
-    """The folder of the layer; None where the host has no tmux that runs away from home."""
+    """Return the folder of the layer; None if the host has no tmux that can be copied."""
     found = await asyncio.to_thread(_host_tmux)
     if found is None:
         return None
 
     async def fill(scratch: Path) -> None:
-        await asyncio.to_thread(_fill, scratch / "upper", found)
+        await asyncio.to_thread(_build_layer, scratch / "upper", found)
 
     return str(await store.folder("terminal", found.key, fill) / "upper")
 
@@ -48,23 +50,23 @@ class _Tmux:
     @property
     def key(self) -> str:
         info = self.program.stat()
-        marks = f"{_SCRIPT}\0{_SETTINGS}\0{self}\0{info.st_size}\0{info.st_mtime_ns}"
+        marks = f"{_SCRIPT}\0{_TMUX_CONF}\0{self}\0{info.st_size}\0{info.st_mtime_ns}"
         return hashlib.sha256(marks.encode()).hexdigest()[:32]
 
 
 @cache
 def _host_tmux() -> _Tmux | None:
-    """The host's tmux; None when there is none, or none that is a dynamic program of glibc's."""
+    """Find the host's tmux; None if it is missing or not dynamically linked to glibc."""
     program = shutil.which("tmux", path="/usr/bin:/usr/local/bin:/bin")
     if program is None:
         return None
-    done = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
-    libraries = tuple(Path(path) for path in _LIBRARY.findall(done.stdout))
+    result = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
+    libraries = tuple(Path(path) for path in _LIBRARY.findall(result.stdout))
     loaders = [path for path in libraries if path.name.startswith("ld-linux")]
     return _Tmux(Path(program), loaders[0], libraries) if loaders else None
 
 
-def _fill(top: Path, tmux: _Tmux) -> None:
+def _build_layer(top: Path, tmux: _Tmux) -> None:
     home = top / FOLDER.lstrip("/")
     (home / "lib").mkdir(parents=True)
     for library in tmux.libraries:
@@ -74,7 +76,7 @@ def _fill(top: Path, tmux: _Tmux) -> None:
     for locale in _LOCALES:
         if Path(locale).is_dir():
             shutil.copytree(locale, home / "locale" / Path(locale).name)
-    (home / "tmux.conf").write_text(_SETTINGS)
+    (home / "tmux.conf").write_text(_TMUX_CONF)
     script = top / "usr/bin/tmux"
     script.parent.mkdir(parents=True)
     script.write_text(_SCRIPT.format(folder=FOLDER, loader=tmux.loader.name))

@@ -1,8 +1,10 @@
-"""What a sandbox's root is: the task's image, made by a builder, or the host's root filesystem (or another folder).
+"""Choice of a sandbox's root filesystem: the task's image, or the host's root (or another folder).
 
-`environment_kwargs.image` says: `auto` (the default) takes the task's image where a builder is at hand, and the host's
-root where none is; `build` insists on the image; `host` never asks a builder. On the host's root a task that needs more
-than that can give is refused (`beyond_host`), before a run by the doctor.
+The setting is `environment_kwargs.image`. `auto` (the default) uses the task's image if a builder works, else the
+host's root. `build` requires the image. `host` never uses a builder.
+
+A task that needs more than the host's root offers is refused (`host_root_problems`); the doctor reports it before a
+run.
 """
 
 import os
@@ -11,15 +13,15 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from harbortrainer.sandbox import dockerfile
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images.buildah import Buildah
-from harbortrainer.sandbox.images.built_image import ImageBuilder
-from harbortrainer.sandbox.images.container_engine import PROGRAMS, ContainerEngine, missing_for
+from harbortrainer.sandbox.images.container_engine import PROGRAMS, ContainerEngine, engine_problem
+from harbortrainer.sandbox.images.image_cache import ImageBuilder
 from harbortrainer.sandbox.layer_store import Store
-from harbortrainer.sandbox.sandbox_errors import SandboxBuildError
 from harbortrainer.sandbox.task_image import Image
 
-ROOT = (None, "root", "0", 0)
-"""What root is called, and nobody in particular."""
+ROOT_USERS = (None, "root", "0", 0)
+"""Names and ids of root; None is the default user."""
 
 type ImageSetting = Literal["auto", "build", "host"]
 INSTALL = (
@@ -29,68 +31,71 @@ INSTALL = (
 )
 
 
-def builder_for(setting: str, rootfs: Path, store: Store) -> ImageBuilder | None:
-    """Who makes the task's image; None where the sandbox stands on `rootfs`.
+def builder_for(setting: str, rootfs: Path, store: Store, network: str = "auto") -> ImageBuilder | None:
+    """Return the builder for the task's image; None if the sandbox uses `rootfs`.
+
+    Args:
+        network: The network of RUN (`network_choice`).
 
     Raises:
-        ValueError: The setting is none of the three, or contradicts `rootfs`, or insists where no builder is.
+        ValueError: The setting is unknown, contradicts `rootfs`, or requires a builder and none works.
     """
     settings = get_args(ImageSetting.__value__)
     if setting not in settings:
         raise ValueError(f"image = {setting!r}: use one of {', '.join(settings)}")
     if rootfs != Path("/") and setting == "build":
-        raise ValueError(f"image = 'build' and rootfs = '{rootfs}' are two roots; leave one of them out")
+        raise ValueError(f"image = 'build' and rootfs = '{rootfs}' exclude each other; remove one of them")
     if rootfs != Path("/") or setting == "host":
         return None
-    why = missing_for_a_builder()
-    if why and setting == "build":
-        raise ValueError(f"image = 'build', and {why}: {INSTALL}")
-    return None if why else _builder(store)
+    problem = builder_problem()
+    if problem and setting == "build":
+        raise ValueError(f"image = 'build', but {problem}: {INSTALL}")
+    return None if problem else _builder(store, network)
 
 
-def missing_for_a_builder() -> str:
-    """What this machine lacks to make images, in words; "" when nothing."""
-    told = ["no builder of images is here"]
-    for ask in (Buildah.missing, *(partial(missing_for, program) for program in PROGRAMS)):
-        if not (why := ask()):
+def builder_problem() -> str:
+    """Describe why no image builder works on this machine; "" if one does."""
+    problems = ["no image builder is available"]
+    for check in (Buildah.problem, *(partial(engine_problem, program) for program in PROGRAMS)):
+        if not (problem := check()):
             return ""
-        told += [] if why.endswith(" is not here") else [why]
-    return "; ".join(told)
+        problems += [] if problem.endswith(" is not installed") else [problem]
+    return "; ".join(problems)
 
 
-def _builder(store: Store) -> ImageBuilder:
-    """The first that works, where one does."""
-    if not Buildah.missing():
-        return Buildah(store.own / "buildah")
-    return ContainerEngine(next(program for program in PROGRAMS if not missing_for(program)), store)
+def _builder(store: Store, network: str) -> ImageBuilder:
+    """Return the first builder that works; one must."""
+    if not Buildah.problem():
+        return Buildah(store.own / "buildah", network=network)
+    return ContainerEngine(next(program for program in PROGRAMS if not engine_problem(program)), store, network)
 
 
-def beyond_host(folder: Path, docker_image: str | None, rootfs: Path = Path("/")) -> list[str]:
-    """What a task asks of its image that no other root filesystem can stand in for, in words.
+def host_root_problems(folder: Path, docker_image: str | None, rootfs: Path = Path("/")) -> list[str]:
+    """Describe what a task needs of its image and another root filesystem cannot provide.
 
     Args:
         folder: The task's environment folder.
 
     Raises:
-        SandboxBuildError: Its Dockerfile is none.
+        SandboxBuildError: Its Dockerfile is invalid.
     """
     if (folder / "Dockerfile").is_file():
-        return dockerfile.parse(dockerfile.text_of(folder)).beyond
+        return dockerfile.parse(dockerfile.read_dockerfile(folder)).unsupported
     if docker_image and rootfs == Path("/"):
         return [f"docker_image {docker_image!r}"]
     return []
 
 
-def refuse_beyond_host(folder: Path, docker_image: str | None, rootfs: Path) -> None:
-    """Raise SandboxBuildError, with what can be done, for a task that needs its image."""
-    if needs := beyond_host(folder, docker_image, rootfs):
+def require_host_root(folder: Path, docker_image: str | None, rootfs: Path) -> None:
+    """Raise SandboxBuildError, with a remedy, if a task cannot run on the host's root."""
+    if needs := host_root_problems(folder, docker_image, rootfs):
         root = "the host's root filesystem" if rootfs == Path("/") else str(rootfs)
-        raise SandboxBuildError(f"{'; '.join(needs)}: {root} cannot stand in for that; {REMEDY}")
+        raise SandboxBuildError(f"{'; '.join(needs)}: not supported on {root}; {REMEDY}")
 
 
-def refuse_other_users(image: Image) -> None:
-    """Raise SandboxBuildError for an image whose USER this user's sandboxes do not have."""
-    if os.geteuid() != 0 and image.user not in ROOT:
+def require_root_user(image: Image) -> None:
+    """Raise SandboxBuildError if an image's USER is not root and this process does not run as root."""
+    if os.geteuid() != 0 and image.user not in ROOT_USERS:
         raise SandboxBuildError(
             f"the image's USER is {image.user!r}: only root can give a sandbox other users; "
             "run as root, or use environment_type = 'docker'"

@@ -1,9 +1,10 @@
-"""One layer of a saved image, unpacked into a folder that an overlay takes as it is.
+"""Unpack one layer of a saved image into a folder that an overlay can mount.
 
-Contract: what a layer says of the layers below it becomes overlay's own marks: a removed file is a device 0/0, a folder
-that hides what was there is marked opaque. Invariant: nothing outside the folder is written, read or linked, whatever
-the archive holds: links in it are followed as they would be with the folder as the root, and `..` in a name is refused.
-Devices and extended attributes are left out: they mean nothing in a sandbox.
+Contract: whiteouts become overlay's own marks. A removed file is a device 0/0; a folder that hides lower layers is
+marked opaque. Devices and extended attributes are omitted, since they have no use in a sandbox.
+
+Invariant: no archive can write, read or link anything outside the folder. Links are resolved with the folder as root,
+and names with `..` are refused.
 """
 
 import os
@@ -13,10 +14,10 @@ import tarfile
 from pathlib import Path
 from typing import IO
 
-from harbortrainer.sandbox.sandbox_errors import SandboxBuildError
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 
-_REMOVED, _META, _HIDES = ".wh.", ".wh..wh.", ".wh..wh..opq"
-_MOST_LINKS = 40
+_WHITEOUT, _WHITEOUT_META, _OPAQUE_MARK = ".wh.", ".wh..wh.", ".wh..wh..opq"
+_MAX_LINKS = 40
 _CHUNK = 1 << 20
 
 
@@ -24,16 +25,16 @@ def unpack(archive: IO[bytes], target: Path, *, privileged: bool) -> int:
     """Unpack one layer.
 
     Args:
-        archive: A tar archive, with gzip's, bzip2's or xz's compression or none; it can be read from any place.
+        archive: A seekable tar archive, uncompressed or compressed with gzip, bzip2 or xz.
         target: An empty folder.
-        privileged: Whether owners are kept and overlay's marks are root's. Else everything belongs to this user, who
-            can read and remove all of it.
+        privileged: Keep owners and set root's overlay marks. Else all files belong to this user, who can read and
+            remove them.
 
     Returns:
         The bytes of its files.
 
     Raises:
-        SandboxBuildError: It is no archive, leads out of itself, or cannot be written here.
+        SandboxBuildError: It is not an archive, points outside the folder, or cannot be written.
     """
     folder = _LayerFolder(target, privileged=privileged)
     try:
@@ -47,126 +48,126 @@ def unpack(archive: IO[bytes], target: Path, *, privileged: bool) -> int:
 
 
 class _LayerFolder:
-    """The folder while it is filled. Marks and modes of folders come last: they depend on all that is in a layer."""
+    """Target folder during unpacking. Overlay marks and folder modes are set last, after all members are known."""
 
     def __init__(self, root: Path, *, privileged: bool) -> None:
         self._root, self._privileged = root.resolve(), privileged
         self._opaque = "trusted.overlay.opaque" if privileged else "user.overlay.opaque"
         self._folders: dict[str, tarfile.TarInfo] = {}
-        self._removed: list[str] = []
-        self._hiding: list[str] = []
-        self._known: dict[str, Path] = {"": self._root}
-        """Folders by their names, as long as nothing gives way to something else."""
+        self._whiteouts: list[str] = []
+        self._opaque_folders: list[str] = []
+        self._resolved: dict[str, Path] = {"": self._root}
+        """Resolved folder by name; cleared whenever an entry is replaced."""
         self.size = 0
 
     def add(self, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
-        """Write a member, or note what it says of the layers below."""
+        """Write a member, or record a whiteout for `finish`."""
         folder, name = os.path.split("/".join(_parts(member.name)))
-        if name == _HIDES:
-            self._hiding.append(folder)
-        elif name.startswith(_REMOVED):
-            if not name.startswith(_META):
-                self._removed.append("/".join(_parts(f"{folder}/{name.removeprefix(_REMOVED)}")))
+        if name == _OPAQUE_MARK:
+            self._opaque_folders.append(folder)
+        elif name.startswith(_WHITEOUT):
+            if not name.startswith(_WHITEOUT_META):
+                self._whiteouts.append("/".join(_parts(f"{folder}/{name.removeprefix(_WHITEOUT)}")))
         elif member.isdir():
             self._folders[member.name] = member
-            self._make_folder(self._place(member.name))
+            self._make_folder(self._resolve(member.name))
         elif not member.isdev() or member.isfifo():
-            self._write(member, self._place(member.name), tar)
+            self._write(member, self._resolve(member.name), tar)
 
     def finish(self) -> None:
-        """Every place is looked up anew: what led to it may be something else by now."""
-        for name in self._removed:
-            place = self._place(name)
-            if not os.path.lexists(place):
-                os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
-            elif _is_folder(place):  # removed below and made anew here
-                self._hiding.append(name)
-        for name in self._hiding:
-            place = self._place(name)
-            self._make_folder(place)
-            os.setxattr(place, self._opaque, b"y", follow_symlinks=False)
+        """Apply whiteouts, opaque marks and folder modes. Paths are resolved again, since entries may have changed."""
+        for name in self._whiteouts:
+            path = self._resolve(name)
+            if not os.path.lexists(path):
+                os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
+            elif _is_folder(path):  # removed below and created again in this layer
+                self._opaque_folders.append(name)
+        for name in self._opaque_folders:
+            path = self._resolve(name)
+            self._make_folder(path)
+            os.setxattr(path, self._opaque, b"y", follow_symlinks=False)
         for name, member in reversed(self._folders.items()):
-            if _is_folder(place := self._place(name)):
-                self._mark(place, member)
+            if _is_folder(path := self._resolve(name)):
+                self._set_metadata(path, member)
 
-    def _write(self, member: tarfile.TarInfo, place: Path, tar: tarfile.TarFile) -> None:
-        self._clear(place)
+    def _write(self, member: tarfile.TarInfo, path: Path, tar: tarfile.TarFile) -> None:
+        self._clear(path)
         if member.islnk():
-            os.link(self._place(member.linkname), place, follow_symlinks=False)
+            os.link(self._resolve(member.linkname), path, follow_symlinks=False)
             return
         if member.issym():
-            place.symlink_to(member.linkname)
+            path.symlink_to(member.linkname)
         elif member.isfifo():
-            os.mkfifo(place)
+            os.mkfifo(path)
         else:
-            self._write_content(member, place, tar)
-        self._mark(place, member)
+            self._write_content(member, path, tar)
+        self._set_metadata(path, member)
 
-    def _write_content(self, member: tarfile.TarInfo, place: Path, tar: tarfile.TarFile) -> None:
+    def _write_content(self, member: tarfile.TarInfo, path: Path, tar: tarfile.TarFile) -> None:
         content = tar.extractfile(member)
         if content is None:
-            raise ValueError(f"{member.name!r} is nothing that is known here")
-        with place.open("xb") as file:
+            raise ValueError(f"{member.name!r} has an unsupported type")
+        with path.open("xb") as file:
             shutil.copyfileobj(content, file, _CHUNK)
         self.size += member.size
 
-    def _mark(self, place: Path, member: tarfile.TarInfo) -> None:
-        """Owner, mode and time."""
+    def _set_metadata(self, path: Path, member: tarfile.TarInfo) -> None:
+        """Set owner, mode and time."""
         if self._privileged:
-            os.chown(place, member.uid, member.gid, follow_symlinks=False)
+            os.chown(path, member.uid, member.gid, follow_symlinks=False)
         if not member.issym():
             needed = stat.S_IRWXU if member.isdir() and not self._privileged else 0
-            place.chmod(stat.S_IMODE(member.mode) | needed)
-        os.utime(place, (member.mtime, member.mtime), follow_symlinks=False)
+            path.chmod(stat.S_IMODE(member.mode) | needed)
+        os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
 
-    def _make_folder(self, place: Path) -> None:
-        """One that everybody may look into, whatever this process's umask is."""
-        if not _is_folder(place):
-            self._clear(place)
-            place.mkdir()
-            place.chmod(0o755)
+    def _make_folder(self, path: Path) -> None:
+        """Create a folder with mode 755, whatever this process's umask is."""
+        if not _is_folder(path):
+            self._clear(path)
+            path.mkdir()
+            path.chmod(0o755)
 
-    def _clear(self, place: Path) -> None:
-        if os.path.lexists(place):
-            self._known = {"": self._root}
-            place.rmdir() if _is_folder(place) else place.unlink()
+    def _clear(self, path: Path) -> None:
+        if os.path.lexists(path):
+            self._resolved = {"": self._root}
+            path.rmdir() if _is_folder(path) else path.unlink()
 
-    def _place(self, name: str) -> Path:
-        """Where a name of the archive lies: behind real folders, which are made. A link at its end is not followed."""
-        *way, last = _parts(name) or [""]
-        folder = "/".join(way)
-        if folder not in self._known:
-            self._known[folder] = self._followed(way)
-        return self._known[folder] / last
+    def _resolve(self, name: str) -> Path:
+        """Return the path of a name, with its parent folders created. A link at its end is not followed."""
+        *parts, last = _parts(name) or [""]
+        folder = "/".join(parts)
+        if folder not in self._resolved:
+            self._resolved[folder] = self._follow_links(parts)
+        return self._resolved[folder] / last
 
-    def _followed(self, way: list[str]) -> Path:
-        at: list[str] = []
-        left, links = way[::-1], 0
+    def _follow_links(self, parts: list[str]) -> Path:
+        resolved: list[str] = []
+        left, links = parts[::-1], 0
         while left:
             part = left.pop()
-            place = self._root.joinpath(*at, part)
+            path = self._root.joinpath(*resolved, part)
             if part == "..":
-                del at[-1:]
-            elif place.is_symlink():
+                del resolved[-1:]
+            elif path.is_symlink():
                 links += 1
-                if links > _MOST_LINKS:
-                    raise ValueError(f"{'/'.join(way)!r} leads through links without an end")
-                target = str(place.readlink())
+                if links > _MAX_LINKS:
+                    raise ValueError(f"{'/'.join(parts)!r} has a loop of links")
+                target = str(path.readlink())
                 if target.startswith("/"):
-                    at.clear()
+                    resolved.clear()
                 left += [step for step in reversed(target.split("/")) if step not in ("", ".")]
             else:
-                self._make_folder(place)
-                at.append(part)
-        return self._root.joinpath(*at)
+                self._make_folder(path)
+                resolved.append(part)
+        return self._root.joinpath(*resolved)
 
 
 def _parts(name: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise ValueError(f"{name!r} leads out of it")
+        raise ValueError(f"{name!r} points outside the archive")
     return parts
 
 
-def _is_folder(place: Path) -> bool:
-    return place.is_dir() and not place.is_symlink()
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

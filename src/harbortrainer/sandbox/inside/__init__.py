@@ -1,5 +1,5 @@
-"""The code that runs in the sandbox's own processes: nothing but the standard library, and nothing imported late.
+"""Code that runs in the sandbox's own processes. Standard library only, no late imports.
 
-These modules are started as `python -I -S` by `harbortrainer.sandbox.nursery_client`. Everything is imported before the
-root filesystem changes, so that the sandbox needs no Python of its own.
+`harbortrainer.sandbox.fork_server_client` starts these modules with `python -I -S`. All imports happen before the root
+filesystem changes, so the sandbox does not need Python.
 """

@@ -1,6 +1,7 @@
-"""Control groups, version 1 and 2: one group a sandbox and controller, where the machine lets us make one.
+"""Control groups, version 1 and 2: one group per sandbox and controller, where the machine permits it.
 
-Invariant: what `create` made, `remove` takes away; a group whose monitor was killed is swept by the next helper.
+Invariant: `remove` deletes every group that `create` made. If a monitor was killed, the next fork server deletes its
+groups.
 """
 
 import contextlib
@@ -8,8 +9,8 @@ import errno
 import os
 import time
 
-from harbortrainer.sandbox.inside.kernel import write
 from harbortrainer.sandbox.inside.messages import SandboxSpec
+from harbortrainer.sandbox.inside.syscalls import write
 
 _ROOT = "/sys/fs/cgroup"
 _PREFIX = "harbortrainer-"
@@ -22,16 +23,16 @@ _PERIOD_US = 100_000
 
 
 def create(spec: SandboxSpec) -> list[str]:
-    """Make the groups that hold the spec's limits. Returns their folders, none where the machine forbids them."""
+    """Create the groups with the limits of `spec`. Return their folders; empty if the machine forbids groups."""
     limits = {"memory": spec.memory_bytes, "pids": spec.pids, "cpu": spec.cpu_us}
     made: list[str] = []
-    parents = _parents()
+    parents = _parent_folders()
     for parent in set(parents.values()):
         wanted = {c: limit for c, limit in limits.items() if limit is not None and parents.get(c) == parent}
         if not wanted:
             continue
         path = f"{parent}/{_PREFIX}{os.getpid()}"
-        with contextlib.suppress(OSError):  # version 2: hand the controllers down, where they are not yet
+        with contextlib.suppress(OSError):  # version 2: enable the controllers for child groups
             write(f"{parent}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in wanted))
         try:
             os.mkdir(path)
@@ -39,12 +40,12 @@ def create(spec: SandboxSpec) -> list[str]:
             continue
         made.append(path)
         for controller, limit in wanted.items():
-            _limit(path, controller, limit)
+            _set_limit(path, controller, limit)
     return made
 
 
 def join(groups: list[str]) -> list[str]:
-    """Move this process into the groups. Returns the controllers that really limit it."""
+    """Move this process into the groups. Return the controllers that actually limit it."""
     limited = []
     for path in groups:
         try:
@@ -55,26 +56,26 @@ def join(groups: list[str]) -> list[str]:
     return limited
 
 
-def widen(groups: list[str], limits: dict[str, int]) -> None:
-    """Set other limits of memory and processes, where the groups limit them at all."""
+def raise_limits(groups: list[str], limits: dict[str, int]) -> None:
+    """Set new limits for the controllers (`memory`, `pids`) that the groups already limit."""
     for path in groups:
         for controller, limit in limits.items():
             if any(_is_set(f"{path}/{file}") for file in _FILES[controller]):
-                _limit(path, controller, limit)
+                _set_limit(path, controller, limit)
 
 
-def ended_for_memory(groups: list[str]) -> int:
-    """How many processes the kernel has ended since the groups' own limit of memory was reached."""
+def count_oom_kills(groups: list[str]) -> int:
+    """Count the processes that the kernel killed because the groups reached their own memory limit."""
     killed = reached = 0
     for path in groups:
         for name, word in (("memory.oom_control", "oom_kill"), ("memory.events", "oom_kill")):
-            killed += _counted(f"{path}/{name}", word)
-        reached += _counted(f"{path}/memory.failcnt", "") + _counted(f"{path}/memory.events", "oom")
+            killed += _read_count(f"{path}/{name}", word)
+        reached += _read_count(f"{path}/memory.failcnt", "") + _read_count(f"{path}/memory.events", "oom")
     return killed if reached else 0
 
 
 def remove(groups: list[str]) -> None:
-    """Remove the groups; the kernel may take a moment to let go of the last process."""
+    """Remove the groups. Retries for a second: the kernel may still hold the last process."""
     for path in groups:
         for _ in range(100):
             try:
@@ -86,9 +87,9 @@ def remove(groups: list[str]) -> None:
                 time.sleep(0.01)
 
 
-def sweep() -> None:
-    """Remove groups whose monitor is gone."""
-    for parent in set(_parents().values()):
+def remove_stale() -> None:
+    """Remove the groups of monitors that no longer run."""
+    for parent in set(_parent_folders().values()):
         with contextlib.suppress(OSError):
             for name in os.listdir(parent):
                 pid = name.removeprefix(_PREFIX)
@@ -97,26 +98,26 @@ def sweep() -> None:
                         os.rmdir(f"{parent}/{name}")
 
 
-def _parents() -> dict[str, str]:
-    """Where each controller's groups can be made: beside the groups of this process."""
+def _parent_folders() -> dict[str, str]:
+    """Return the parent folder for new groups by controller: next to the groups of this process."""
     parents: dict[str, str] = {}
     with open("/proc/self/cgroup") as file:
         for line in file:
             _, names, path = line.rstrip("\n").split(":", 2)
             for controller in set(names.split(",")).intersection(_FILES):
-                parents[controller] = _existing(f"{_ROOT}/{controller}", path)
+                parents[controller] = _folder_or_root(f"{_ROOT}/{controller}", path)
             if not names and os.path.exists(f"{_ROOT}/cgroup.controllers"):
                 for controller in set(_FILES) - set(parents):
-                    parents[controller] = _existing(_ROOT, os.path.dirname(path))
+                    parents[controller] = _folder_or_root(_ROOT, os.path.dirname(path))
     return parents
 
 
-def _existing(root: str, path: str) -> str:
+def _folder_or_root(root: str, path: str) -> str:
     full = root + path.rstrip("/")
     return full if os.path.isdir(full) else root
 
 
-def _limit(path: str, controller: str, value: int) -> None:
+def _set_limit(path: str, controller: str, value: int) -> None:
     old, new = _FILES[controller]
     with contextlib.suppress(OSError):
         if os.path.exists(f"{path}/{new}"):
@@ -124,14 +125,14 @@ def _limit(path: str, controller: str, value: int) -> None:
             if controller == "memory":
                 write(f"{path}/memory.swap.max", "0")
         else:
-            # Of memory and of memory with swap, the second is never to be below the first.
+            # The kernel refuses a memory+swap limit below the memory limit, so the write order depends on it.
             both = [f"{path}/{old}", *([f"{path}/memory.memsw.limit_in_bytes"] if controller == "memory" else [])]
             for file in both if not _is_set(both[-1]) else reversed(both):
                 write(file, str(value))
 
 
-def _counted(path: str, word: str) -> int:
-    """The number after a word in a file of lines; of a file that is one number with the word ""."""
+def _read_count(path: str, word: str) -> int:
+    """Return the number after `word` in a file of `word number` lines; "" reads a file with just one number."""
     try:
         with open(path) as file:
             rows = [line.split() for line in file]

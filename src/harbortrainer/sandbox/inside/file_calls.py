@@ -1,7 +1,7 @@
-"""Files in and out of a sandbox and folders emptied, with the sandbox's own root: a planted link leads nowhere else.
+"""File transfer calls that run inside the sandbox, so that a planted link cannot lead outside it.
 
-Small requests run in the first process itself, which must never block: every file is opened without following links
-and without waiting. Others run in a process of their own.
+Small calls run in the init process itself, which must never block: files are opened without following links and
+without waiting. Other calls run in a forked child.
 """
 
 import errno
@@ -13,15 +13,15 @@ import tarfile
 from collections.abc import Callable, Iterator
 
 _SMALL_BYTES, _SMALL_ENTRIES = 8 << 20, 500
-_MOST_NOTES = 20
-_MOST_ENTRIES, _MOST_DEPTH = 20_000, 64  # of what is taken out: the host checks every name against its folders
-_MOST_ROUNDS = 100_000
+_MAX_NOTES = 20
+_MAX_ENTRIES, _MAX_DEPTH = 20_000, 64  # of an archive that leaves the sandbox: the host checks every name in it
+_MAX_ROUNDS = 100_000
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def unpack(fds: list[int], folder: str) -> int:
-    """Unpack the archive on standard input into a folder, which is made. What is there already is replaced."""
+    """Unpack the archive on standard input into a folder, created if missing. Existing entries are replaced."""
     os.makedirs(folder, exist_ok=True)
     folders = []
     with os.fdopen(os.dup(fds[0]), "rb") as source, tarfile.open(fileobj=source, mode="r|") as tar:
@@ -64,42 +64,42 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, folder: str
 
 
 def pack(fds: list[int], folder: str, limit: str) -> int:
-    """Write an archive of a folder's content to standard output: folders, files, links, and nothing else.
+    """Write an archive of a folder's content to standard output. It holds only folders, files and links.
 
     Args:
-        limit: Bytes, for the sizes that files claim; what goes beyond is left out and named on standard error.
+        limit: Maximum bytes, by the files' stated sizes. A file above it is omitted and named on standard error.
     """
-    left, notes = int(limit), 0
+    remaining, notes = int(limit), 0
     with os.fdopen(os.dup(fds[1]), "wb") as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
-        for path, name in itertools.islice(_walk(folder, _MOST_DEPTH), _MOST_ENTRIES):
+        for path, name in itertools.islice(_walk(folder, _MAX_DEPTH), _MAX_ENTRIES):
             try:
-                left -= _add(tar, path, name, left)
+                remaining -= _add(tar, path, name, remaining)
             except (OSError, ValueError) as error:
                 notes += 1
-                if notes <= _MOST_NOTES:
+                if notes <= _MAX_NOTES:
                     os.write(fds[2], f"left out: {name}: {error}\n".encode())
     return 0
 
 
-def _add(tar: tarfile.TarFile, path: str, name: str, most: int) -> int:
-    """Add one entry. Returns its size; raises before anything is written when it cannot be added."""
+def _add(tar: tarfile.TarFile, path: str, name: str, limit: int) -> int:
+    """Add one entry of at most `limit` bytes. Return its size; raise before writing if it cannot be added."""
     member = tar.gettarinfo(path, name)
     if member is None or member.isdev():
-        raise ValueError("neither file nor folder nor link")
-    if member.size > most:
+        raise ValueError("not a file, folder or link")
+    if member.size > limit:
         raise ValueError("too large")
     if not member.isreg():
         tar.addfile(member)
         return 0
     fd = os.open(path, _READ | os.O_NOFOLLOW)
     try:
-        tar.addfile(member, _Exactly(fd, member.size))
+        tar.addfile(member, _FixedSizeReader(fd, member.size))
     finally:
         os.close(fd)
     return member.size
 
 
-def send(fds: list[int], path: str, limit: str) -> int:
+def send_file(fds: list[int], path: str, limit: str) -> int:
     """Write one regular file to standard output."""
     fd = os.open(path, _READ)
     try:
@@ -114,11 +114,11 @@ def send(fds: list[int], path: str, limit: str) -> int:
     return 0
 
 
-def empty(_: list[int], mode: str, *folders: str) -> int:
-    """Make folders that are empty, or make them when they are not there, in place of whatever has their names.
+def empty_folders(_: list[int], mode: str, *folders: str) -> int:
+    """Empty the folders, and create the missing ones. Any other entry with such a name is replaced.
 
     Args:
-        mode: In octal; empty for the one they have.
+        mode: Permissions in octal; "" keeps the present ones.
     """
     for folder in folders:
         _clear(folder, keep_folder=True)
@@ -131,7 +131,7 @@ def empty(_: list[int], mode: str, *folders: str) -> int:
 
 
 def is_kind(_: list[int], kind: str, path: str) -> int:
-    """0 for a folder (`d`) or a regular file (`f`), links followed; else 1."""
+    """Return 0 if the path is a folder (kind `d`) or a regular file (`f`), following links; else 1."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -139,8 +139,8 @@ def is_kind(_: list[int], kind: str, path: str) -> int:
     return 0 if (stat.S_ISDIR if kind == "d" else stat.S_ISREG)(mode) else 1
 
 
-def executable(_: list[int], path: str) -> int:
-    """Let everybody run a file, links followed."""
+def make_executable(_: list[int], path: str) -> int:
+    """Make a file executable for all users, following links."""
     os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | 0o111)
     return 0
 
@@ -148,17 +148,17 @@ def executable(_: list[int], path: str) -> int:
 CALLS: dict[str, Callable[..., int]] = {
     "unpack": unpack,
     "pack": pack,
-    "send": send,
-    "empty": empty,
+    "send": send_file,
+    "empty": empty_folders,
     "is": is_kind,
-    "executable": executable,
+    "executable": make_executable,
 }
 
 
 def is_small(fds: list[int], name: str, *arguments: str) -> bool:
-    """Whether a call is done in a few milliseconds, so that the first process may carry it out itself.
+    """Return whether a call takes only milliseconds, so that the init process may run it itself.
 
-    Output to a pipe may block, so only a file in memory counts as small output.
+    Output to a pipe may block, so it must go to a file in memory.
     """
     if name in ("is", "executable"):
         return True
@@ -170,7 +170,7 @@ def is_small(fds: list[int], name: str, *arguments: str) -> bool:
 
 
 def _is_small(path: str) -> bool:
-    """Of a file, or of a folder with all that is in it."""
+    """Return whether a file, or a folder with its content, is within the limits of a small call."""
     try:
         if os.path.isdir(path):
             entries = itertools.islice(_walk(path, _SMALL_ENTRIES), _SMALL_ENTRIES + 1)
@@ -178,15 +178,15 @@ def _is_small(path: str) -> bool:
         else:
             sizes = [os.stat(path).st_size]
     except OSError:
-        return True  # it is not there, or goes while we look: quickly said
+        return True  # a missing path fails fast
     return len(sizes) <= _SMALL_ENTRIES and sum(sizes) <= _SMALL_BYTES
 
 
 def _walk(folder: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Every entry of a folder down to a depth. Without recursion: an agent may nest as deep as it likes."""
-    waiting = [(folder, "", depth)]
-    while waiting:
-        top, prefix, depth = waiting.pop()
+    """Yield (path, relative name) of every entry down to a depth. Iterative: an agent can nest folders very deep."""
+    pending = [(folder, "", depth)]
+    while pending:
+        top, prefix, depth = pending.pop()
         try:
             entries = os.scandir(top)
         except OSError:
@@ -197,29 +197,29 @@ def _walk(folder: str, depth: int) -> Iterator[tuple[str, str]]:
             for entry in entries:
                 yield entry.path, prefix + entry.name
                 if depth > 1 and entry.is_dir(follow_symlinks=False):
-                    waiting.append((entry.path, f"{prefix}{entry.name}/", depth - 1))
+                    pending.append((entry.path, f"{prefix}{entry.name}/", depth - 1))
 
 
 def _remove_tree(top: str) -> None:
-    """Remove a folder of any depth: what lies deeper is moved up, so that no path grows and nothing recurses."""
+    """Remove a folder of any depth. Nested folders are moved up, which avoids long paths and recursion."""
     names = itertools.count()
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         folders = []
         for name in os.listdir(top):
-            if not _removed(f"{top}/{name}"):
+            if not _try_remove(f"{top}/{name}"):
                 folders.append(f"{top}/{name}")
         if not folders:
             os.rmdir(top)
             return
         for folder in folders:
             for name in os.listdir(folder):
-                if not _removed(f"{folder}/{name}"):
+                if not _try_remove(f"{folder}/{name}"):
                     os.rename(f"{folder}/{name}", f"{top}/.removed-{os.getpid()}-{next(names)}")
-    raise OSError(errno.EBUSY, f"{top}: something keeps filling it")
+    raise OSError(errno.EBUSY, f"cannot empty {top}: a process keeps adding files")
 
 
-def _removed(path: str) -> bool:
-    """Remove a file, a link or an empty folder; False for a folder that is not empty."""
+def _try_remove(path: str) -> bool:
+    """Remove a file, a link or an empty folder. Return False for a folder that is not empty."""
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
             os.rmdir(path)
@@ -234,13 +234,13 @@ def _removed(path: str) -> bool:
     return True
 
 
-class _Exactly:
-    """A file that has the length it had when we looked, whatever is written to it meanwhile."""
+class _FixedSizeReader:
+    """Reader that returns exactly `size` bytes, even if the file shrinks or grows meanwhile."""
 
     def __init__(self, fd: int, size: int) -> None:
-        self._fd, self._left = fd, size
+        self._fd, self._remaining = fd, size
 
     def read(self, count: int = -1) -> bytes:
-        wanted = self._left if count < 0 else min(count, self._left)
-        self._left -= wanted
+        wanted = self._remaining if count < 0 else min(count, self._remaining)
+        self._remaining -= wanted
         return os.read(self._fd, wanted).ljust(wanted, b"\0")

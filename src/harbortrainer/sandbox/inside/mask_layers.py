@@ -1,19 +1,20 @@
-"""Masking layers: overlay layers, in memory, that hide parts of a root filesystem.
+"""Mask layers: overlay layers in memory that hide parts of the host's root filesystem.
 
-They lie on a tmpfs of the nursery's own mount namespace: nobody else sees them, and they end with it.
+They are stored on a tmpfs in the fork server's own mount namespace. No other process sees them, and they disappear with
+it.
 """
 
 import os
 
-from harbortrainer.sandbox.inside import kernel as k
+from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.messages import HostView
 
-# A folder that exists wherever the kernel runs and that no task's files lie in.
+# A folder that every Linux machine has and that no task uses.
 _FOLDER = "/sys/kernel"
 
 
-def prepare(*, privileged: bool) -> None:
-    """Give this process a mount namespace with room for masks; an ordinary user becomes root in a user namespace."""
+def enter_namespace(*, privileged: bool) -> None:
+    """Enter a mount namespace with a tmpfs for mask layers; unprivileged, also become root of a user namespace."""
     uid, gid = os.geteuid(), os.getegid()
     os.unshare(os.CLONE_NEWNS | (0 if privileged else os.CLONE_NEWUSER))
     if not privileged:
@@ -23,14 +24,14 @@ def prepare(*, privileged: bool) -> None:
     k.mount("tmpfs", _FOLDER, "tmpfs", k.MS_NOSUID | k.MS_NODEV, "mode=755")
 
 
-def path_of(key: str) -> str:
-    """Where the layer with that key lies, in the nursery's mount namespace and its copies."""
+def layer_path(key: str) -> str:
+    """Return the folder of the layer with this key, in the fork server's mount namespace and its copies."""
     return f"{_FOLDER}/{key}"
 
 
 def build(view: HostView, *, privileged: bool) -> None:
-    """Make the layer of a view."""
-    top = path_of(view.key)
+    """Build the mask layer of a view."""
+    top = layer_path(view.key)
     for path, mode in view.modes.items():
         os.makedirs(top + path, exist_ok=True)
         os.chmod(top + path, mode)

@@ -1,6 +1,6 @@
-"""What the trainer's process, the nursery and a sandbox's first process tell each other: one JSON packet a message.
+"""Messages between the trainer's process, the fork server and a sandbox's init process: one JSON packet each.
 
-Imported by all three, and so by the nursery before it has started anything: the standard library's lightest parts only.
+All three import this module, so it uses only light parts of the standard library.
 Invariant: `decode(encode(message)) == message`.
 """
 
@@ -11,72 +11,75 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class HostView:
-    """What of the host's own root filesystem sandboxes see (`harbortrainer.sandbox.host_view` makes it)."""
+    """The part of the host's root filesystem that sandboxes see (built by `harbortrainer.sandbox.host_view`)."""
 
     shown: list[str]
-    """Folders that appear."""
+    """Visible folders."""
 
     plain: list[str]
-    """Files beside them, which are copied."""
+    """Files outside the visible folders, which are copied."""
 
     links: dict[str, str]
-    """Links around them: path, target."""
+    """Links outside the visible folders: target by path."""
 
     folders: dict[str, int]
-    """Folders around them, with their modes."""
+    """Folders that contain the visible ones: mode by path."""
 
     hidden: list[str]
-    """Folders in what is shown that are empty."""
+    """Folders inside the visible ones that appear empty."""
 
     files: dict[str, str]
-    """Files in what is shown that have another content."""
+    """Files inside the visible folders with replaced content."""
 
     modes: dict[str, int]
-    """The modes of the folders that hidden things lie in."""
+    """Modes of the folders that contain hidden entries."""
 
     key: str = ""
-    """The hash of all the others."""
+    """Hash of all other fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """What one sandbox is like."""
+    """Configuration of one sandbox."""
 
     rootfs: str = "/"
-    """The root filesystem that it starts from."""
+    """The root filesystem."""
 
     lowers: list[str] = field(default_factory=list)
-    """The layers of the image that it starts from instead, the topmost first."""
+    """Layers of an image, topmost first; they replace `rootfs`."""
 
     view: str | None = None
-    """The key of the `HostView`, which the nursery knows already; none where `rootfs` is not the host's."""
+    """Key of the `HostView`, which the fork server already has; None if `rootfs` is not the host's."""
 
     layer: str | None = None
-    """The folder of the files of its image."""
+    """Folder with the files that a Dockerfile adds to the root filesystem."""
 
     small: bool = False
-    """Whether the layer is copied into the sandbox; else it is mounted."""
+    """Copy `layer` into the sandbox instead of mounting it."""
 
     upper: str | None = None
-    """The folder of the layer that changes go to while an image is built; else they lie in memory."""
+    """Folder that receives the changes while an image is built; None keeps them in memory."""
+
+    in_place: bool = False
+    """Write the changes into `rootfs` itself, where an image builder expects them."""
 
     binds: dict[str, str] = field(default_factory=dict)
-    """What of the host is mounted: path inside, path of the host's."""
+    """Bind mounts: host path by path inside."""
 
     read_only: list[str] = field(default_factory=list)
-    """Those of `binds` that cannot be written."""
+    """Paths of `binds` that are read-only."""
 
     dirs: list[str] = field(default_factory=list)
-    """Folders that are made, for everybody to write in."""
+    """Folders to create, writable by all users."""
 
     files: dict[str, str] = field(default_factory=dict)
-    """Files that are written: path, content."""
+    """Files to write: content by path."""
 
     network: bool = False
-    """Whether it has the machine's network; else one of its own."""
+    """Share the host's network; else the sandbox has its own."""
 
-    way_out: str = ""
-    """The path of slirp4netns where its own network has a way out; else it is a loopback alone."""
+    slirp4netns_path: str = ""
+    """Path of slirp4netns, which connects the sandbox's own network; "" leaves only a loopback device."""
 
     disk_mb: int = 64
     memory_bytes: int = 512 << 20
@@ -85,23 +88,29 @@ class SandboxSpec:
     """Microseconds of CPU in each 100 ms."""
 
     @property
-    def divided(self) -> bool:
-        """Whether the agent's commands run in a part of their own, and those of grading outside of it: unless an image
-        is built."""
-        return self.upper is None
+    def builds_image(self) -> bool:
+        """Whether the changes become part of an image."""
+        return self.in_place or self.upper is not None
+
+    @property
+    def isolates_agent(self) -> bool:
+        """Whether the agent's commands get their own namespaces, apart from grading commands."""
+        return not self.builds_image
 
 
 @dataclass(frozen=True)
 class Command:
-    """Start a command. With it go three descriptors: its standard input, output and error."""
+    """Start a command. Carries three descriptors: its standard input, output and error."""
 
     argv: list[str]
     call: bool = False
-    """Whether argv is one of `file_calls` and its arguments, not a program."""
+    """Whether `argv` is a call of `file_calls` with its arguments, not a program."""
 
     cwd: str = "/"
     env: dict[str, str] = field(default_factory=dict)
     user: str | int | None = None
+    groups: list[int] | None = None
+    """Group ids, the primary one first; None looks them up in /etc/passwd and /etc/group."""
     id: int = -1
 
 
@@ -114,45 +123,45 @@ class Kill:
 
 @dataclass(frozen=True)
 class Grading:
-    """Grading begins or has ended. Answered with `Ended`."""
+    """Begin or end grading. Answered with `Ended`."""
 
     begins: bool
     kill: bool = False
-    """Whether what runs in the sandbox is killed in any case."""
+    """Kill all running processes even if no limit was exhausted."""
 
     id: int = -1
 
 
 @dataclass(frozen=True)
-class Look:
-    """Say what was changed in the sandbox since the agent began. Answered with `Changed`, then with `Ended`."""
+class ReportChanges:
+    """Report the files that changed since the agent started. Answered with `Changes`, then with `Ended`."""
 
     id: int = -1
 
 
 @dataclass(frozen=True)
-class Changed:
-    """What was changed in the sandbox since the agent began."""
+class Changes:
+    """Files that changed in the sandbox since the agent started."""
 
     paths: list[str]
-    """The first of them."""
+    """The first `overlay_diff.MAX_LISTED` paths."""
 
-    hows: list[str]
-    """`added`, `changed` or `removed`, of each."""
+    change_types: list[str]
+    """For each path `added`, `changed` or `removed`."""
 
     sizes: list[int]
-    """Of each, in bytes; 0 of one that was removed."""
+    """For each path its bytes; 0 if it was removed."""
 
     total: int
-    """How many there are."""
+    """Number of all changed files."""
 
     tools: list[str]
-    """Which of them touch what a verifier is run with, in words."""
+    """Descriptions of the changes to tools that a verifier uses."""
 
 
 @dataclass(frozen=True)
 class Listen:
-    """Make a socket that listens at `port` of the loopback inside. Answered with `Listening`, then with `Ended`."""
+    """Listen on `port` of the sandbox's loopback. Answered with `Listening`, then with `Ended`."""
 
     port: int
     id: int = -1
@@ -160,17 +169,16 @@ class Listen:
 
 @dataclass(frozen=True)
 class Listening:
-    """With it goes the socket that listens."""
+    """Carries the listening socket."""
 
 
 @dataclass(frozen=True)
-class Noted:
-    """What happened in the sandbox by the doing of what runs in it: a limit was reached, room was made."""
+class Note:
+    """An event that a process in the sandbox caused: a limit was reached, or processes were killed for it."""
 
     text: str
-    sign: bool = True
-    """Whether it shows why the sandbox cannot be graded; a limit that a command reached while an agent works does not.
-    """
+    is_evidence: bool = True
+    """Whether it can explain that grading failed. A limit that was reached while an agent runs cannot."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +196,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Failed:
-    """A command could not be started or, without an `id`, the sandbox itself."""
+    """A command could not be started; without an `id`, the sandbox itself failed."""
 
     error: str
     id: int | None = None
@@ -200,38 +208,38 @@ type Message = (
     | Command
     | Kill
     | Grading
-    | Look
-    | Changed
+    | ReportChanges
+    | Changes
     | Listen
     | Listening
-    | Noted
+    | Note
     | Ready
     | Ended
     | Failed
 )
-_ALL = (
-    *(HostView, SandboxSpec, Command, Kill, Grading, Look, Changed, Listen, Listening),
-    *(Noted, Ready, Ended, Failed),
+_ALL_TYPES = (
+    *(HostView, SandboxSpec, Command, Kill, Grading, ReportChanges, Changes, Listen, Listening),
+    *(Note, Ready, Ended, Failed),
 )
-_KINDS = {kind.__name__: kind for kind in _ALL}
+_TYPES = {kind.__name__: kind for kind in _ALL_TYPES}
 
 
 def encode(message: Message) -> bytes:
-    """The packet of a message."""
+    """Encode a message as a packet."""
     return json.dumps([type(message).__name__, vars(message)]).encode()
 
 
 def decode(packet: bytes) -> Message:
-    """The message of a packet."""
+    """Decode the message of a packet."""
     kind, fields = json.loads(packet)
-    return _KINDS[kind](**fields)
+    return _TYPES[kind](**fields)
 
 
-def receive(sock: socket.socket, most_fds: int) -> tuple[bytes, list[int]]:
-    """The next packet with its descriptors; an empty one at the end of file.
+def receive(sock: socket.socket, max_fds: int) -> tuple[bytes, list[int]]:
+    """Receive the next packet with its descriptors; an empty packet means end of file.
 
-    Its size is asked for first: room for the largest would be mapped and unmapped for each.
+    The size is peeked first: a buffer for the largest packet would be mapped and unmapped each time.
     """
     size = sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
-    packet, fds, _, _ = socket.recv_fds(sock, size, most_fds)
+    packet, fds, _, _ = socket.recv_fds(sock, size, max_fds)
     return packet, fds

@@ -1,14 +1,14 @@
-"""The system calls that a sandbox may not make, as a filter that the kernel applies to everything in it.
+"""Seccomp filter: the system calls that no process of a sandbox may make.
 
-Capabilities and namespaces hold most things off already. This closes what they leave open: sockets that no network
-namespace contains (a virtual machine's vsock reaches its host), and large parts of the kernel that tasks do not need.
-Programs of another architecture (32 bit) do not run, since their calls have other numbers.
+Capabilities and namespaces already isolate most of the kernel. The filter covers the rest: socket families that network
+namespaces do not contain (vsock reaches a virtual machine's host), and large kernel interfaces that tasks do not need.
+Programs of another architecture (32 bit) do not run, because their call numbers differ.
 """
 
 import os
 import struct
 
-from harbortrainer.sandbox.inside import kernel as k
+from harbortrainer.sandbox.inside import syscalls as k
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E, 41), "aarch64": (1, 0xC00000B7, 198)}  # column of _DENIED, mark, socket(2)
 _DENIED = {
@@ -24,7 +24,7 @@ _DENIED = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
 }
-_NAMELESS_FILES = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
+_MEMFD_CALLS = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 _ALLOWED_SOCKETS = (1, 2, 10, 16)  # unix, IPv4, IPv6, netlink
 _ENOSYS, _EAFNOSUPPORT = 38, 97
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -33,12 +33,12 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _X32_BIT = 0x40000000
 
 
-def program(*, nameless_files: bool) -> bytes:
-    """The filter, as the kernel's struct sock_filter[]; empty on an architecture that is not known here."""
+def build_filter(*, allow_memfd: bool) -> bytes:
+    """Return the filter as the kernel's struct sock_filter[]; empty on an unknown architecture."""
     if (known := _ARCHITECTURES.get(os.uname().machine)) is None:
         return b""
     column, architecture, socket = known
-    denied = _DENIED if nameless_files else _DENIED | _NAMELESS_FILES
+    denied = _DENIED if allow_memfd else _DENIED | _MEMFD_CALLS
     numbers = sorted(numbers[column] for numbers in denied.values())
     # Jumps are relative and forward: the two refusals and the permission are at the end.
     lines: list[tuple[int, str, str, int]] = [
@@ -65,12 +65,11 @@ def program(*, nameless_files: bool) -> bytes:
     )
 
 
-def apply(*, nameless_files: bool) -> None:
-    """Filter this process and everything it starts from here on. Needs no-new-privileges.
+def apply(*, allow_memfd: bool) -> None:
+    """Apply the filter to this process and its later children. Needs no-new-privileges or CAP_SYS_ADMIN.
 
     Args:
-        nameless_files: Whether files in memory without a name may be made (memfd): nothing but a control group can
-            tell how much memory they hold.
+        allow_memfd: Allow memfd files. Only a control group can limit the memory that they hold.
     """
-    if code := program(nameless_files=nameless_files):
-        k.filter_calls(code)
+    if code := build_filter(allow_memfd=allow_memfd):
+        k.set_seccomp_filter(code)

@@ -1,17 +1,17 @@
-// Keys, the theme, and the word that there is something new. Every page works without it.
+// Keyboard shortcuts, theme and notice of new data. Every page works without this script.
 "use strict";
 (() => {
   const root = document.documentElement;
   const remembered = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
   if (remembered === "light" || remembered === "dark") root.dataset.theme = remembered;
 
-  const turnTheme = () => {
+  const toggleTheme = () => {
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
     root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
-    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* a file may have no store */ }
+    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* an exported file may have no storage */ }
   };
   const keys = document.getElementById("keys");
-  document.getElementById("theme").addEventListener("click", turnTheme);
+  document.getElementById("theme").addEventListener("click", toggleTheme);
   document.getElementById("help").addEventListener("click", () => keys.showModal());
 
   const stops = () => [...document.querySelectorAll("tbody tr[data-href], th[data-href], article.turn")];
@@ -26,11 +26,11 @@
   };
   const follow = (selector) => { const found = document.querySelector(selector); if (found) found.click(); };
   const go = (index) => { const found = document.querySelectorAll(".bar nav a")[index]; if (found) found.click(); };
-  const acts = {
+  const actions = {
     j: () => move(1), k: () => move(-1),
     o: () => go(0), t: () => go(1), l: () => go(2),
     "]": () => follow("a[rel=next]"), "[": () => follow("a[rel=prev]"), u: () => follow("a.up"),
-    c: () => follow("#colour"), r: () => location.reload(), d: turnTheme, "?": () => keys.showModal(),
+    c: () => follow("#colour"), r: () => location.reload(), d: toggleTheme, "?": () => keys.showModal(),
     "/": () => { const found = document.querySelector(".filters input, .filters select"); if (found) found.focus(); },
     Enter: () => { const here = document.querySelector(".here[data-href]"); if (here) location.href = here.dataset.href; },
   };
@@ -38,8 +38,8 @@
     if (event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
     if (event.target.closest("input, select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
     if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
-    const act = acts[event.key];
-    if (act) { event.preventDefault(); act(); }
+    const action = actions[event.key];
+    if (action) { event.preventDefault(); action(); }
   });
   document.addEventListener("click", (event) => {
     const row = event.target.closest("tr[data-href]");
@@ -51,6 +51,6 @@
     try {
       const answer = await fetch("/stamp");
       if (answer.ok && (await answer.text()) !== stamp) document.getElementById("fresh").hidden = false;
-    } catch { /* the server has ended: the page stays as it is */ }
+    } catch { /* the server has stopped: keep the page as it is */ }
   }, 4000);
 })();

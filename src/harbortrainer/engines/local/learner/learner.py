@@ -1,17 +1,16 @@
-"""The learner: one call, one optimizer step, one new policy version.
+"""The learner: each call of `train` is one optimizer step and makes one new policy version.
 
-Version 0 is the base model, with a fresh adapter that changes nothing where a LoRA is trained. `train` makes version
-n + 1 from version n:
+Version 0 is the base model; with a LoRA, a new adapter that changes nothing. `train` makes version n + 1 from n:
 
-1. prune samples without an advantage, cut long ones, pack what is left into micro batches;
-2. forward and backward of every micro batch with Prime-RL's loss, normalized by the trained tokens of all of them;
-3. prove that every trained token belongs to its log-probability, under the version that sampled it, each trial on
-   its own (`proof.py`) and all tokens together against the measured noise (`evidence.py`);
-4. clip, step, and keep the new weights.
+1. prune samples without an advantage, truncate long ones, pack the rest into micro batches;
+2. run forward and backward of every micro batch with Prime-RL's loss, over the trained tokens of the whole batch;
+3. check every trained token's log-probability under the version that sampled it: each sample alone
+   (`logprob_check.py`), and all tokens together against the measured noise (`logprob_audit.py`);
+4. clip the gradient, take the optimizer step, and keep the new weights.
 
-The invariant: after an exception nothing has changed, neither weights nor optimizer nor version. The learner owns what
-it trains and never writes into a base whose weights are a sampler's too; it starts no thread and sets no number of
-threads, so `train` may run in a worker thread while that sampler samples.
+Invariants: after an exception weights, optimizer and version are unchanged. The learner never writes to base weights
+that it shares with a sampler. It starts no threads and does not set their number, so `train` may run in a worker thread
+beside that sampler.
 """
 
 import math
@@ -30,59 +29,50 @@ from harbortrainer.config.trainer_table import (
     OptimSettings,
     SchedulerSettings,
 )
-from harbortrainer.engines.device_memory import is_out_of_memory
-from harbortrainer.engines.local.learner.evidence import Evidence
-from harbortrainer.engines.local.learner.full_policy import FullPolicy
 from harbortrainer.engines.local.learner.learner_state import LearnerState, load_learner, save_learner
-from harbortrainer.engines.local.learner.lora_policy import LoraPolicy
-from harbortrainer.engines.local.learner.loss import Scales, forward_backward, token_metrics
-from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH, FittedBatch, fit, pack
-from harbortrainer.engines.local.learner.policy_versions import (
-    VersionHistory,
-    compared,
-    other_versions,
-    under_own_version,
-)
-from harbortrainer.engines.local.learner.proof import (
+from harbortrainer.engines.local.learner.logprob_audit import LogprobAudit
+from harbortrainer.engines.local.learner.logprob_check import TOLERANCES, Recomputed, Tolerance, check_logprobs
+from harbortrainer.engines.local.learner.logprob_noise import (
     NOISE_BOUNDS,
-    TOLERANCES,
-    Noise,
-    Recomputed,
-    Rescored,
-    SecondScores,
-    Tolerance,
-    prove,
+    NoiseEstimate,
+    RescoredLogprobs,
+    RescoredSequence,
 )
+from harbortrainer.engines.local.learner.loss import Scales, forward_backward, token_metrics
+from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH, TruncatedBatch, pack, truncate_samples
+from harbortrainer.engines.local.learner.policies import FullPolicy, LoraPolicy
+from harbortrainer.engines.local.learner.recompute import alternative_logprobs, compare_tokens, recompute_logprobs
 from harbortrainer.engines.local.learner.trained_policy import PolicyWeights, TrainedPolicy
 from harbortrainer.engines.local.learner.training_sample import Sample, prune
-from harbortrainer.engines.pretrained import load_model, own_model, second_model
+from harbortrainer.engines.local.learner.version_history import VersionHistory
+from harbortrainer.engines.memory_parts import is_out_of_memory
+from harbortrainer.engines.models import copy_model, load_model, share_weights
 from harbortrainer.errors import ProofError, RunStoppedError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-TINY = 1e-8
-"""The least share of the peak that a learning rate starts and ends at."""
+MIN_RATE_SHARE = 1e-8
+"""Least share of the peak at which a learning rate starts and ends."""
 
 
 class Learner:
     """GRPO on one model.
 
     Args:
-        model: A hub id or a folder that transformers can load.
+        model: Hub id or folder that transformers can load.
         lora: `[trainer.model.lora]`; None trains every weight.
         optim: `[trainer.optim]`.
         loss: `[trainer.loss]`.
         scheduler: `[trainer.scheduler]`.
         max_steps: The run's length, for schedulers that end.
-        seq_len: Longer samples lose their tail.
-        base: The model, loaded already and without an adapter, whose weights a LoRA's learner shares: they stay in
-            memory once; where every weight is trained they are copied. Its device and its dtype (one of those below)
-            are the learner's then. Without it the model is loaded.
-        device: "cpu" or "cuda". On a GPU activations are computed again in the backward pass, as Prime-RL does.
-        dtype: Of the base model: "float32" or "bfloat16"; by default float32 on a CPU, bfloat16 on a GPU.
-        seed: Of the adapter's first weights.
-        keep_versions: How many versions are kept, the current one included: max_off_policy_steps + 1.
-        micro_batch_tokens: Tokens of one forward; by default what `micro_batch.MICRO_BATCH` says.
-        tolerance: Of the proof; by default what the dtype needs.
+        seq_len: Longer samples are truncated.
+        base: The loaded model without an adapter. A LoRA's learner shares its weights; full fine-tuning copies them.
+            The learner takes its device and dtype. None loads the model.
+        device: "cpu" or "cuda". On a GPU activations are recomputed in the backward pass, as in Prime-RL.
+        dtype: "float32" or "bfloat16" of the base model; the default is float32 on a CPU, bfloat16 on a GPU.
+        seed: Seed of the adapter's initial weights.
+        keep_versions: Number of versions to keep, including the current one: max_off_policy_steps + 1.
+        micro_batch_tokens: Tokens of one forward pass; the default is `micro_batch.MICRO_BATCH`.
+        tolerance: Tolerance of the log-probability check; the default is the dtype's.
 
     Raises:
         UserError: The model cannot be loaded, or no layer matches lora.target_modules.
@@ -106,25 +96,27 @@ class Learner:
         micro_batch_tokens: int | None = None,
         tolerance: Tolerance | None = None,
     ) -> None:
-        place = torch.device(device) if base is None else base.device
-        on_cpu = place.type == "cpu"
+        own_device = torch.device(device) if base is None else base.device
+        on_cpu = own_device.type == "cpu"
         chosen = DTYPES[dtype or ("float32" if on_cpu else "bfloat16")] if base is None else base.dtype
         self._optim, self._loss, self._seq_len = optim, loss, seq_len
         self._scheduler, self._max_steps = scheduler or ConstantScheduler(), max_steps
-        self._budget = micro_batch_tokens or MICRO_BATCH["cpu" if on_cpu else "cuda"]
+        self._micro_batch_tokens = micro_batch_tokens or MICRO_BATCH["cpu" if on_cpu else "cuda"]
         self._halved = False
         self._tolerance = tolerance or TOLERANCES[chosen]
-        self._noise = Noise(NOISE_BOUNDS[chosen])
-        self._evidence, self._scores = Evidence(self._noise), SecondScores()
+        self._noise = NoiseEstimate(NOISE_BOUNDS[chosen])
+        self._audit, self._rescored = LogprobAudit(self._noise), RescoredLogprobs()
         self._policy: TrainedPolicy
         if base is None:
             own = load_model(model, chosen, where=f"model.name = {str(model)!r}")
         else:
-            own = own_model(base) if lora is None else second_model(base)
+            own = copy_model(base) if lora is None else share_weights(base)
         if lora is None:
-            self._policy = FullPolicy(own, device=place, name=str(model), checkpointing=not on_cpu)
+            self._policy = FullPolicy(own, device=own_device, name=str(model), checkpointing=not on_cpu)
         else:
-            self._policy = LoraPolicy(own, lora, device=place, seed=seed, name=str(model), checkpointing=not on_cpu)
+            self._policy = LoraPolicy(
+                own, lora, device=own_device, seed=seed, name=str(model), checkpointing=not on_cpu
+            )
         self._history = VersionHistory(keep_versions, self._policy.weights())
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters,
@@ -136,35 +128,34 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """The current policy version: the optimizer steps taken since the base model."""
+        """Current policy version: the number of optimizer steps since the base model."""
         return self._history.newest
 
     @property
     def versions(self) -> list[int]:
-        """The policy versions whose weights are kept, oldest first; the last is the current one."""
+        """Policy versions whose weights are kept, oldest first; the last is the current one."""
         return self._history.versions
 
     @property
     def adapter_config(self) -> Mapping[str, object] | None:
-        """What peft writes to adapter_config.json; None where every weight is trained."""
+        """Content of peft's adapter_config.json; None for full fine-tuning."""
         return self._policy.adapter_config
 
     def weights(self, version: int | None = None) -> PolicyWeights:
-        """The trained weights of a kept version (the current one by default); not to be written to.
+        """Return the trained weights of a kept version, by default the current one; do not modify them.
 
         Raises:
-            KeyError: The version is not kept (any more).
+            KeyError: The version is not kept.
         """
         return self._history[self.version if version is None else version]
 
-    def train(self, samples: Sequence[Sample], rescored: Sequence[Rescored] = ()) -> dict[str, float]:
-        """Take one optimizer step on these samples and become the next version.
+    def train(self, samples: Sequence[Sample], rescored: Sequence[RescoredSequence] = ()) -> dict[str, float]:
+        """Take one optimizer step on these samples, which makes the next version.
 
         Args:
-            samples: One step's samples of any number of groups, at least one with an advantage other than 0 or with
-                tokens to predict.
-            rescored: What the sampler scored again since the last step; without it the proof is as coarse as the
-                dtype alone allows.
+            samples: Samples of one step, at least one with a nonzero advantage or with tokens to predict.
+            rescored: Sequences that the sampler rescored since the last step; without them the noise bounds are the
+                dtype's.
 
         Returns:
             The step's metrics (docs/loss.md lists them).
@@ -172,16 +163,15 @@ class Learner:
         Raises:
             SampleError: A sample breaks the rules of `training_sample.py`.
             ProofError: Tokens and log-probabilities do not belong together.
-            ValueError: Nothing to train on.
+            ValueError: There is nothing to train on.
             RuntimeError: The gradient is not finite.
-            RunStoppedError: Out of memory for the second time in the learner's life; the first time it goes on with
-                micro batches of half the size.
+            RunStoppedError: Out of memory for the second time; the first time the micro batches are halved.
         """
         start = time.perf_counter()
         self._noise.measure(rescored)
-        self._scores.add(rescored)
+        self._rescored.add(rescored)
         kept = prune(samples)
-        batch = fit(kept, self._seq_len)
+        batch = truncate_samples(kept, self._seq_len)
         if not batch.samples:
             raise ValueError("nothing to train on: no sample has an advantage and a token within seq_len")
         metrics = self._step(batch)
@@ -192,17 +182,19 @@ class Learner:
             "perf/throughput": metrics["tokens/total"] / seconds,
         }
 
-    def _step(self, batch: FittedBatch) -> dict[str, float]:
+    def _step(self, batch: TruncatedBatch) -> dict[str, float]:
         try:
-            proven, halved = self._with_less_memory(batch)
-            figures = {"memory/micro_batch_tokens": float(self._budget), "memory/halved": float(halved)}
-            return proven | figures | self._update()
+            metrics, halved = self._gradients_with_retry(batch)
+            memory = {"memory/micro_batch_tokens": float(self._micro_batch_tokens), "memory/halved": float(halved)}
+            return metrics | memory | self._update()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
 
-    def _with_less_memory(self, batch: FittedBatch) -> tuple[dict[str, float], bool]:
-        """What `_gradients` does, begun anew with micro batches of half the size where the memory is not enough, and
-        whether that was so. It happens once: what is short a second time is not the micro batch."""
+    def _gradients_with_retry(self, batch: TruncatedBatch) -> tuple[dict[str, float], bool]:
+        """Return the metrics of `_gradients`, and whether it was restarted with micro batches of half the size.
+
+        That happens once, when memory runs out. A second time the micro batch is not the cause.
+        """
         halved = False
         while True:
             try:
@@ -211,33 +203,36 @@ class Learner:
                 if not is_out_of_memory(error):
                     raise
                 if self._halved:
-                    raise out_of_memory(self._budget, max(map(len, batch.samples))) from error
-            # Not while the error is handled: its traceback holds all that the pass had computed.
-            self._budget, self._halved, halved = max(1, self._budget // 2), True, True
+                    raise out_of_memory(self._micro_batch_tokens, max(map(len, batch.samples))) from error
+            # Outside of the except block: the error's traceback keeps the tensors of the pass alive.
+            self._micro_batch_tokens, self._halved, halved = max(1, self._micro_batch_tokens // 2), True, True
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _gradients(self, batch: FittedBatch) -> dict[str, float]:
-        """The whole batch's gradient, from nothing, and the proof of it; the policy itself stays as it is."""
+    def _gradients(self, batch: TruncatedBatch) -> dict[str, float]:
+        """Compute the gradient of the whole batch and check the log-probabilities; the policy is unchanged."""
         policy, samples, scales = self._policy, batch.samples, Scales(max(1, batch.trained), max(1, batch.predicted))
         self._optimizer.zero_grad(set_to_none=True)
-        micro_batches = pack(samples, self._budget, policy.device, packing=policy.packing)
+        micro_batches = pack(samples, self._micro_batch_tokens, policy.device, packing=policy.packing)
         trained = [forward_backward(policy, m, self._loss, scales=scales) for m in micro_batches]
-        recomputed = under_own_version(policy, samples, trained, self._history, budget=self._budget)
+        recomputed = recompute_logprobs(policy, samples, trained, self._history, max_tokens=self._micro_batch_tokens)
         metrics = batch.metrics | token_metrics(trained, len(samples), self.version)
-        metrics |= prove(samples, recomputed, self._tolerance)
-        return metrics | self._weigh(samples, recomputed)
+        metrics |= check_logprobs(samples, recomputed, self._tolerance)
+        return metrics | self._audit_logprobs(samples, recomputed)
 
-    def _weigh(self, samples: Sequence[Sample], recomputed: Recomputed) -> dict[str, float]:
-        """The measured part of the proof: all tokens together against the noise, and against other versions."""
+    def _audit_logprobs(self, samples: Sequence[Sample], recomputed: Recomputed) -> dict[str, float]:
+        """Test all tokens together against the measured noise and against other policy versions."""
         start = time.perf_counter()
-        rivals = other_versions(self._policy, samples, recomputed, self._history, budget=self._budget)
-        again = self._scores.of(samples, recomputed.tokens)
-        finding = self._evidence.weigh(compared(samples, recomputed), again, recomputed.entropy.double().cpu(), rivals)
-        if finding is not None:
-            raise ProofError(str(finding))
-        figures = {f"proof/{name}": figure for name, figure in self._evidence.figures.items()}
-        return figures | {"time/other_versions": time.perf_counter() - start}
+        alternatives = alternative_logprobs(
+            self._policy, samples, recomputed, self._history, max_tokens=self._micro_batch_tokens
+        )
+        rescored = self._rescored.lookup(samples, recomputed.tokens)
+        entropy = recomputed.entropy.double().cpu()
+        failure = self._audit.check(compare_tokens(samples, recomputed), rescored, entropy, alternatives)
+        if failure is not None:
+            raise ProofError(str(failure))
+        metrics = {f"proof/{name}": value for name, value in self._audit.metrics.items()}
+        return metrics | {"time/other_versions": time.perf_counter() - start}
 
     def _update(self) -> dict[str, float]:
         limit = float("inf") if self._optim.max_norm is None else self._optim.max_norm
@@ -246,23 +241,23 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        self._policy.stepped()
+        self._policy.load_masters()
         self._history.add(self._policy.weights())
-        self._scores.forget_before(self.versions[0])
+        self._rescored.evict_before(self.versions[0])
         return {"optim/lr": rate, "optim/grad_norm": norm.item()}
 
     def _rate(self, step: int) -> float:
         return learning_rate(step, self._scheduler, peak=self._optim.lr, max_steps=self._max_steps)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint: policy, optimizer, random state, version. Complete or not there."""
+        """Write a checkpoint atomically: policy, optimizer, random state and version."""
         save_learner(folder, self._policy, LearnerState.now(self.version, self._optimizer, self._policy))
 
     def load(self, folder: Path) -> None:
-        """Go on where `save` was called; only that version is kept then.
+        """Continue from a checkpoint; then only its version is kept.
 
         Raises:
-            UserError: No checkpoint, a damaged one, or one of another model. Nothing has changed then.
+            UserError: The checkpoint is missing, damaged or of another model. The learner is unchanged.
         """
         state = load_learner(folder, self._policy)
         state.restore(self._optimizer)
@@ -270,28 +265,28 @@ class Learner:
 
 
 def out_of_memory(budget: int, longest: int) -> RunStoppedError:
-    """What to say when half the micro batch was still too much.
+    """Return the error of a step that runs out of memory with halved micro batches too.
 
     Args:
         budget: Tokens of a micro batch.
         longest: Tokens of the step's longest sample.
     """
     return RunStoppedError(
-        f"out of memory, also with micro batches of {budget} tokens, half of what the run began with",
+        f"out of memory, also with micro batches of {budget} tokens, half of the initial size",
         do=f"lower seq_len (the longest sample of this step has {longest} tokens), or free memory on the device",
     )
 
 
 def learning_rate(step: int, scheduler: SchedulerSettings, *, peak: float, max_steps: int | None) -> float:
-    """The rate of the optimizer step number `step` (from 0), in closed form: a resumed run needs nothing but its step.
+    """Return the learning rate of optimizer step `step` (from 0), in closed form, so that a resume needs no state.
 
     Equal to what Prime-RL's trainer builds from torch's schedulers (src/prime_rl/trainer/scheduler.py at commit
-    559b44772); a min_lr of 0 starts and ends at 1e-8 of the peak in the linear parts. The run's config made sure that
-    the scheduler's phases fit into `max_steps`.
+    559b44772); in its linear parts a min_lr of 0 starts and ends at 1e-8 of the peak. The config has checked that the
+    scheduler's phases fit into `max_steps`.
     """
     if isinstance(scheduler, ConstantScheduler) or peak == 0:
         return peak
-    low = scheduler.min_lr / peak if scheduler.min_lr > 0 else TINY
+    low = scheduler.min_lr / peak if scheduler.min_lr > 0 else MIN_RATE_SHARE
     if step < scheduler.warmup_steps:
         return peak * (low + (1 - low) * step / scheduler.warmup_steps)
     if isinstance(scheduler, LinearScheduler):

@@ -1,27 +1,26 @@
-"""Prime-RL's default loss, its gradient over micro batches, and what a step says of its tokens.
+"""Prime-RL's default loss, its gradient over micro batches, and the token metrics of a step.
 
 For a trainable token with policy probability p (the trainer's, with gradient), sampling probability q (the
 engine's, a constant), advantage A and importance ratio r = p / q:
 
-    masked = p - q > dppo_mask_high     where A > 0   (its probability rose enough already)
-             p - q < -dppo_mask_low     where A <= 0  (its probability fell enough already)
+    masked = p - q > dppo_mask_high     where A > 0   (the probability has risen enough)
+             p - q < -dppo_mask_low     where A <= 0  (the probability has fallen enough)
     loss   = 1 / N * sum( -[not masked] * adv_tau * A * r  +  kl_tau * (log r)^2 )
 
-N is the number of trainable tokens of the whole batch, over all micro batches: those of advantage 0 are not among
-them. The gradient flows through r and through log r; a masked token keeps its KL term. The mismatch KL that is reported
-is r - log r - 1. ECHO adds the cross-entropy of the M tokens of the batch that were given and are to be predicted, each
-with its weight w and at the sampling temperature:
+N is the number of trainable tokens of the whole batch, over all micro batches, without tokens of advantage 0. The
+gradient flows through r and through log r; a masked token keeps its KL term. The reported mismatch KL is r - log r - 1.
+ECHO adds the cross-entropy of the batch's M prompt tokens to predict, each with its weight w and at the sampling
+temperature:
 
     loss  += 1 / M * sum( -w * log p )
 
 Source: Prime-RL at commit 559b44772, `default_loss_fn`, `ce_loss_fn` and `compute_loss` in
-src/prime_rl/trainer/rl/loss.py (trust region: arXiv:2602.04879; squared-log-ratio term: arXiv:2602.02276).
-docs/algorithms.md there also writes min(r, delta); the code at that commit does not clamp, and the code is what is
-implemented here.
+src/prime_rl/trainer/rl/loss.py. The trust region is from arXiv:2602.04879, the squared-log-ratio term from
+arXiv:2602.02276. Its docs/algorithms.md also has min(r, delta); its code does not clamp, and neither does this module.
 
-Metrics with a name of Prime-RL's are means of what Prime-RL takes them over: entropy and mismatch KL over tokens; the
-masked shares and `nll` first within each sample, then over those samples that have such tokens. `loss` is the whole
-batch's (Prime-RL logs the mean over micro batches, `loss/mean`, which depends on the packing).
+Metrics with Prime-RL's names are Prime-RL's means. Entropy and mismatch KL are means over tokens. The masked shares and
+`nll` are means within each sample, then over the samples with such tokens. `loss` is the loss of the whole batch.
+Prime-RL logs `loss/mean`, the mean over micro batches, which depends on the packing.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ from harbortrainer.engines.local.learner.trained_policy import TrainedPolicy
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """By what a step's sums are divided, over all micro batches; at least 1 each."""
+    """Divisors of a step's sums, over all micro batches; at least 1 each."""
 
     trained: int
     """N: sampled tokens with an advantage."""
@@ -48,8 +47,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What one call gives: the loss to differentiate, and what each token did (detached, the input's
-    shape)."""
+    """The loss with its gradient, and values per token, which are detached and have the input's shape."""
 
     loss: Tensor
     """[] the sum over the trainable tokens, divided by `scale`."""
@@ -70,14 +68,15 @@ def policy_loss(
     *,
     scale: int,
 ) -> TokenLoss:
-    """The loss of one micro batch. See the module for the formula.
+    """Return the loss of one micro batch; the module's docstring has the formula.
 
     Args:
-        logprobs: [T] or [B, T], the trainer's log-probability of each token, temperature applied; has the
-        gradient. sampled_logprobs: same shape, the engine's log-probability; no gradient. advantages: same
-        shape. mask: same shape, bool, true at trainable tokens; elsewhere the other tensors may hold any
-        finite value. settings: `[trainer.loss]`. scale: N, the trainable tokens of the whole batch, at
-        least 1.
+        logprobs: [T] or [B, T] nats, the trainer's log-probability of each token at the temperature; has the gradient.
+        sampled_logprobs: Same shape, nats, the sampler's log-probability of each token; without a gradient.
+        advantages: Same shape, in units of reward, the advantage of each token.
+        mask: Same shape, bool, true at trainable tokens; elsewhere the other tensors may hold any finite value.
+        settings: The table `[trainer.loss]`.
+        scale: N, the number of trainable tokens of the whole batch, at least 1.
     """
     log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
     ratio = log_ratio.exp()
@@ -88,26 +87,27 @@ def policy_loss(
 
 
 def cross_entropy(logprobs: Tensor, weights: Tensor, *, scale: int) -> Tensor:
-    """ECHO's loss of the tokens that are to be predicted.
+    """Return ECHO's loss of the tokens to predict.
 
     Args:
-        logprobs: [M], with the gradient. weights: [M], above 0. scale: the whole batch's M, at least 1.
+        logprobs: [M] nats, the log-probability of each predicted token; has the gradient.
+        weights: [M], the weight of each token, above 0, without a unit.
+        scale: The number of predicted tokens of the whole batch, at least 1.
     """
     return -(weights * logprobs).sum() / scale
 
 
 def mismatch_kl(log_ratio: Tensor) -> Tensor:
-    """r - log r - 1 of each token, at least 0; written so that it is exact where r is close to 1."""
+    """Return r - log r - 1 of each token, at least 0; exact also where r is close to 1."""
     return torch.expm1(log_ratio) - log_ratio
 
 
 def outside_trust_region(
     logprobs: Tensor, sampled_logprobs: Tensor, advantages: Tensor, settings: LossSettings
 ) -> Tensor:
-    """True where the probability already moved further than allowed in the direction the advantage pushes it.
+    """Return where the probability has moved further than allowed in the direction of the advantage.
 
-    All tensors have one shape, which is also the result's. A zero advantage counts as negative, as in
-    Prime-RL.
+    All tensors and the result have the same shape. An advantage of 0 counts as negative, as in Prime-RL.
     """
     moved = logprobs.exp() - sampled_logprobs.exp()
     return torch.where(advantages > 0, moved > settings.dppo_mask_high, moved < -settings.dppo_mask_low)
@@ -115,22 +115,22 @@ def outside_trust_region(
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """What one micro batch showed about its N sampled tokens; detached, [N] each."""
+    """Results of one micro batch for its N sampled tokens; detached tensors [N]."""
 
     tokens: TrainedTokens
     logprobs: Tensor
     entropy: Tensor
     result: TokenLoss
-    """`loss` with that of the predicted tokens."""
+    """Its `loss` includes the predicted tokens."""
 
     predicted: TrainedTokens
-    """The [M] tokens that were given and are to be predicted."""
+    """The M prompt tokens to predict."""
 
     nll: Tensor
-    """[M] minus the log-probability of those."""
+    """[M] minus their log-probabilities, in nats."""
 
     def of_version(self, version: int) -> tuple[TrainedTokens, Tensor, Tensor]:
-        """The tokens that one policy version sampled, their log-probabilities and entropies."""
+        """Return the tokens that one policy version sampled, with log-probabilities and entropies."""
         chosen = self.tokens.version == version
         return self.tokens.where(chosen), self.logprobs[chosen], self.entropy[chosen]
 
@@ -138,25 +138,29 @@ class TrainedBatch:
 def forward_backward(
     policy: TrainedPolicy, micro_batch: MicroBatch, settings: LossSettings, *, scales: Scales
 ) -> TrainedBatch:
-    """Add the gradient of one micro batch to the policy's."""
+    """Add the gradient of one micro batch to the policy's gradient, and return its results."""
     logprobs, entropy = policy.logprobs(micro_batch, training=True)
     given = micro_batch.tokens.ce_weight > 0
     tokens, predicted = micro_batch.tokens.where(~given), micro_batch.tokens.where(given)
-    own, told = logprobs[~given], logprobs[given]
+    sampled_logprobs, predicted_logprobs = logprobs[~given], logprobs[given]
     trains = tokens.advantage != 0
-    result = policy_loss(own, tokens.sampled_logprob, tokens.advantage, trains, settings, scale=scales.trained)
-    loss = result.loss + cross_entropy(told, predicted.ce_weight, scale=scales.predicted)
+    result = policy_loss(
+        sampled_logprobs, tokens.sampled_logprob, tokens.advantage, trains, settings, scale=scales.trained
+    )
+    loss = result.loss + cross_entropy(predicted_logprobs, predicted.ce_weight, scale=scales.predicted)
     loss.backward()
     result = replace(result, loss=loss.detach())
-    return TrainedBatch(tokens, own.detach(), entropy[~given], result, predicted, -told.detach())
+    return TrainedBatch(
+        tokens, sampled_logprobs.detach(), entropy[~given], result, predicted, -predicted_logprobs.detach()
+    )
 
 
 def token_metrics(trained: Sequence[TrainedBatch], samples: int, version: int) -> dict[str, float]:
-    """Loss, entropy, mismatch KL, masked shares and staleness of one step.
+    """Return loss, entropy, mismatch KL, masked shares and staleness of one step.
 
     Args:
-        trained: Every micro batch of the step; together at least one sampled token.
-        samples: How many samples the step has; `TrainedTokens.sample` counts up to it.
+        trained: All micro batches of the step, together with at least one sampled token.
+        samples: Number of samples of the step; the limit of `TrainedTokens.sample`.
         version: The policy version that was trained.
     """
     entropy = torch.cat([b.entropy for b in trained])
@@ -193,8 +197,10 @@ def token_metrics(trained: Sequence[TrainedBatch], samples: int, version: int) -
 
 
 def _mean_of_samples(values: Tensor, where: Tensor, among: Tensor, owner: Tensor, samples: int) -> Tensor:
-    """Mean of `values` [N] at `where` [N] within each sample, 0 where there are none, over the samples with a token of
-    `among` [N]; 0 when there is no such sample."""
+    """Return a mean of means: of `values` [N] at `where` [N] within each sample, then over the counted samples.
+
+    A sample counts if it has a token of `among` [N]. A mean over nothing is 0.
+    """
     zeros = torch.zeros(samples, device=values.device)
     total = zeros.index_add(0, owner, values * where)
     count = zeros.index_add(0, owner, where.float())

@@ -1,10 +1,10 @@
-"""Samples to micro batches: one after the other in a row, without padding, within a budget of tokens.
+"""Micro batches: samples packed into rows without padding, up to a number of tokens.
 
-Only what a trained token needs is computed: a sample ends at its last trained token, log-probabilities are asked for at
-trained positions only, and a beginning that samples have in common is computed once where the policy's model allows it.
+Only what a trained token needs is computed. A sample ends at its last trained token, and log-probabilities are computed
+at trained positions only. A prefix that samples share is computed once if the policy's model allows it.
 
-A sample longer than seq_len loses its tail, as in Prime-RL (`prepare_sample`, src/prime_rl/trainer/batch.py
-at commit 559b44772); both the samples and the trained tokens lost are counted.
+A sample longer than seq_len is truncated, as in Prime-RL (`prepare_sample`, src/prime_rl/trainer/batch.py at commit
+559b44772). The truncated samples and the lost trained tokens are counted.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from harbortrainer.engines.attention.packed import PackedRow, Segment
 from harbortrainer.engines.local.learner.training_sample import (
     Sample,
-    cut,
     predicted_tokens,
     require_trainable,
     trained_tokens,
+    truncate,
 )
-from harbortrainer.engines.packed_attention import PackedRow, Stretch
 
 MICRO_BATCH = {"cpu": 2048, "cuda": 16384}
-"""Tokens of one forward, or one sequence that alone is longer; on a CPU what its caches hold."""
-COPY = 8
-"""Tokens whose keys and values are copied take no more memory than one that is computed."""
+"""Tokens of one forward pass, or one longer sequence; on a CPU as many as its caches hold."""
+COPIED_PER_COMPUTED = 8
+"""This many tokens whose keys and values are copied take at most the memory of one computed token."""
 
 
 class Packing(Enum):
-    """What may stand in one row."""
+    """Sequences that one row may hold."""
 
     ALONE = "one sequence"
     APART = "several sequences, each whole"
@@ -40,10 +40,10 @@ class Packing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """N trained tokens and what is known about each; all tensors [N], on one device."""
+    """N trained tokens; all tensors [N], on one device."""
 
     sample: Tensor
-    """Which sample it belongs to, an index into the step's list."""
+    """Index of its sample in the step's list."""
 
     position: Tensor
     """Its position in that sample, at least 1."""
@@ -64,24 +64,24 @@ class TrainedTokens:
     """The temperature it was sampled at, float32."""
 
     ce_weight: Tensor
-    """Of a token that was given and is to be predicted: its weight, float32; 0 for one that was sampled."""
+    """Weight of a prompt token to predict (ECHO), float32; 0 for a sampled token."""
 
     def __len__(self) -> int:
         return self.token.shape[0]
 
     def where(self, chosen: Tensor) -> "TrainedTokens":
-        """The tokens at which `chosen` [N] is true."""
+        """Return the tokens at which `chosen` [N] is true."""
         return TrainedTokens(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The tokens of all parts, one after the other; at least one part."""
+        """Concatenate the tokens of at least one part."""
         return cls(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward pass: a row of T tokens, and the N tokens asked for."""
+    """One forward pass: a row of T tokens, and the N trained tokens in it."""
 
     input_ids: Tensor
     """[1, T]."""
@@ -89,86 +89,86 @@ class MicroBatch:
     position_ids: Tensor
     """[1, T] each token's position in its sequence."""
 
-    stretches: Sequence[Stretch]
+    segments: Sequence[Segment]
     """Who attends to what."""
 
     column: Tensor
-    """[N] the place in the row that predicts each token."""
+    """[N] column of the row that predicts each token."""
 
     tokens: TrainedTokens
 
 
 @dataclass(frozen=True, slots=True)
-class FittedBatch:
-    """The samples of one step after cutting, and what cutting lost."""
+class TruncatedBatch:
+    """Samples of one step after truncation, and what truncation removed."""
 
     samples: list[Sample]
-    cut_samples: int
-    cut_tokens: int
+    truncated_samples: int
+    truncated_tokens: int
 
     @property
     def trained(self) -> int:
-        """N of the loss: the trainable tokens of the whole batch that have an advantage."""
+        """N of the loss: tokens of the whole batch with an advantage."""
         return trained_tokens(s for s in self.samples if s.advantage != 0.0)
 
     @property
     def predicted(self) -> int:
-        """N of ECHO's loss: the tokens of the whole batch that are to be predicted."""
+        """M of ECHO's loss: tokens of the whole batch to predict."""
         return predicted_tokens(self.samples)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What there is to count before anything is computed."""
+        """Metrics that are known before the forward pass."""
         return {
             "samples/trained": float(len(self.samples)),
-            "samples/truncated": float(self.cut_samples),
+            "samples/truncated": float(self.truncated_samples),
             "tokens/trained": float(self.trained),
             "tokens/predicted": float(self.predicted),
-            "tokens/truncated": float(self.cut_tokens),
+            "tokens/truncated": float(self.truncated_tokens),
             "tokens/total": float(sum(len(s) for s in self.samples)),
         }
 
 
-def fit(samples: Sequence[Sample], seq_len: int) -> FittedBatch:
-    """Check every sample and cut it at `seq_len` tokens; one that loses all its trainable tokens is dropped.
+def truncate_samples(samples: Sequence[Sample], seq_len: int) -> TruncatedBatch:
+    """Check every sample and truncate it to `seq_len` tokens; drop samples without trainable tokens.
 
     Raises:
         SampleError: A sample breaks the rules of `training_sample.py`.
     """
     for sample in samples:
         require_trainable(sample)
-    fitted = [s if len(s) <= seq_len else cut(s, seq_len) for s in samples]
-    return FittedBatch(
+    fitted = [s if len(s) <= seq_len else truncate(s, seq_len) for s in samples]
+    return TruncatedBatch(
         samples=[s for s in fitted if any(s.mask)],
-        cut_samples=sum(len(s) > seq_len for s in samples),
-        cut_tokens=trained_tokens(samples) - trained_tokens(fitted),
+        truncated_samples=sum(len(s) > seq_len for s in samples),
+        truncated_tokens=trained_tokens(samples) - trained_tokens(fitted),
     )
 
 
 def pack(
     samples: Sequence[Sample],
-    budget: int,
+    max_tokens: int,
     device: torch.device,
     *,
     version: int | None = None,
     packing: Packing = Packing.SHARED,
 ) -> list[MicroBatch]:
-    """Micro batches of at most `budget` tokens (or of one sequence that alone is longer).
+    """Pack samples into micro batches of at most `max_tokens` tokens, or of one longer sequence.
 
     Args:
         samples: Checked samples.
-        budget: T at most, and less where keys are copied (`COPY`).
+        max_tokens: Maximum T; less if keys are copied (`COPIED_PER_COMPUTED`).
         device: Where the tensors go.
-        version: Ask only for the tokens that this policy version sampled; None asks for all that train, those that
-            are to be predicted among them.
-        packing: What the policy's model allows.
+        version: Include only tokens that this policy version sampled; None includes all trained tokens, also those
+            to predict.
+        packing: The packing that the policy's model allows.
     """
-    positions = {i: asked for i, sample in enumerate(samples) if (asked := _asked(sample, version))}
-    sequences = {i: list(samples[i].token_ids[: asked[-1]]) for i, asked in positions.items()}
+    positions = {i: chosen for i, sample in enumerate(samples) if (chosen := _loss_positions(sample, version))}
+    sequences = {i: list(samples[i].token_ids[: chosen[-1]]) for i, chosen in positions.items()}
     rows: list[tuple[PackedRow, list[int]]] = []
-    # Sorted, those that begin alike come one after the other.
+    # Sorted, so that sequences with a common prefix are neighbours.
     for i in sorted(sequences, key=lambda i: sequences[i]):
-        if not rows or packing is Packing.ALONE or not _has_room(rows[-1][0], sequences[i], budget):
+        if not rows or packing is Packing.ALONE or not _fits(rows[-1][0], sequences[i], max_tokens):
             rows.append((PackedRow(packing is Packing.SHARED), []))
         row, members = rows[-1]
         row.add(sequences[i])
@@ -176,12 +176,12 @@ def pack(
     return [_micro_batch(samples, row, members, positions, device) for row, members in rows]
 
 
-def _has_room(row: PackedRow, sequence: list[int], budget: int) -> bool:
+def _fits(row: PackedRow, sequence: list[int], max_tokens: int) -> bool:
     shared = row.shared(sequence)
-    return len(row.token_ids) + len(sequence) - shared + (row.copied + shared) / COPY <= budget
+    return len(row.token_ids) + len(sequence) - shared + (row.copied + shared) / COPIED_PER_COMPUTED <= max_tokens
 
 
-def _asked(sample: Sample, version: int | None) -> list[int]:
+def _loss_positions(sample: Sample, version: int | None) -> list[int]:
     pairs = zip(sample.mask, sample.versions, strict=True)
     sampled = [t for t, (trains, v) in enumerate(pairs) if trains and version in (None, v)]
     if version is not None or sample.ce_weights is None:
@@ -200,7 +200,7 @@ def _micro_batch(
     return MicroBatch(
         input_ids=torch.tensor([row.token_ids], device=device),
         position_ids=torch.tensor([row.positions], device=device),
-        stretches=row.stretches(device),
+        segments=row.segments(device),
         column=torch.tensor(columns, device=device),
         tokens=_tokens(samples, members, positions, device),
     )

@@ -1,16 +1,15 @@
-"""The model that learns: any causal language model that transformers loads, and the log-probabilities it gives.
+"""The policy in training: a causal language model of transformers, and its log-probabilities.
 
-Which of its weights are trained is the subclass's: a LoRA's (`LoraPolicy`), or all of them (`FullPolicy`). The model is
-in evaluation mode for good, also while it learns: dropout of the base would make the policy that is trained another one
-than the policy that sampled.
+A subclass chooses the trained weights: a LoRA (`LoraPolicy`) or all weights (`FullPolicy`). The model stays in
+evaluation mode during training, because dropout of the base would make it another policy than the one that sampled.
 
-The optimizer steps float32 weights. Where the model computes in fewer bits these are a master copy beside those that it
-computes with, and so are their gradients: each micro batch's is added in float32, weight by weight as the backward pass
-gets to it, and after a step the model gets the masters rounded. Of a float32 model they are the model's own.
+The optimizer steps float32 weights. If the model computes in fewer bits, these are master copies. The gradient of each
+micro batch is added to them in float32, weight by weight during the backward pass. After a step the model's weights are
+the rounded masters. A float32 model needs no copies.
 
-Log-probabilities are taken in chunks, so that a large vocabulary never fills the memory: one chunk of logits is alive
-at a time, in both directions; when more than one is needed, each is computed again in the backward pass. The logits
-are float32 whatever the model's dtype, divided by the temperature.
+Log-probabilities are computed in chunks, so that a large vocabulary does not fill the memory. One chunk of logits is
+alive at a time; if there are several, each is recomputed in the backward pass. Logits are float32, divided by the
+temperature.
 """
 
 from abc import ABC, abstractmethod
@@ -23,33 +22,33 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GradientCheckpointingLayer, PreTrainedModel
 
+from harbortrainer.engines.attention.packed import enable_packing
 from harbortrainer.engines.local.learner.micro_batch import MicroBatch, Packing
-from harbortrainer.engines.output_head import OutputHead
-from harbortrainer.engines.packed_attention import packs_rows
+from harbortrainer.engines.local.learner.output_head import OutputHead
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits alive at once (64 MB in float32)."""
 
 type PolicyWeights = dict[str, Tensor]
-"""What one policy version is, by name, on the CPU, in the dtype that the model computes with."""
+"""Trained weights of one policy version by name, on the CPU, in the dtype of the model."""
 
 
 class TrainedPolicy(ABC):
-    """A model of which some weights are trained, and the log-probabilities it gives to tokens.
+    """A model with trainable weights.
 
     Args:
-        base: As transformers knows it.
-        model: The same, with what was put around it.
-        trained: The weights that make one version another than the next, by the names under which they are saved.
-        device: Where it goes.
-        checkpointing: Compute activations again in the backward pass.
-        dropouts: Switched on for the training forward.
+        base: The model of transformers.
+        model: The same model with its adapter, if it has one.
+        trained: The trained weights, by the names under which they are saved.
+        device: Device of the model.
+        checkpointing: Recompute activations in the backward pass.
+        dropouts: Dropout modules that are active in the training forward pass.
     """
 
     adapter_config: Mapping[str, object] | None = None
-    """What peft writes to adapter_config.json; None where every weight is trained."""
-    mark: str
-    """A file that `write` writes and that of another kind does not."""
+    """Content of peft's adapter_config.json; None for full fine-tuning."""
+    marker_file: str
+    """A file that `write` writes and that other subclasses do not write."""
 
     def __init__(
         self,
@@ -66,35 +65,35 @@ class TrainedPolicy(ABC):
             recompute_activations(base)
         self.device = device
         self._trained, self._dropouts = trained, dropouts
-        self._masters = with_masters(trained)
-        """Of what is trained and is not float32 itself: what the optimizer steps in its place."""
+        self._masters = make_masters(trained)
+        """Float32 masters of the trained weights of other dtypes; the optimizer steps them instead."""
         self.packing = Packing.ALONE
-        """What may stand in one row of this model."""
-        if packs_rows(base):
-            # Each sample has its own dropout, also where samples begin alike.
+        """Packing of samples that this model allows."""
+        if enable_packing(base):
+            # Each sample has its own dropout, so a common prefix cannot be shared.
             self.packing = Packing.APART if dropouts else Packing.SHARED
         self._head = OutputHead(base, device)
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a training forward gives other log-probabilities than the policy has."""
+        """Whether the training forward pass has dropout, so that its log-probabilities are not the policy's."""
         return bool(self._dropouts)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What the optimizer steps, float32, in a fixed order."""
+        """Float32 parameters of the optimizer, in a fixed order."""
         return list((self._trained | self._masters).values())
 
     def weights(self) -> PolicyWeights:
-        """A copy of the weights that it computes with."""
+        """Return a copy of the trained weights that the model computes with."""
         return {name: weight.detach().to("cpu", copy=True) for name, weight in self._trained.items()}
 
     @torch.no_grad()
     def set_weights(self, weights: PolicyWeights) -> None:
-        """Compute with other weights, exactly.
+        """Replace the trained weights that the model computes with.
 
         Raises:
-            ValueError: The names are not this model's.
+            ValueError: The names differ from this model's.
         """
         if weights.keys() != self._trained.keys():
             raise ValueError("the weights are another model's, or those of other target modules")
@@ -102,49 +101,49 @@ class TrainedPolicy(ABC):
             own.copy_(weights[name])
 
     @torch.no_grad()
-    def stepped(self) -> None:
-        """The optimizer has made a step: compute with what it made."""
+    def load_masters(self) -> None:
+        """Round the masters into the model's weights, after an optimizer step."""
         for name, master in self._masters.items():
             self._trained[name].copy_(master)
 
-    def masters(self) -> PolicyWeights:
-        """What the optimizer goes on from, where that is not what the model computes with; not to be written to."""
+    def master_weights(self) -> PolicyWeights:
+        """Return the float32 masters of weights of other dtypes; do not modify them."""
         return {name: master.detach() for name, master in self._masters.items()}
 
     @torch.no_grad()
     def restore(self, weights: PolicyWeights) -> None:
-        """Go on from these: what `masters` gave, and what `weights` gave of others; raises as `set_weights`."""
+        """Restore weights and masters from the results of `weights` and `master_weights`; raises as `set_weights`."""
         self.set_weights(weights)
         for name, master in self._masters.items():
             master.copy_(weights[name])
 
     @abstractmethod
-    def larger(self, weights: PolicyWeights) -> PolicyWeights | None:
-        """A version whose change shows beside this one's if it is scaled; None where nothing scales it."""
+    def scaled_up(self, weights: PolicyWeights) -> PolicyWeights | None:
+        """Return a scaled version, to detect a wrongly scaled adapter; None for full fine-tuning."""
 
     @abstractmethod
     def write(self, folder: Path) -> None:
-        """Write the current version, as others load it, into an existing or new folder."""
+        """Write the current version in a standard format into an existing or new folder."""
 
     @abstractmethod
     def read(self, folder: Path) -> PolicyWeights:
-        """What `write` wrote. Raises OSError, SafetensorError or UserError when it cannot be read."""
+        """Return the weights that `write` wrote. Raises OSError, SafetensorError or UserError if that fails."""
 
     def logprobs(self, batch: MicroBatch, *, training: bool) -> tuple[Tensor, Tensor]:
-        """Log-probability [N] (with gradient when training) and entropy [N] of the tokens the batch asks for."""
+        """Return log-probability [N] (with gradient if training) and entropy [N] of the batch's tokens, in nats."""
         for dropout in self._dropouts:
             dropout.train(training)
         tokens, head = batch.tokens, self._head
         row: dict[str, object] = {"input_ids": batch.input_ids}
         if self.packing is not Packing.ALONE:
-            row |= {"position_ids": batch.position_ids, "stretches": batch.stretches}
+            row |= {"position_ids": batch.position_ids, "segments": batch.segments}
         with torch.set_grad_enabled(training):
             states = head.states(**row)[batch.column]
             return token_logprobs(states, head.logits, tokens.token, tokens.temperature, vocab=head.vocab)
 
 
-def with_masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Float32 masters of those weights that are not float32 themselves; they get their gradients."""
+def make_masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return float32 masters of the weights of other dtypes; their gradients go to the masters."""
     masters: dict[str, nn.Parameter] = {}
     for name, weight in trained.items():
         if weight.dtype is not torch.float32:
@@ -160,12 +159,12 @@ def _add_gradient(master: nn.Parameter, weight: Tensor) -> None:
 
 
 def recompute_activations(base: PreTrainedModel) -> None:
-    """Keep a block's input only, and compute the block again in the backward pass."""
+    """Keep only the input of each block, and recompute the block in the backward pass."""
     if not base.supports_gradient_checkpointing:
         return
     base.activation_checkpointing_enable()
     for module in base.modules():
-        # The block itself must think that it trains; the layers in it, with their dropout, must not.
+        # Only the block is set to training mode: the layers in it have dropout.
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
 
@@ -179,7 +178,7 @@ def token_logprobs(
     vocab: int,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of each target, and the entropy of the distribution it was drawn from.
+    """Return the log-probability of each target, and the entropy of its distribution.
 
     Args:
         hidden: [N, D] the states that predict the targets.
@@ -187,7 +186,7 @@ def token_logprobs(
         targets: [N] token ids.
         temperature: [N] above 0.
         vocab: V.
-        chunk_elements: Logits in memory at once.
+        chunk_elements: Maximum logits in memory at once.
 
     Returns:
         logprobs [N] float32 with gradient, entropies [N] float32 without, both in nats.
@@ -207,6 +206,6 @@ def _chunk(
     logprobs = torch.log_softmax(logits, dim=-1)
     with torch.no_grad():
         plain = logprobs.detach()
-        # A logit of -inf has probability 0 and adds nothing; 0 * -inf would be NaN.
+        # A logit of -inf has probability 0; without the clamp 0 * -inf would be NaN.
         entropy = -(plain.exp() * plain.clamp_min(torch.finfo(plain.dtype).min)).sum(-1)
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy

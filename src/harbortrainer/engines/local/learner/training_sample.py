@@ -1,9 +1,8 @@
-"""One token sequence that the learner sees, and the rules it has to keep.
+"""The training sample: one token sequence for the learner, and its validation.
 
-A sample is one branch of a trial: the tokens from the first prompt to a leaf. A sampled token that several
-branches share is trainable in one of them only; that is up to whoever builds the samples. The invariant of
-a checked sample: every trainable token carries the log-probability it was sampled at and the policy version
-that sampled it.
+A sample is one branch of a trial: the tokens from the first prompt to a leaf. The code that builds samples makes a
+sampled token that several branches share trainable in one of them only. Invariant of a valid sample: every trainable
+token has the log-probability and the policy version with which it was sampled.
 """
 
 import math
@@ -21,10 +20,10 @@ class Sample:
     """
 
     token_ids: Sequence[int]
-    """[T] the branch's tokens, prompt and answers."""
+    """[T] tokens of the branch, prompts and completions."""
 
     mask: Sequence[bool]
-    """[T] true where the token was sampled and trains; never at position 0."""
+    """[T] true where the token was sampled and is trained on; never at position 0."""
 
     logprobs: Sequence[float]
     """[T] the engine's log-probability where mask is true; ignored (0 by convention) elsewhere."""
@@ -39,8 +38,9 @@ class Sample:
     """The trial's advantage; the same for each of its branches and tokens."""
 
     ce_weights: Sequence[float] | None = None
-    """[T] above 0 where the token was given to the model, which learns to predict it (ECHO): the weight of its
-    cross-entropy. None where nothing is predicted."""
+    """[T] weight of the cross-entropy of prompt tokens that the model learns to predict (ECHO), else 0.
+
+    None if there are no such tokens."""
 
     task_key: str = ""
     """The task, for messages."""
@@ -50,7 +50,7 @@ class Sample:
 
     @property
     def where(self) -> str:
-        """Task and trial in words, for messages."""
+        """Task and trial, for messages."""
         return f"task {self.task_key or '?'}, trial {self.trial_name or '?'}"
 
     def __len__(self) -> int:
@@ -58,11 +58,11 @@ class Sample:
 
 
 class SampleError(ValueError):
-    """A sample that cannot be trained on: a defect of whoever built it, never of the model."""
+    """An invalid sample: a defect of the code that built it, never of the model."""
 
 
 def require_trainable(sample: Sample) -> None:
-    """Raise SampleError unless the sample keeps the module's rules."""
+    """Raise SampleError if the sample is invalid."""
     problem = _problem(sample)
     if problem:
         raise SampleError(f"{sample.where}: {problem}")
@@ -75,7 +75,7 @@ def _problem(sample: Sample) -> str | None:
     if not any(sample.mask):
         return "no trainable token"
     if sample.mask[0]:
-        return "the first token is trainable, but nothing comes before it that could have sampled it"
+        return "the first token is trainable, but it has no context that it could have been sampled from"
     if not (math.isfinite(sample.temperature) and sample.temperature > 0):
         return f"temperature {sample.temperature} is not above 0"
     if not math.isfinite(sample.advantage):
@@ -94,40 +94,40 @@ def _bad_weight(sample: Sample) -> str | None:
     if weights is None:
         return None
     if len(weights) != len(sample.mask) or not all(math.isfinite(w) and w >= 0 for w in weights):
-        return "ce_weights are not one weight of at least 0 for each token"
+        return "ce_weights must have one weight of at least 0 for each token"
     if weights[0] or any(w and m for w, m in zip(weights, sample.mask, strict=True)):
-        return "a token that was sampled, or comes first, is to be predicted"
+        return "ce_weights is above 0 at a sampled token or at the first token"
     return None
 
 
-def cut(sample: Sample, length: int) -> Sample:
-    """The sample's first `length` tokens (Prime-RL cuts a sample at seq_len in the same way)."""
-    told = None if sample.ce_weights is None else sample.ce_weights[:length]
+def truncate(sample: Sample, length: int) -> Sample:
+    """Return the sample's first `length` tokens, as Prime-RL does at seq_len."""
+    weights = None if sample.ce_weights is None else sample.ce_weights[:length]
     return replace(
         sample,
         token_ids=sample.token_ids[:length],
         mask=sample.mask[:length],
         logprobs=sample.logprobs[:length],
         versions=sample.versions[:length],
-        ce_weights=told if told is not None and any(told) else None,
+        ce_weights=weights if weights is not None and any(weights) else None,
     )
 
 
 def contexts_of(token_ids: Sequence[int]) -> list[int]:
-    """[T] a number that is equal where a token and everything before it are, in this process."""
+    """Return a number per token [T] that is equal for equal tokens with equal contexts, within this process."""
     return list(accumulate(token_ids, lambda before, token: hash((before, token)), initial=0))[1:]
 
 
 def trained_tokens(samples: Iterable[Sample]) -> int:
-    """How many sampled tokens may train."""
+    """Return the number of trainable sampled tokens."""
     return sum(sum(map(bool, s.mask)) for s in samples)
 
 
 def prune(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples that have something to teach: an advantage other than 0, or tokens to predict."""
+    """Return the samples with a nonzero advantage or with tokens to predict."""
     return [sample for sample in samples if sample.advantage != 0.0 or sample.ce_weights is not None]
 
 
 def predicted_tokens(samples: Iterable[Sample]) -> int:
-    """How many tokens the model learns to predict."""
+    """Return the number of tokens that the model learns to predict."""
     return sum(sum(map(bool, s.ce_weights or ())) for s in samples)

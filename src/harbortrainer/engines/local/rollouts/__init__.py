@@ -1,1 +1,1 @@
-"""From a task to the batch that trains: what is played next, groups, their rollouts and samples, batches."""
+"""From a task to the batch of a step: schedule, rollouts, samples, groups, advantages and batches."""

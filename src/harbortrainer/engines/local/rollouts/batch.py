@@ -1,34 +1,36 @@
-"""From finished groups to batches.
+"""Batches: which finished groups a step trains on.
 
-A batch of step n (1, 2, ...) trains on policy version n - 1. A group's staleness there is n - 1 minus the oldest
-version that sampled one of its tokens. Invariant: a batch holds whole groups, each trains in one batch at most, and
-none is older than the bound when it is cut. Groups that were lost (fewer than two survivors), rejected by a gate or
-grew too old are counted, never trained. A group arrives once: with the step before which it was decided what becomes
-of it.
+The batch of step n (1, 2, ...) trains policy version n - 1. A group's staleness in it is n - 1 minus the oldest version
+that sampled one of its tokens.
+
+Invariants: a batch holds whole groups. A group trains in at most one batch and is never older than the bound. Groups
+that were lost (too few trainable rollouts), rejected by a gate or too old are counted and never trained on. A group
+counts as arrived once, in the step before which its use was decided.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from harbortrainer.engines.local.learner.training_sample import Sample
-from harbortrainer.engines.local.rollouts.group import Group, Untrained, sizes
+from harbortrainer.engines.local.rollouts.group import DropReason, Group, rollout_count
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.errors import RunStoppedError
+from harbortrainer.runs.trial_row import TrialRow
 
 MAX_EMPTY_BATCHES = 10
 """Consecutive batches without a signal before a run is stopped, as in Prime-RL."""
 MAX_LOST_BATCHES = 3
-"""Consecutive batches' worth of trials without two survivors in a group before a run is stopped."""
-
-
+"""A run is stopped after this many batches' worth of consecutive trials in lost groups."""
 TARGET_LAG = 1
 """Batches that are sampled ahead of the one in training, as in Prime-RL."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyBound:
-    """How old a rollout may be when it trains: Prime-RL's rule and name (`max_off_policy_steps`), enforced where the
-    batch is cut; on top of it nothing is started that could only become too old.
+    """Maximum age of a rollout when it trains.
+
+    Rule and name are Prime-RL's (`max_off_policy_steps`). The bound is enforced when a batch is cut; besides, no group
+    is started that could only become too old.
 
     Example:
         >>> OffPolicyBound(1).too_old(oldest=3, step=6)
@@ -39,11 +41,11 @@ class OffPolicyBound:
     """Most policy versions between sampling and training; 0 is strictly on-policy."""
 
     def staleness(self, oldest: int, step: int) -> int:
-        """Versions between the one that sampled and the one that batch `step` trains on."""
+        """Return the number of versions between the one that sampled and the one that batch `step` trains."""
         return max(0, step - 1 - oldest)
 
     def too_old(self, oldest: int, step: int) -> bool:
-        """Whether tokens of version `oldest` may no longer train in batch `step`."""
+        """Whether tokens of version `oldest` may not train in batch `step`."""
         return self.staleness(oldest, step) > self.max_off_policy_steps
 
     def may_start(self, *, version: int, next_step: int, outstanding: int, batch_size: int) -> bool:
@@ -52,73 +54,79 @@ class OffPolicyBound:
         Args:
             version: The policy version that would sample it.
             next_step: The step whose batch is being collected.
-            outstanding: Rollouts planned, in flight, or finished and not yet cut into a batch.
+            outstanding: Rollouts in flight, or finished and not yet in a batch.
             batch_size: Rollouts of a batch.
         """
-        lands_in = next_step + outstanding // batch_size
-        return lands_in - 1 - version <= min(self.max_off_policy_steps, TARGET_LAG)
+        expected_step = next_step + outstanding // batch_size
+        return expected_step - 1 - version <= min(self.max_off_policy_steps, TARGET_LAG)
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """What one step trains on."""
+    """The groups and samples of one step."""
 
     step: int
     groups: list[Group]
-    """Those that were cut, with or without a signal."""
+    """The groups of the batch, with or without a signal."""
     samples: list[Sample]
-    """What the learner sees; empty when every group's rewards were equal."""
+    """The learner's samples; empty if every group's rewards were equal."""
     arrived: list[Group] = field(default_factory=list)
-    """Every group of which it was decided since the last step what becomes of it: these, those without a signal, lost
-    or too old."""
+    """All groups whose use was decided since the last step: trained, without a signal, lost, rejected or too old."""
     empty_batches: int = 0
-    """Batches without a signal that came before this one."""
+    """Batches without a signal since the last step."""
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Every rollout of `arrived`."""
+        """All rollouts of `arrived`."""
         return [rollout for group in self.arrived for rollout in group.rollouts]
 
-    def credits(self) -> list[tuple[Rollout, float | None, Untrained | None]]:
-        """Every rollout of `arrived` with its advantage, or why it did not train."""
-        return [credit for group in self.arrived for credit in group.credits()]
+    def rollout_advantages(self) -> list[tuple[Rollout, float | None, DropReason | None]]:
+        """Return every rollout of `arrived` with its advantage, or with the reason why it was not trained on."""
+        return [entry for group in self.arrived for entry in group.rollout_advantages()]
 
     @property
     def trained(self) -> list[Rollout]:
-        """The rollouts that the learner sees."""
-        return [rollout for rollout, _, reason in self.credits() if reason is None]
+        """The rollouts that the step trains on."""
+        return [rollout for rollout, _, reason in self.rollout_advantages() if reason is None]
 
     @property
     def dropped(self) -> int:
-        """Rollouts that were too old, those that were cancelled for it included."""
-        return sizes([group for group in self.arrived if group.too_old])
+        """Number of rollouts that were too old, including those that were cancelled because of it."""
+        return rollout_count([group for group in self.arrived if group.too_old])
 
-    def rows(self) -> list[dict[str, object]]:
-        """The lines of `rollouts/step_N.jsonl`: what arrived, with its advantage or why it did not train."""
+    def rows(self) -> list[TrialRow]:
+        """Return the rows of `rollouts/step_N.jsonl`: one for each rollout of `arrived`."""
         return [
             rollout.row(step=self.step, kind="train", group=group.id, advantage=advantage, not_trained=reason)
             for group in self.arrived
-            for rollout, advantage, reason in group.credits()
+            for rollout, advantage, reason in group.rollout_advantages()
         ]
 
 
 class Batches:
-    """Collects finished groups and cuts batches."""
+    """Collects finished groups and cuts batches from them."""
 
     def __init__(self, *, batch_size: int, bound: OffPolicyBound) -> None:
         self.batch_size, self.bound = batch_size, bound
         self.waiting: list[Group] = []
+        """Groups that may train, in the order in which they finished."""
         self.arrived: list[Group] = []
         self.empty_batches = 0
         self.lost: list[Rollout] = []
+        """Rollouts of consecutive lost groups."""
         self.rejected: list[Group] = []
+        """Consecutive groups that a gate rejected."""
 
     def add(self, group: Group, *, admitted: bool = True) -> None:
-        """A group finished; `admitted`: no gate rejected it.
+        """Add a finished group.
+
+        Args:
+            group: The group.
+            admitted: Whether the curriculum's gates admit it.
 
         Raises:
-            RunStoppedError: Too many in a row were lost: something other than the policy is broken. Or rejected: the
-                tasks are too hard, or too easy.
+            RunStoppedError: Too many groups in a row were lost, so something other than the policy fails. Or too many
+                were rejected: the tasks are too hard or too easy.
         """
         if group.trains:
             self.lost = []
@@ -127,7 +135,7 @@ class Batches:
         self.arrived.append(group)
         self.lost += group.rollouts
         if len(self.lost) >= MAX_LOST_BATCHES * self.batch_size:
-            raise too_many_lost(self.lost)
+            raise trials_lost_error(self.lost)
 
     def _admit(self, group: Group) -> None:
         self.waiting.append(group)
@@ -137,10 +145,10 @@ class Batches:
         group.rejected = True
         self.arrived.append(group)
         self.rejected.append(group)
-        if sizes(self.rejected) >= MAX_EMPTY_BATCHES * self.batch_size:
-            raise all_rejected(self.rejected)
+        if rollout_count(self.rejected) >= MAX_EMPTY_BATCHES * self.batch_size:
+            raise groups_rejected_error(self.rejected)
 
-    def sweep(self, step: int) -> None:
+    def drop_old(self, step: int) -> None:
         """Drop waiting groups that are too old to train in batch `step`."""
         waiting, self.waiting = self.waiting, []
         for group in waiting:
@@ -148,70 +156,70 @@ class Batches:
             self.drop(group) if old else self.waiting.append(group)
 
     def drop(self, group: Group) -> None:
-        """A group that is too old to train, in flight or finished."""
+        """Drop a group that is too old to train, in flight or finished."""
         group.too_old = True
         self.arrived.append(group)
 
     def ready(self, step: int) -> bool:
-        """Whether batch `step` can be cut."""
-        self.sweep(step)
-        return sizes(self.waiting) >= self.batch_size
+        """Drop groups that are too old, and return whether batch `step` can be cut."""
+        self.drop_old(step)
+        return rollout_count(self.waiting) >= self.batch_size
 
     def cut(self, step: int) -> StepBatch:
-        """Cut batch `step`: the groups that finished first, until they fill it.
+        """Cut batch `step` from the groups that finished first.
 
         Returns:
-            The batch. One without samples does not make a step: collect another.
+            The batch. If it has no samples, it is no step: collect another.
 
         Raises:
-            RunStoppedError: Ten batches in a row had no signal.
+            RunStoppedError: `MAX_EMPTY_BATCHES` batches in a row had no signal.
         """
         groups: list[Group] = []
-        while sizes(groups) < self.batch_size:
+        while rollout_count(groups) < self.batch_size:
             groups.append(self.waiting.pop(0))
         self.arrived += groups
         samples = [sample for group in groups for sample in group.samples()]
         if not samples:
             self.empty_batches += 1
             if self.empty_batches >= MAX_EMPTY_BATCHES:
-                raise no_signal(groups)
+                raise no_signal_error(groups)
             return StepBatch(step, groups, [])
         batch = StepBatch(step, groups, samples, self.arrived, self.empty_batches)
         self.arrived, self.empty_batches = [], 0
         return batch
 
 
-def too_many_lost(lost: list[Rollout]) -> RunStoppedError:
-    """The message for a run whose trials all fail."""
+def trials_lost_error(lost: list[Rollout]) -> RunStoppedError:
+    """Return the error of a run whose trials nearly all fail."""
     outcome, count = Counter(rollout.outcome for rollout in lost).most_common(1)[0]
-    unsampled = "not one token was sampled, as when the first prompt already fills the context"
-    error = next((r.error for r in reversed(lost) if r.outcome == outcome and r.error), unsampled)
+    no_tokens = "no token was sampled, for example because the first prompt fills the context"
+    error = next((r.error for r in reversed(lost) if r.outcome == outcome and r.error), no_tokens)
     return RunStoppedError(
-        f"the last {len(lost)} trials left no group with two survivors, {count} of them {outcome} ({error}); "
+        f"the last {len(lost)} trials left no group with two trainable trials, {count} of them {outcome} ({error}); "
         "nothing was trained on them",
-        do="mend what is named here and go on with --resume",
+        do="fix this error and continue with --resume",
     )
 
 
-def no_signal(groups: list[Group]) -> RunStoppedError:
-    """The message for a run whose rewards are all equal within their groups."""
+def no_signal_error(groups: list[Group]) -> RunStoppedError:
+    """Return the error of a run whose rewards are all equal within their groups."""
     return RunStoppedError(
         f"{MAX_EMPTY_BATCHES} batches in a row had nothing to learn from: within every group all rewards were equal "
-        f"{_verdict(groups)}",
+        f"{_difficulty(groups)}",
         do="choose tasks that the policy solves sometimes, or a larger group_size",
     )
 
 
-def all_rejected(groups: list[Group]) -> RunStoppedError:
-    """The message for a run whose gates let nothing train."""
+def groups_rejected_error(groups: list[Group]) -> RunStoppedError:
+    """Return the error of a run whose gates reject every group."""
     return RunStoppedError(
         f"{MAX_EMPTY_BATCHES} batches' worth of trials in a row were rejected by a gate of the curriculum "
-        f"{_verdict(groups)}",
+        f"{_difficulty(groups)}",
         do="choose tasks that the policy solves sometimes, a larger group_size, or a narrower range of the gate",
     )
 
 
-def _verdict(groups: list[Group]) -> str:
-    rewards = [rollout.reward or 0.0 for group in groups for rollout in group.survivors]
+def _difficulty(groups: list[Group]) -> str:
+    rewards = [rollout.reward or 0.0 for group in groups for rollout in group.trainable]
     mean = sum(rewards) / len(rewards)
     return f"(mean {mean:.2f}), so the tasks are {'too hard' if mean < 0.5 else 'too easy'} for this policy"

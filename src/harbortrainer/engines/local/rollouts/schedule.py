@@ -1,9 +1,10 @@
-"""What to sample next: which source, which of its tasks.
+"""The schedule: which task of which source to run next.
 
-Sources are drawn by their `ratio`; a source's tasks are gone through once an epoch, in an order that is shuffled anew
-each epoch, or drawn by its curriculum's difficulty pools. Invariant: the order follows from the seed alone (with pools,
-from the rewards too), so that a resumed run draws what the first would have drawn; tasks whose rollouts were lost by
-the stop are drawn again first.
+Sources are drawn by their `ratio`. Each epoch goes through a source's tasks once, in a new random order; with
+difficulty pools the curriculum draws the tasks.
+
+Invariant: the order depends on the seed only (with pools, on the rewards too). So a resumed run draws the same tasks as
+an uninterrupted one. Tasks whose rollouts the stop discarded are drawn again first.
 """
 
 import random
@@ -11,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from harbortrainer.engines.local.rollouts.curriculum import Curriculum
-from harbortrainer.runs.progress import ScheduleState
+from harbortrainer.runs.checkpoints import ScheduleState
 
 if TYPE_CHECKING:
     from harbortrainer.engines.local.rollouts.group import Group
 
 
 class Plan(NamedTuple):
-    """One task to be played: task `index` of source `source`."""
+    """One task to run: task `index` of source `source`."""
 
     source: str
     index: int
@@ -31,7 +32,7 @@ class Schedule:
         counts: Tasks of each source, by name.
         ratios: Weight of each source, by name.
         seed: The run's seed.
-        curricula: What the sources' `curriculum` tables ask for, by name; a source that is not in it has none.
+        curricula: Curricula of the sources that have one, by name.
 
     Example:
         >>> schedule = Schedule({"harbor": 8}, {"harbor": 1.0}, seed=0)
@@ -54,7 +55,7 @@ class Schedule:
         self.again: list[Plan] = []
 
     def next(self) -> Plan:
-        """The next task to play.
+        """Return the next task to run.
 
         Raises:
             RunStoppedError: The curriculum has no task to draw.
@@ -79,12 +80,12 @@ class Schedule:
         return order[position]
 
     def on_result(self, group: "Group") -> bool:
-        """A group finished; whether its source's curriculum lets it train."""
+        """Report a finished group to its source's curriculum, and return whether it may train."""
         curriculum = self.curricula.get(group.plan.source)
         return curriculum is None or curriculum.on_result(group)
 
     def metrics(self) -> dict[str, float]:
-        """What the curricula did since the last call, by Prime-RL's names."""
+        """Return the curricula's metrics since the last call, with Prime-RL's names."""
         return {
             f"curriculum/{source}/{name}": value
             for source, curriculum in self.curricula.items()
@@ -92,12 +93,16 @@ class Schedule:
         }
 
     def state(self, outstanding: Sequence[Plan] = ()) -> ScheduleState:
-        """What `restore` needs. `outstanding`: tasks whose rollouts have not trained and would be lost by a stop."""
+        """Return the state for `restore`.
+
+        Args:
+            outstanding: Tasks whose rollouts have not trained yet, and would be lost by a stop.
+        """
         scores = {name: dict(pools.scores) for name, pools in self.pools.items()}
         return {"drawn": dict(self.drawn), "again": [*outstanding, *self.again], "task_rewards": scores}
 
     def restore(self, state: ScheduleState) -> None:
-        """Go on where `state` was taken. Tasks that are no longer there are left out."""
+        """Continue from a state; tasks that no longer exist are left out."""
         self.drawn |= {name: count for name, count in state["drawn"].items() if name in self.counts}
         for name, pools in self.pools.items():
             pools.restore(state.get("task_rewards", {}).get(name, {}), self.drawn[name])

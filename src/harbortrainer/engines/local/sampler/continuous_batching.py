@@ -1,8 +1,12 @@
-"""transformers' continuous batching, bent to reinforcement learning's needs.
+"""transformers' continuous batching, adapted to reinforcement learning.
 
-Bent are: the attention (each request only meets its own keys, see `ragged_attention`), the sampling step (a random
-number per request, see `draw`), the way parameters reach it, and which of those that wait begin (`sharing_scheduler`).
-The paged cache, the sharing of what is in it and the engine thread are transformers' own.
+Replaced parts:
+    - the attention: each request attends to its own keys only (`attention.paged`);
+    - the sampling step: one random number per request (`sampling_params.sample_tokens`);
+    - the transport of sampling parameters to that step (`SamplingArguments`);
+    - the admission of waiting requests (`sharing_scheduler`).
+
+The paged cache, its prefix sharing and the engine thread are transformers' own.
 """
 
 from collections.abc import Callable, Generator
@@ -17,6 +21,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from harbortrainer.engines.attention.paged import RAGGED_ATTENTION
+from harbortrainer.engines.attention.plan import Planner, Query
 from harbortrainer.engines.batching_internals import (
     ContinuousBatchingIOs,
     ContinuousBatchingLogitsProcessorList,
@@ -25,36 +31,37 @@ from harbortrainer.engines.batching_internals import (
     FutureRequestState,
     GenerationOutput,
     ModelRunner,
-    PagedAttentionArgs,
     ProtoPretrainedModel,
     stream_context,
 )
-from harbortrainer.engines.decode_graphs import DecodeGraphs
-from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob, draw
+from harbortrainer.engines.local.sampler.sampling_params import (
+    PolicyVersion,
+    SamplingJob,
+    SamplingParams,
+    sample_tokens,
+)
 from harbortrainer.engines.local.sampler.sharing_scheduler import SharingScheduler
-from harbortrainer.engines.peft_internals import sampling_with
-from harbortrainer.engines.ragged_attention import RAGGED_ATTENTION
-from harbortrainer.engines.ragged_plan import Asking, Planner
+from harbortrainer.engines.peft_internals import use_adapter
 
-_ARGUMENTS = 5  # rows of `DrawArguments`
+_ARGUMENTS = 5  # rows of `SamplingArguments`
 
 
-class DrawArguments(ContinuousBatchingLogitsProcessorList):
-    """Carries each request's `Draw` to the device, a row per parameter (transformers keeps all as int32 in
-    one static tensor).
+class SamplingArguments(ContinuousBatchingLogitsProcessorList):
+    """Transfers the requests' `SamplingParams` to the device, one row per parameter.
 
-    Rows: uniform, temperature, top_k, top_p, min_p; all float32 seen as int32.
+    transformers keeps them in one static int32 tensor. Rows: uniform, temperature, top_k, top_p, min_p; float32 bits
+    viewed as int32.
     """
 
     def __init__(self) -> None:
-        # Nothing happens to the logits before the sampling step.
+        # No processor changes the logits before the sampling step.
         super().__init__(LogitsProcessorList())
         self.tensors_required = _ARGUMENTS
         self.truncates = False
 
     def check_kwargs(self, kwargs: dict) -> None:
-        if not isinstance(kwargs.get("draw"), Draw):
-            raise TypeError("a request must carry its Draw")
+        if not isinstance(kwargs.get("sampling"), SamplingParams):
+            raise TypeError("a request needs SamplingParams")
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         int32_tensor.zero_()
@@ -62,13 +69,13 @@ class DrawArguments(ContinuousBatchingLogitsProcessorList):
     def prepare_tensor_args(
         self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
     ) -> torch.Tensor:
-        # `position_offset` was already moved on: it is the position of the token about to be drawn.
-        drawing = [r.state for r in requests_in_batch if r.has_new_token]
-        draws: list[Draw] = [state.logit_processor_kwargs["draw"] for state in drawing]
-        self.truncates = any(d.truncates for d in draws)
+        # `position_offset` is already advanced: it is the position of the token to be sampled.
+        states = [r.state for r in requests_in_batch if r.has_new_token]
+        params: list[SamplingParams] = [state.logit_processor_kwargs["sampling"] for state in states]
+        self.truncates = any(p.truncates for p in params)
         columns = [
-            (d.uniform(state.position_offset), d.temperature, d.top_k, d.top_p, d.min_p)
-            for d, state in zip(draws, drawing, strict=True)
+            (p.uniform(state.position_offset), p.temperature, p.top_k, p.top_p, p.min_p)
+            for p, state in zip(params, states, strict=True)
         ]
         if columns:
             rows = torch.tensor(columns, dtype=torch.float32).T.contiguous().view(torch.int32)
@@ -79,52 +86,33 @@ class DrawArguments(ContinuousBatchingLogitsProcessorList):
 class SeededRunner(ModelRunner):
     """transformers' runner with our attention plan before the forward pass and our sampling step after it."""
 
-    planner: Planner | None = None  # where the model attends by RAGGED_ATTENTION
-    graphs: DecodeGraphs | None = None  # on a GPU, beside a planner
+    planner: Planner | None = None  # set if the model uses RAGGED_ATTENTION
     scheduler: SharingScheduler
 
     def maybe_pad_inputs(self, num_q_tokens: int, max_kv_read: int, use_decode_fast_path: bool) -> tuple[int, int]:
-        # Our plan reads pages: transformers need not list each request's every row, which took as long as to attend.
+        # Our plan reads whole pages. Listing every row of every request, as transformers does, takes as long as the
+        # attention itself.
         return num_q_tokens, 0 if self.planner else max_kv_read
 
-    # Spares each small operation what autograd notes even where it is off.
+    # Removes autograd's bookkeeping, which costs time in small operations even with gradients off.
     @torch.inference_mode()
     def compute_batch(self, model: torch.nn.Module, batch_data: dict) -> None:
-        with sampling_with(self.scheduler.turn.adapter):
-            if self.planner is not None:
-                asking = self._asking()
-                if self.graphs is not None and self._play(self.graphs, model, batch_data, asking):
-                    return
-                batch_data["ragged_plan"] = self.planner.plan(asking)
-            self._arguments = batch_data["logits_processor_args"]
+        self._arguments = batch_data["logits_processor_args"]
+        if self.planner is not None:
+            batch_data["ragged_plan"] = self.planner.plan(self._queries())
+        with use_adapter(self.scheduler.active_policy.adapter):
             super().compute_batch(model, batch_data)
 
-    def _asking(self) -> list[Asking]:
+    def _queries(self) -> list[Query]:
         io = cast("ContinuousBatchingIOs", self.inputs_and_outputs)
         pairs, table = ((r, r.state) for r in io.requests_in_batch), self.scheduler.allocator.block_table
-        return [Asking(r.query_length, state.position_offset, table[state.request_id]) for r, state in pairs]
-
-    def _play(self, graphs: DecodeGraphs, model: torch.nn.Module, batch_data: dict, asking: list[Asking]) -> bool:
-        """Computes the batch by a graph; False where there is none for it."""
-        carry_over, previous, output = self.inputs_and_outputs.get_cb_kwargs()
-        way = self.scheduler.turn.adapter, cast("DrawArguments", self.logit_processor).truncates
-
-        def forward(batch: dict, into: torch.Tensor) -> None:
-            self._arguments = batch["logits_processor_args"]
-            if self.supports_logits_to_keep(model):
-                batch["logits_to_keep"] = batch["logits_indices"]
-            self._forward_process_and_sample(model, batch, carry_over, previous, into)
-
-        sampled = graphs.play(asking, cast("PagedAttentionArgs", batch_data), way, forward)
-        if sampled is not None:
-            output[:, : len(asking)].copy_(sampled)
-        return sampled is not None
+        return [Query(r.query_length, state.position_offset, table[state.request_id]) for r, state in pairs]
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         count = scores.shape[1]
         uniform, temperature, *truncation = self._arguments[:_ARGUMENTS, :count].view(torch.float32)
-        truncates = cast("DrawArguments", self.logit_processor).truncates
-        tokens, logprobs = draw(scores[0], uniform, temperature, tuple(truncation) if truncates else None)
+        truncates = cast("SamplingArguments", self.logit_processor).truncates
+        tokens, logprobs = sample_tokens(scores[0], uniform, temperature, tuple(truncation) if truncates else None)
         output_ids[0, :count].copy_(tokens)
         output_ids[1, :count].copy_(logprobs.float().view(torch.int32))
 
@@ -133,32 +121,32 @@ class SeededManager(ContinuousBatchingManager):
     """transformers' manager with a `SeededRunner`.
 
     Attributes:
-        on_end: Called on the engine thread when it ends, for whatever reason.
+        on_end: Called on the engine thread when that thread ends, for any reason.
     """
 
     def __init__(self, model: PreTrainedModel, config: ContinuousBatchingConfig) -> None:
         never_ends = GenerationConfig(do_sample=True, eos_token_id=-1)
         super().__init__(cast("ProtoPretrainedModel", model), never_ends, config)
-        self.logit_processor = DrawArguments()
+        self.logit_processor = SamplingArguments()
         self.on_end: Callable[[], object] = lambda: None
 
-    def submit(self, job: SamplingJob, policy: Policy, on_result: Callable[[GenerationOutput], object]) -> None:
-        """Adds a request; `on_result` is called on the running event loop when it ended or failed."""
+    def submit(self, job: SamplingJob, policy: PolicyVersion, on_result: Callable[[GenerationOutput], object]) -> None:
+        """Add a request. `on_result` is called on the running event loop once it has ended or failed."""
         self.register_result_handler(job.request_id, on_result)
         self.add_request(
             list(job.prompt), request_id=job.request_id, max_new_tokens=job.max_tokens,
-            eos_token_id=sorted(job.stop_ids), draw=job.draw, policy=policy,
+            eos_token_id=sorted(job.stop_ids), sampling=job.params, policy=policy,
         )  # fmt: skip
 
-    def forget(self, request_id: str) -> None:
-        """Cancels a request whose result nobody waits for."""
+    def discard(self, request_id: str) -> None:
+        """Cancel a request and drop its result."""
         self.cancel_request(request_id)
         with self.output_router._lock:
             self.output_router.result_handlers.pop(request_id, None)
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the engine thread, None while it runs."""
+        """The error that ended the engine thread; None while it runs."""
         status = self.background_thread_status
         if status.fatal_error is not None:
             return status.fatal_error
@@ -166,42 +154,37 @@ class SeededManager(ContinuousBatchingManager):
 
     @property
     def busy(self) -> bool:
-        """Whether the engine thread still has, or is still to learn of, a request."""
+        """Whether the engine thread has a running, queued or cancelled request to process."""
         pending = self.batch_processor is not None and self.batch_processor.has_pending_requests()
         return pending or not self.cancel_queue.empty() or not self.input_queue.empty()
 
     def cache_tokens(self) -> tuple[int, int]:
-        """Tokens that running requests hold in the cache, and how many it can hold."""
+        """Return the tokens that running requests hold in the cache, and its capacity."""
         processor = self.batch_processor
         if processor is None:
             return 0, 0
         used = sum(state.position_offset for state in list(processor.scheduler.active_requests.values()))
         return used, processor.cache.num_blocks * self.continuous_batching_config.page_size
 
-    @property
-    def graph_passes(self) -> int:
-        """Forward passes that CUDA graphs computed."""
-        if self.batch_processor is None:
-            return 0
-        graphs = cast("SeededRunner", self.batch_processor.model_runner).graphs
-        return graphs.played if graphs is not None else 0
-
-    def begin(self, policy: Policy) -> None:
-        """New requests may be the policy's from now on. Only while paused."""
+    def set_newest(self, policy: PolicyVersion) -> None:
+        """Register the policy of new requests. Call only while paused."""
         if self.batch_processor is not None:
-            cast("SharingScheduler", self.batch_processor.scheduler).begin(policy)
+            cast("SharingScheduler", self.batch_processor.scheduler).set_newest(policy)
 
     def _run_generation_loop(self) -> None:
         try:
-            with self._on_its_stream():
+            with self._on_compute_stream():
                 super()._run_generation_loop()
         finally:
             self.on_end()
 
     @contextmanager
-    def _on_its_stream(self) -> Generator[None]:
-        """On a GPU all that the engine thread does is on the stream that it computes on. transformers prepares a batch
-        on the thread's stream and does not wait for that; it is the learner's too, whose work may stand before it."""
+    def _on_compute_stream(self) -> Generator[None]:
+        """Run the engine thread's GPU work on its compute stream.
+
+        transformers prepares batches on the thread's default stream and does not synchronize with it. The learner uses
+        that stream too, so its work may delay the batch's data.
+        """
         processor = self.batch_processor
         stream = processor.inputs_and_outputs.compute_stream if processor is not None else None
         if stream is not None:
@@ -210,7 +193,7 @@ class SeededManager(ContinuousBatchingManager):
             yield
 
     def switch_to_cb_friendly_attn(self, model: ProtoPretrainedModel, auto_switch_to_flash: bool = True) -> None:
-        """The model comes with the attention it is to have (see `sampled_model`)."""
+        """Do nothing: the model already has its attention (see `sampled_model`)."""
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
@@ -222,13 +205,11 @@ class SeededManager(ContinuousBatchingManager):
         processor.model_runner.scheduler = scheduler = cast("SharingScheduler", processor.scheduler)
         config = self.model.config.get_text_config()
         if config._attn_implementation == RAGGED_ATTENTION:
-            kind, page = scheduler.allocator, scheduler.allocator.tokens_per_page
+            allocator, page = scheduler.allocator, scheduler.allocator.tokens_per_page
+            heads_per_kv = config.num_attention_heads // allocator.num_key_value_heads
             processor.model_runner.planner = planner = Planner(
-                page, kind.block_physical_stride // page, config.num_attention_heads // kind.num_key_value_heads,
-                kind.cache_tensor.device, kind.cache_dtype,
+                page, allocator.block_physical_stride // page, heads_per_kv,
+                allocator.cache_tensor.device, allocator.cache_dtype,
             )  # fmt: skip
-            scheduler.reads_once = planner.reads_once
-            stream = processor.inputs_and_outputs.compute_stream
-            if stream is not None:
-                processor.model_runner.graphs = DecodeGraphs(planner, page, kind.write_trash_index, stream)
+            scheduler.reads_prefixes_once = planner.reads_prefixes_once
         return processor

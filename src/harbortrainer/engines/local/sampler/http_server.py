@@ -1,9 +1,11 @@
-"""The sampler's HTTP server: which path is answered by what, which error by which status, and the thread it runs in.
+"""The sampler's HTTP server: routes, error statuses, and the thread that it runs in.
 
-Contract: a bad request is 400 (404 for an unknown model) with a one-line message; an engine that failed is 500, and
-`/health` then is 503; a client that goes away frees its request's slot. The port is taken in the caller's thread, so
-that a port in use is the caller's `UserError`; `start` returns when requests are answered, or raises what kept the
-engine from starting.
+Contract:
+    - A bad request gets 400 (404 for an unknown model) with a one-line message.
+    - A failed engine gives 500, and 503 at `/health`.
+    - A client that disconnects frees its request's slot.
+    - The port is bound in the caller's thread, so a port in use is the caller's `UserError`.
+    - `start` returns once requests are answered, or raises the engine's start error.
 """
 
 import asyncio
@@ -20,16 +22,16 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from harbortrainer.engines.local.sampler.requests import BadRequestError, ChatRequest, GenerateRequest, parse
+from harbortrainer.engines.local.sampler.requests import BadRequestError, ChatRequest, GenerateRequest, parse_request
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
 from harbortrainer.errors import UserError
 
 _CLIENT_GONE = 499
-_KINDS = {400: "BadRequestError", 404: "NotFoundError"}
+_ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
 
-class Answering(Protocol):
-    """What stands behind the endpoints."""
+class CompletionService(Protocol):
+    """The service behind the endpoints: our own engine, or the vLLM proxy."""
 
     @property
     def model_names(self) -> Sequence[str]: ...
@@ -41,45 +43,45 @@ class Answering(Protocol):
     async def chat(self, request: ChatRequest, session: str) -> dict[str, object]: ...
 
 
-def build_app(replies: Answering) -> FastAPI:
-    """The application for one engine."""
+def build_app(service: CompletionService) -> FastAPI:
+    """Build the web application for one service."""
     app = FastAPI(openapi_url=None)
-    _add_errors(app)
-    _add_sampling(app, replies)
-    _add_information(app, replies)
+    _add_error_handlers(app)
+    _add_sampling_routes(app, service)
+    _add_status_routes(app, service)
     return app
 
 
 def error_response(message: str, status: int) -> Response:
-    """An error as OpenAI's clients read it."""
-    kind = _KINDS.get(status, "InternalServerError")
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+    """Build an error response in OpenAI's format."""
+    error_type = _ERROR_TYPES.get(status, "InternalServerError")
+    return JSONResponse({"error": {"message": message, "type": error_type, "param": None, "code": status}}, status)
 
 
-def _add_sampling(app: FastAPI, replies: Answering) -> None:
+def _add_sampling_routes(app: FastAPI, service: CompletionService) -> None:
     @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
-        asked = parse(GenerateRequest, await request.body())
-        return await _while_connected(request, replies.generate(asked, _session(request)))
+        parsed = parse_request(GenerateRequest, await request.body())
+        return await _while_connected(request, service.generate(parsed, _session(request)))
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        asked = parse(ChatRequest, await request.body())
-        return await _while_connected(request, replies.chat(asked, _session(request)))
+        parsed = parse_request(ChatRequest, await request.body())
+        return await _while_connected(request, service.chat(parsed, _session(request)))
 
 
-def _add_information(app: FastAPI, replies: Answering) -> None:
+def _add_status_routes(app: FastAPI, service: CompletionService) -> None:
     started = int(time.time())
 
     @app.get("/health")
     async def health() -> Response:
-        if replies.failure is not None:
-            return error_response(f"the engine has failed: {replies.failure}", 503)
+        if service.failure is not None:
+            return error_response(f"the engine has failed: {service.failure}", 503)
         return JSONResponse({"status": "ok"})
 
     @app.get("/v1/models")
     async def models() -> Response:
-        base = replies.model_names[0]
+        base = service.model_names[0]
         cards = [
             {
                 "id": name,
@@ -88,14 +90,14 @@ def _add_information(app: FastAPI, replies: Answering) -> None:
                 "owned_by": "harbortrainer",
                 "root": name,
                 "parent": None if name == base else base,
-                "max_model_len": replies.max_model_len,
+                "max_model_len": service.max_model_len,
             }
-            for name in replies.model_names
+            for name in service.model_names
         ]
         return JSONResponse({"object": "list", "data": cards})
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> Response:
         return error_response(str(error.detail), error.status_code)
@@ -114,27 +116,27 @@ def _session(request: Request) -> str:
 
 
 async def _while_connected(request: Request, work: Coroutine[None, None, dict[str, object]]) -> Response:
-    """Does the work, and drops it when the client goes away first."""
+    """Run `work`, and cancel it if the client disconnects first."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(request))
+    disconnecting = asyncio.ensure_future(_wait_disconnected(request))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnecting), return_when=asyncio.FIRST_COMPLETED)
         return JSONResponse(working.result()) if working.done() else Response(status_code=_CLIENT_GONE)
     finally:
-        leaving.cancel()
+        disconnecting.cancel()
         working.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket on `port`, any free one when it is 0.
+    """Bind a socket to `port`; 0 picks a free one.
 
     Raises:
-        UserError: the port is in use, or may not be used.
+        UserError: The port is in use, or may not be used.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -149,11 +151,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """Runs an app until stopped.
+    """Runs an app in a thread of its own until stopped.
 
     Args:
-        open_app: Called on the server's event loop before the first request; starts what the app needs.
-        close_app: Called there after the last.
+        open_app: Called on the server's event loop before the first request. Starts the engine and builds the app.
+        close_app: Called on the same loop after the last request.
     """
 
     def __init__(
@@ -168,16 +170,16 @@ class HttpServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="sampler-http", daemon=True)
 
     def start(self) -> None:
-        """Returns when requests are answered; raises what `open_app` raised."""
+        """Start the server and return once it answers requests; raises what `open_app` raised."""
         self._thread.start()
         self._ready.result()
 
     def call[T](self, work: Coroutine[None, None, T]) -> T:
-        """Runs `work` on the server's event loop and waits for it; from any other thread."""
+        """Run `work` on the server's event loop and return its result. Call it from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._ready.result()).result()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Closes the port and ends the thread; safe to call twice."""
+        """Close the port and end the thread. Safe to call twice."""
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
         if self._thread.is_alive():
@@ -200,17 +202,17 @@ class HttpServer:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, backlog=2048
         )
-        self._uvicorn = _Announcing(config, self._ready)
+        self._uvicorn = _ReadyServer(config, self._ready)
         await self._uvicorn.serve(sockets=[self._listener])
 
 
-class _Announcing(uvicorn.Server):
-    """uvicorn that says when it answers."""
+class _ReadyServer(uvicorn.Server):
+    """A uvicorn server that resolves a future once it answers requests."""
 
     def __init__(self, config: uvicorn.Config, ready: Future[asyncio.AbstractEventLoop]) -> None:
         super().__init__(config)
-        self._announced = ready
+        self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._announced.set_result(asyncio.get_running_loop())
+        self._ready.set_result(asyncio.get_running_loop())

@@ -1,14 +1,14 @@
-"""The requests the server reads, in vLLM's shapes.
+"""The request bodies that the server reads, in vLLM's format.
 
-Contract: what would change the distribution and is not honoured is refused by name (`BadRequestError`); keys that
-cannot change it are ignored, as vLLM ignores keys of other versions.
+Contract: an unsupported key that would change the distribution is refused by name (`BadRequestError`). Keys that cannot
+change it are ignored, as vLLM ignores keys of other versions.
 """
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-# Settings we do not implement, with the values at which they do nothing.
+# Unsupported settings, with the values at which they have no effect.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"), (None,)),
     **dict.fromkeys(("prompt_logprobs", "thinking_token_budget"), (None,)),
@@ -25,7 +25,7 @@ class BadRequestError(ValueError):
     """The request cannot be served as it is.
 
     Attributes:
-        status: HTTP status, 400 unless said otherwise.
+        status: HTTP status, 400 by default.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -49,14 +49,14 @@ class Sampling(BaseModel):
     ignore_eos: bool = False
 
     def check(self) -> None:
-        """Raises `BadRequestError` for a setting that is not implemented and not at its neutral value."""
+        """Raise `BadRequestError` for an unsupported setting that is not at its neutral value."""
         for key, value in (self.model_extra or {}).items():
             if key in _NEUTRAL and value not in _NEUTRAL[key]:
                 raise BadRequestError(f"{key} = {value!r} is not supported by the embedded sampler; leave it out")
 
 
 class GenerateRequest(BaseModel):
-    """POST /inference/v1/generate."""
+    """Body of POST /inference/v1/generate."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -66,14 +66,14 @@ class GenerateRequest(BaseModel):
     stream: bool | None = False
 
     def check(self) -> None:
-        """Raises `BadRequestError` for what is not implemented."""
+        """Raise `BadRequestError` for an unsupported setting."""
         if self.stream:
             raise BadRequestError("stream is not supported; leave it out")
         self.sampling_params.check()
 
 
 class ChatRequest(Sampling):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     messages: list[dict[str, JsonValue]] = Field(min_length=1)
     model: str | None = None
@@ -89,12 +89,12 @@ class ChatRequest(Sampling):
     response_format: dict[str, JsonValue] | None = None
 
     def check(self) -> None:
-        """Raises `BadRequestError` for what is not implemented."""
+        """Raise `BadRequestError` for an unsupported setting."""
         if self.stream:
             raise BadRequestError("stream: streaming is not supported; send stream = false")
         if self.top_logprobs:
             raise BadRequestError(
-                "top_logprobs is not supported; the sampled tokens' logprobs are there with logprobs = true"
+                "top_logprobs is not supported; use logprobs = true for the sampled tokens' log-probabilities"
             )
         if self.response_format not in (None, {"type": "text"}):
             raise BadRequestError("response_format: only text is supported")
@@ -103,18 +103,18 @@ class ChatRequest(Sampling):
         super().check()
 
 
-def parse[T: BaseModel](kind: type[T], body: bytes) -> T:
-    """Reads a request; raises `BadRequestError` in one line that names the key."""
+def parse_request[T: BaseModel](model: type[T], body: bytes) -> T:
+    """Parse a request body; raises `BadRequestError` with one line that names the key."""
     try:
-        return kind.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         raise BadRequestError(f"{where}: {first['msg']}") from error
 
 
-def overlong(prompt_len: int, max_model_len: int) -> BadRequestError:
-    """vLLM's words: verifiers and LiteLLM recognize a full context by them."""
+def context_length_error(prompt_len: int, max_model_len: int) -> BadRequestError:
+    """Return vLLM's context-length error; verifiers and LiteLLM recognize its wording."""
     return BadRequestError(
         f"This model's maximum context length is {max_model_len} tokens. However, your request has {prompt_len} input "
         "tokens, which leaves no room for a completion. Please reduce the length of the input."

@@ -1,8 +1,10 @@
-"""The embedded sampler as one object: a model, an engine thread, and an HTTP server in front of it.
+"""The embedded sampler as one object: a model, an engine thread and an HTTP server.
 
-Invariant: one request is sampled by one policy version, the one that was newest when it came. `load_adapter` waits for
-one forward pass: the running requests go on by their own version, new ones begin by the newest. `load_weights`, which
-has no second copy, waits for the running requests to end, and new ones wait for it.
+Invariant: one policy version samples a whole request: the version that was newest when the request arrived.
+
+Weight updates:
+    - `load_adapter` waits for one forward pass. Running requests keep their version; new ones use the newest.
+    - `load_weights` replaces the only copy of the weights. It waits for the running requests, and new ones wait for it.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.config.runfile import Quantization
-from harbortrainer.engines.local.sampler.ledger import Ledger
-from harbortrainer.engines.model_folder import check_folder
+from harbortrainer.engines.local.sampler.completion_log import CompletionLog
+from harbortrainer.engines.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -21,13 +23,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from harbortrainer.engines.local.sampler.replies import Replies
-    from harbortrainer.engines.local.sampler.rescoring import ScoredAgain
+    from harbortrainer.engines.local.sampler.request_handler import RequestHandler
+    from harbortrainer.engines.local.sampler.rescoring import Rescored
     from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 
-_APART, _APART_IN_HALF = 0.01, 0.5
-"""Nats a token that what was sampled may be from what one forward pass says, in float32 and in half precision. A model
-whose attention does not ask for the cache is further off by its first token already."""
+_SELF_CHECK_LIMIT, _SELF_CHECK_LIMIT_HALF = 0.01, 0.5
+"""Largest mean difference, nats per token, between sampled and rescored log-probabilities, in float32 and in half
+precision. A model whose attention ignores the cache exceeds it with its first token."""
 
 
 class Sampler:
@@ -35,22 +37,22 @@ class Sampler:
 
     Args:
         model: A folder or a hub id that transformers can load.
-        device: "auto" (cuda when there is a GPU, else cpu) or a torch device.
+        device: "auto" (cuda if there is a GPU, else cpu) or a torch device.
         dtype: "auto" (bfloat16 on a GPU, else float32) or a torch dtype's name.
-        max_model_len: Longest prompt plus completion in tokens; None takes the model's own limit.
+        max_model_len: Longest prompt plus completion in tokens; None for the model's own limit.
         seed: The run's seed. A request without its own seed gets one derived from it, its session and its prompt.
         port: 0 picks a free one.
-        model_name: The name requests must use; None takes `model` as it was given.
-        cache_tokens: Tokens of the cache; by default a share of the memory that is free.
-        quantization: Of the model's linear layers: "int8", "nf4" or none.
+        model_name: The name that requests must use; None for `model` as given.
+        cache_tokens: Tokens of the cache; by default a share of the free memory.
+        quantization: "int8" or "nf4" for the model's linear layers; None for none.
 
     Raises:
-        UserError: no weights in the folder, an unknown device, a port in use, a kind of model that cannot be sampled or
-            for which there is no memory.
+        UserError: The folder has no weights, the device is unknown, the port is in use, the model's architecture is not
+            supported, or the memory is not enough.
     """
 
     processes: tuple[()] = ()
-    """It samples in this one."""
+    """Child processes: none, it samples in this process."""
 
     def __init__(
         self,
@@ -66,27 +68,27 @@ class Sampler:
         cache_tokens: int | None = None,
         quantization: Quantization | None = None,
     ) -> None:
-        # torch and transformers take seconds to import; whoever has named a wrong folder need not wait for them.
-        check_folder(model)
-        from harbortrainer.engines import batching_internals  # noqa: F401 (refuses another release of transformers)
-        from harbortrainer.engines.device_memory import room_for
+        # Checked first, so that a wrong folder is reported before the slow import of torch and transformers.
+        check_model_folder(model)
+        from harbortrainer.engines import batching_internals  # noqa: F401 (refuses other releases of transformers)
         from harbortrainer.engines.local.sampler import sampled_model as loading
         from harbortrainer.engines.local.sampler.http_server import HttpServer, bind
-        from harbortrainer.engines.pretrained import load_tokenizer
+        from harbortrainer.engines.memory_parts import explain_out_of_memory
+        from harbortrainer.engines.models import load_tokenizer
 
         self.model_name = model_name or str(model)
-        self.ledger = Ledger()
+        self.completion_log = CompletionLog()
         self._seed, self._cache_tokens = seed, cache_tokens
-        self._replies: Replies | None = None
+        self._handler: RequestHandler | None = None
         resolved = loading.resolve_device(device)
         dtype_ = loading.resolve_dtype(dtype, resolved)
         listener = bind(host, port)
         try:
-            with room_for(f"the model {model}", "use a smaller model, or free memory on the device"):
+            with explain_out_of_memory(f"the model {model}", "use a smaller model, or free memory on the device"):
                 self._model = loading.load_model(model, device=resolved, dtype=dtype_, quantization=quantization)
             self._tokenizer = load_tokenizer(model, where=str(model))
             self.max_model_len = loading.context_limit(self._model.config, max_model_len)
-        except BaseException:  # whatever it was goes on up; the port is free again
+        except BaseException:  # release the port, whatever the error
             listener.close()
             raise
         loading.use_threads(self._model)
@@ -95,17 +97,17 @@ class Sampler:
         self._server = HttpServer(listener, self._open, self._close)
 
     def start(self) -> Sampler:
-        """Starts the engine thread and the server thread; returns once `/health` answers 200.
+        """Start the engine thread and the server thread; returns once `/health` answers 200.
 
         Raises:
-            UserError: no memory for one request of `max_model_len` tokens, or a model that is seen to sample something
-                else than it computes.
+            UserError: There is no memory for one request of `max_model_len` tokens, or the self-check fails: sampled
+                and rescored log-probabilities differ.
         """
         self._server.start()
         return self
 
     def stop(self) -> None:
-        """Stops both threads; requests still running get a 500. Safe to call twice."""
+        """Stop both threads; running requests get a 500. Safe to call twice."""
         self._server.stop()
 
     def __enter__(self) -> Sampler:
@@ -116,104 +118,107 @@ class Sampler:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that is sampled from, whose weights a learner may share; the first hand-over puts an adapter in."""
+        """The sampled model. A learner may share its weights; the first weight update adds an adapter to it."""
         return self._model
 
     @property
     def version(self) -> int:
-        """The policy version that new requests are sampled by; 0 is the base model."""
-        return self._replies.engine.version if self._replies else 0
+        """The policy version of new requests; 0 is the base model."""
+        return self._handler.engine.version if self._handler else 0
 
     def load_adapter(self, source: Mapping[str, Tensor], version: int, *, config: LoraConfig | None = None) -> float:
-        """Makes `version` the policy of new requests. The running ones go on by theirs, and nobody waits for them.
+        """Make `version` the policy of new requests, without waiting for running requests, which keep theirs.
 
         Blocks; from an event loop call it with `asyncio.to_thread`.
 
         Args:
             source: A state dict with peft's keys (`get_peft_model_state_dict`); its tensors are copied.
-            version: The policy version these weights are.
-            config: Needed until one has been loaded.
+            version: The policy version of these weights.
+            config: Required for the first adapter.
 
         Returns:
-            Seconds during which nothing was sampled; the forward pass that had begun is not included.
+            Seconds during which nothing was sampled, without the forward pass that was already running.
 
         Raises:
-            AdapterError: the adapter does not fit the model; the old version stays.
-            EngineFailedError: the engine is gone.
+            AdapterError: The adapter does not fit the model; the old version stays.
+            EngineFailedError: The engine has ended.
         """
-        if self._replies is None:
+        if self._handler is None:
             raise RuntimeError("start the sampler first")
         return self._server.call(
-            self._replies.engine.hand_over(lambda used: self._adapters.load(source, config, used), version)
+            self._handler.engine.update_weights(lambda used: self._adapters.load(source, config, used), version)
         )
 
     def load_weights(self, source: Mapping[str, Tensor], version: int) -> float:
-        """Makes `version` the policy of new requests, all of whose weights are these; they wait until the running
-        requests, which are the old version's, have ended.
+        """Replace all weights once the running requests have ended; new requests wait meanwhile.
 
         Blocks; from an event loop call it with `asyncio.to_thread`.
 
         Args:
-            source: By `named_parameters`' names; copied in place.
-            version: The policy version these weights are.
+            source: Weights by the names of `named_parameters`; copied in place.
+            version: The policy version of these weights.
 
         Returns:
             Seconds during which nothing was sampled, from the end of the last running request.
 
         Raises:
-            AdapterError: the weights are another model's; the old version stays.
-            EngineFailedError: the engine is gone.
+            AdapterError: The weights do not fit the model; the old version stays.
+            EngineFailedError: The engine has ended.
         """
         from harbortrainer.engines.local.sampler.sampled_model import load_weights
 
-        if self._replies is None:
+        if self._handler is None:
             raise RuntimeError("start the sampler first")
-        return self._server.call(self._replies.engine.swap(lambda: load_weights(self._model, source), version))
+        return self._server.call(
+            self._handler.engine.replace_weights(lambda: load_weights(self._model, source), version)
+        )
 
-    def score_again(self) -> list[ScoredAgain]:
-        """Log-probabilities of some samples of the last two versions as they were given, and computed once more.
+    def rescore(self) -> list[Rescored]:
+        """Rescore some samples of the last two versions: recorded and recomputed log-probabilities.
 
-        Blocks, while sampling goes on; from an event loop call it with `asyncio.to_thread`.
+        Blocks while sampling continues; from an event loop call it with `asyncio.to_thread`.
         """
-        if self._replies is None:
+        if self._handler is None:
             raise RuntimeError("start the sampler first")
-        return self._server.call(self._replies.engine.score_again())
+        return self._server.call(self._handler.engine.rescore())
 
     def stats(self) -> dict[str, float]:
-        """Counters: requests, failed, cancelled, prompt_tokens, sampled_tokens, running, waiting, cache_tokens,
-        cache_used_tokens, version, graph_passes (which CUDA graphs computed), handovers, handover_s and handover_wait_s
-        (the last one's), handover_total_s."""
-        return self._replies.engine.stats() if self._replies else {}
+        """Return the counters: requests, failed, cancelled, prompt_tokens, sampled_tokens, running, waiting,
+        cache_tokens, cache_used_tokens, version."""
+        return self._handler.engine.stats() if self._handler else {}
 
     async def _open(self) -> FastAPI:
-        from harbortrainer.engines.device_memory import room_for
         from harbortrainer.engines.local.sampler.http_server import build_app
-        from harbortrainer.engines.local.sampler.replies import Replies
-        from harbortrainer.engines.local.sampler.sampled_model import SampledAdapters, end_tokens
+        from harbortrainer.engines.local.sampler.request_handler import RequestHandler
+        from harbortrainer.engines.local.sampler.sampled_model import SampledAdapters, eos_tokens
         from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
+        from harbortrainer.engines.memory_parts import explain_out_of_memory
 
-        engine = SamplingEngine(self._model, self.max_model_len, self.ledger, cache_tokens=self._cache_tokens)
+        engine = SamplingEngine(self._model, self.max_model_len, self.completion_log, cache_tokens=self._cache_tokens)
         self._adapters = SampledAdapters(self._model)
-        eos = end_tokens(self._model, self._tokenizer)
-        self._replies = Replies(engine, self._tokenizer, [self.model_name], self._seed, eos)
-        with room_for("the sampler's cache", "lower max_model_len, or free memory on the device"):
+        eos = eos_tokens(self._model, self._tokenizer)
+        self._handler = RequestHandler(engine, self._tokenizer, [self.model_name], self._seed, eos)
+        with explain_out_of_memory("the sampler's cache", "lower max_model_len, or free memory on the device"):
             engine.start()
-        await self._try(engine)
-        return build_app(self._replies)
+        await self._self_check(engine)
+        return build_app(self._handler)
 
-    async def _try(self, engine: SamplingEngine) -> None:
-        from harbortrainer.engines.architectures import unsampled
+    async def _self_check(self, engine: SamplingEngine) -> None:
         from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
+        from harbortrainer.engines.models import unsupported_model
 
-        apart, allowed = 0.0, _APART if self._model.dtype.itemsize == 4 else _APART_IN_HALF
+        limit = _SELF_CHECK_LIMIT if self._model.dtype.itemsize == 4 else _SELF_CHECK_LIMIT_HALF
         try:
-            apart = await engine.disagreement()
+            difference = await engine.self_check()
         except EngineFailedError as error:
-            raise unsampled(self.model_name, str(error)) from error
-        if apart > allowed:
-            why = f"token by token it says something else than of the whole ({apart:.2f} nats apart, allowed {allowed})"
-            raise unsampled(self.model_name, why)
+            raise unsupported_model(self.model_name, str(error)) from error
+        if difference > limit:
+            reason = (
+                "sampling token by token and one pass over the whole text give different log-probabilities "
+                f"({difference:.2f} nats apart, allowed {limit})"
+            )
+            raise unsupported_model(self.model_name, reason)
 
     async def _close(self) -> None:
-        if self._replies is not None:
-            await self._replies.engine.stop()
+        if self._handler is not None:
+            await self._handler.engine.stop()

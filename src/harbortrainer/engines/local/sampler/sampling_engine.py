@@ -1,7 +1,7 @@
-"""The engine: requests in, completions out, and the hand-over of policies between them.
+"""The sampling engine: requests in, completions out, with weight updates in between.
 
-Contract: lives on one event loop (the server's); transformers' engine thread does the work. A request ends in a
-`Completion` or in `EngineFailedError`; none hangs when the engine thread dies. One completion = one policy version.
+Contract: it runs on one event loop (the server's), and transformers' engine thread computes. A request ends with a
+`Completion` or an `EngineFailedError`; none hangs if the engine thread dies. One policy version samples a completion.
 """
 
 import asyncio
@@ -16,79 +16,79 @@ import torch
 from transformers import PreTrainedModel
 
 from harbortrainer.engines.batching_internals import GenerationOutput
-from harbortrainer.engines.cache_size import batching_config
+from harbortrainer.engines.local.sampler.completion_log import Completion, CompletionLog
 from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
-from harbortrainer.engines.local.sampler.draw import Draw, Policy, SamplingJob
-from harbortrainer.engines.local.sampler.ledger import Completion, Ledger
 from harbortrainer.engines.local.sampler.rescoring import (
     RecentSamples,
+    Rescored,
     SampledSequence,
-    ScoredAgain,
-    score_again,
+    rescore,
 )
-from harbortrainer.engines.peft_internals import sampling_with
+from harbortrainer.engines.local.sampler.sampling_params import PolicyVersion, SamplingJob, SamplingParams
+from harbortrainer.engines.memory_parts import batching_config
+from harbortrainer.engines.peft_internals import use_adapter
 
-_TRIED = 64
-"""Tokens that a model is tried with, half of them sampled."""
+_SELF_CHECK_TOKENS = 64
+"""Tokens of the self-check at the start, half of them sampled."""
 
 
 class EngineFailedError(RuntimeError):
-    """The engine could not finish a request, or is gone."""
+    """The engine could not finish a request, or has ended."""
 
 
 @dataclass
 class EngineCounters:
-    """Seconds and tokens since the start; `handover_s` and `handover_wait_s` are the last hand-over's: while nothing
-    was sampled, and before that until the engine had time for it."""
+    """Counts of requests and tokens since the start."""
 
     requests: int = 0
     failed: int = 0
     cancelled: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
-    handovers: int = 0
-    handover_s: float = 0.0
-    handover_wait_s: float = 0.0
-    handover_total_s: float = 0.0
 
 
 class Gate:
-    """Who may be in the engine: counts who is inside and who waits. For one event loop, not for threads."""
+    """Admits requests to the engine, and can be closed for a weight update. Not thread-safe: use it on one event loop.
+
+    Attributes:
+        inside: Admitted requests.
+        waiting: Requests that wait to be admitted.
+    """
 
     def __init__(self) -> None:
         self.inside = 0
         self.waiting = 0
-        self._holds = 0
+        self._closers = 0
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
     async def enter(self) -> AsyncGenerator[None]:
-        """Waits until nobody keeps the gate shut; inside until the block ends."""
+        """Wait until the gate is open; the caller is inside until the block ends."""
         async with self._changed:
             self.waiting += 1
             try:
-                await self._changed.wait_for(lambda: not self._holds)
+                await self._changed.wait_for(lambda: not self._closers)
             finally:
                 self.waiting -= 1
             self.inside += 1
         try:
             yield
         finally:
-            # No lock and no await: a cancelled request must leave too.
+            # Neither lock nor await, so that a cancelled request leaves too.
             self.inside -= 1
             if not self.inside:
-                _ = asyncio.ensure_future(self._notify())  # noqa: RUF006 (nothing to do with its result)
+                _ = asyncio.ensure_future(self._notify())  # noqa: RUF006 (its result is unused)
 
     @asynccontextmanager
-    async def shut(self) -> AsyncGenerator[None]:
-        """Keeps new requests waiting until the block ends, which begins when the last one inside has left."""
-        self._holds += 1
+    async def close(self) -> AsyncGenerator[None]:
+        """Keep new requests waiting until the block ends. The block starts once the last one inside has left."""
+        self._closers += 1
         try:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self.inside)
             yield
         finally:
-            self._holds -= 1
+            self._closers -= 1
             await self._notify()
 
     async def _notify(self) -> None:
@@ -98,58 +98,58 @@ class Gate:
 
 @dataclass
 class SamplingEngine:
-    """Samples for the server.
+    """Samples completions for the server.
 
     Attributes:
         model: Loaded for sampling (see `sampled_model.load_model`).
-        max_model_len: Longest prompt plus completion.
-        ledger: Where finished completions are entered.
-        policy: What new requests are sampled by.
-        cache_tokens: As `batching_config` takes them.
+        max_model_len: Longest prompt plus completion, in tokens.
+        completion_log: Receives finished completions.
+        policy: The policy version of new requests.
+        cache_tokens: The `planned` argument of `batching_config`.
     """
 
     model: PreTrainedModel
     max_model_len: int
-    ledger: Ledger
-    policy: Policy = field(default_factory=Policy)
+    completion_log: CompletionLog
+    policy: PolicyVersion = field(default_factory=PolicyVersion)
     cache_tokens: int | None = None
     counters: EngineCounters = field(default_factory=EngineCounters)
 
     def __post_init__(self) -> None:
         self.gate = Gate()
-        self._before = self.policy
+        self._previous = self.policy
         self._pending: dict[str, asyncio.Future[GenerationOutput]] = {}
-        self._sampling: dict[str, Policy] = {}
-        # Of requests that were cancelled since the last hand-over: a forward pass may still meet them.
-        self._left: set[Policy] = set()
-        self._swap_lock = asyncio.Lock()
+        self._running: dict[str, PolicyVersion] = {}
+        # Policies of requests cancelled since the last weight update: a forward pass may still include those requests.
+        self._cancelled: set[PolicyVersion] = set()
+        self._update_lock = asyncio.Lock()
         self._recent = RecentSamples()
         self._manager = SeededManager(self.model, batching_config(self.model, self.max_model_len, self.cache_tokens))
 
     def start(self) -> None:
-        """Allocates the cache and starts the engine thread; raises what the allocation raises."""
+        """Allocate the cache and start the engine thread; raises what the allocation raises."""
         loop = asyncio.get_running_loop()
         self._manager.on_end = lambda: loop.call_soon_threadsafe(self._fail_pending)
         self._manager.warmup()
         self._manager.start()
 
     async def stop(self) -> None:
-        """Ends the engine thread; what is still running fails."""
+        """End the engine thread; requests that still run fail."""
         await asyncio.to_thread(self._manager.stop, timeout=30, hard_stop=True)
         self._fail_pending()
 
     @property
     def version(self) -> int:
-        """The policy version that new requests are sampled by."""
+        """The policy version of new requests."""
         return self.policy.version
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the engine thread, None while it runs."""
+        """The error that ended the engine thread; None while it runs."""
         return self._manager.failure
 
     def stats(self) -> dict[str, float]:
-        """The counters and graph_passes; what holds now: running, waiting, cache_used_tokens, cache_tokens, version."""
+        """Return the counters and the current running, waiting, cache_used_tokens, cache_tokens and version."""
         used, size = self._manager.cache_tokens()
         return asdict(self.counters) | {
             "running": len(self._pending),
@@ -157,14 +157,13 @@ class SamplingEngine:
             "cache_used_tokens": used,
             "cache_tokens": size,
             "version": self.version,
-            "graph_passes": self._manager.graph_passes,
         }
 
     async def sample(self, job: SamplingJob) -> Completion:
-        """Samples one completion and enters it in the ledger. Cancelling the call frees the request's slot.
+        """Sample one completion and add it to the log. Cancelling the call frees the request's slot.
 
         Raises:
-            EngineFailedError: the engine is gone, or produced something that is not a probability.
+            EngineFailedError: The engine has ended, or its output is not a probability distribution.
         """
         async with self.gate.enter():
             policy = self.policy
@@ -183,60 +182,59 @@ class SamplingEngine:
         self.counters.requests += 1
         self.counters.prompt_tokens += completion.prompt_len
         self.counters.sampled_tokens += len(completion.token_ids)
-        self.ledger.enter(completion)
-        self._recent.keep(job.prompt, job.draw, completion)
+        self.completion_log.add(completion)
+        self._recent.add(job.prompt, job.params, completion)
         return completion
 
-    async def score_again(self) -> list[ScoredAgain]:
-        """Scores some of what the last two policies sampled since the last call once more; empty for nothing new.
+    async def rescore(self) -> list[Rescored]:
+        """Rescore some samples of the last two policies since the last call; empty if there are none.
 
-        Sampling goes on beside it; a hand-over waits for it.
+        Sampling continues meanwhile; a weight update waits for it.
         """
-        async with self._swap_lock, self.gate.enter():
-            scored: list[ScoredAgain] = []
-            for policy in (self._before, self.policy):
-                chosen = self._recent.take(policy.version)
-                scored += await asyncio.to_thread(self._score, policy, chosen)
+        async with self._update_lock, self.gate.enter():
+            scored: list[Rescored] = []
+            for policy in (self._previous, self.policy):
+                chosen = self._recent.pop(policy.version)
+                scored += await asyncio.to_thread(self._rescore_by, policy, chosen)
             return scored
 
-    async def disagreement(self) -> float:
-        """Sample a few tokens, and score them in one forward pass; counted and entered nowhere.
+    async def self_check(self) -> float:
+        """Sample a few tokens and rescore them in one forward pass; neither counted nor logged.
 
         Returns:
-            How far the two are apart, nats a token. A model whose attention does not ask for the cache says something
-            else token by token.
+            The mean absolute difference, nats per token. It is large for a model whose attention ignores the cache.
 
         Raises:
-            EngineFailedError: it cannot be sampled from at all.
+            EngineFailedError: The model cannot be sampled from at all.
         """
-        vocab, length = self.model.config.get_text_config().vocab_size, min(_TRIED, self.max_model_len) // 2
+        vocab, length = self.model.config.get_text_config().vocab_size, min(_SELF_CHECK_TOKENS, self.max_model_len) // 2
         prompt = [(position + 1) * 7919 % vocab for position in range(length)]
-        job = SamplingJob("tried", "", prompt, length, frozenset(), Draw(0))
+        job = SamplingJob("self-check", "", prompt, length, frozenset(), SamplingParams(0))
         output = await self._submit(job, self.policy)
         sampled = tuple(output.generated_tokens), tuple(output.logprobs)
-        sequence = SampledSequence("", self.version, job.draw.temperature)
+        sequence = SampledSequence("", self.version, job.params.temperature)
         sequence.add(prompt, Completion("", job.request_id, length, *sampled, self.version))
-        (scored,) = await asyncio.to_thread(self._score, self.policy, [sequence])
-        return statistics.fmean(abs(one - two) for one, two in zip(scored.logprobs, scored.again, strict=True))
+        (scored,) = await asyncio.to_thread(self._rescore_by, self.policy, [sequence])
+        return statistics.fmean(abs(a - b) for a, b in zip(scored.logprobs, scored.recomputed, strict=True))
 
-    def _score(self, policy: Policy, chosen: Sequence[SampledSequence]) -> list[ScoredAgain]:
-        with sampling_with(policy.adapter):
-            return score_again(self.model, chosen)
+    def _rescore_by(self, policy: PolicyVersion, chosen: Sequence[SampledSequence]) -> list[Rescored]:
+        with use_adapter(policy.adapter):
+            return rescore(self.model, chosen)
 
-    async def _submit(self, job: SamplingJob, policy: Policy) -> GenerationOutput:
+    async def _submit(self, job: SamplingJob, policy: PolicyVersion) -> GenerationOutput:
         self._raise_failure()
         future = self._pending[job.request_id] = asyncio.get_running_loop().create_future()
-        self._sampling[job.request_id] = policy
+        self._running[job.request_id] = policy
         self._manager.submit(job, policy, lambda output: future.done() or future.set_result(output))
         try:
             output = await future
         except asyncio.CancelledError:
-            self._manager.forget(job.request_id)
-            self._left.add(policy)
+            self._manager.discard(job.request_id)
+            self._cancelled.add(policy)
             raise
         finally:
             self._pending.pop(job.request_id, None)
-            self._sampling.pop(job.request_id, None)
+            self._running.pop(job.request_id, None)
         if output.error is not None:
             raise EngineFailedError(f"the engine failed on this request: {output.error}")
         if not all(map(math.isfinite, output.logprobs)):
@@ -244,7 +242,7 @@ class SamplingEngine:
         return output
 
     def _fail_pending(self) -> None:
-        """Fails the waiting requests once the engine thread is gone: it answers nobody then."""
+        """Fail the pending requests after the engine thread has ended, since it will not answer them."""
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(EngineFailedError(f"the engine has failed: {self.failure}"))
@@ -253,67 +251,58 @@ class SamplingEngine:
         if self.failure is not None:
             raise EngineFailedError(f"the engine has failed: {self.failure}")
 
-    async def hand_over(self, load: Callable[[Collection[str | None]], str | None], version: int) -> float:
-        """Makes an adapter the policy of new requests; the running ones go on by theirs.
+    async def update_weights(self, load: Callable[[Collection[str | None]], str | None], version: int) -> float:
+        """Make an adapter the policy of new requests; running requests keep theirs.
 
         Args:
-            load: Given the adapters that are in use, puts the new one into another and names that; None is the base.
-            version: What the trainer calls it.
+            load: Receives the names of the adapters in use, loads the new weights into another one and returns its
+                name; None for the base.
+            version: The trainer's version number.
 
         Returns:
             Seconds during which nothing was sampled.
 
         Raises:
-            EngineFailedError: the engine is gone.
+            EngineFailedError: The engine has ended.
             Whatever `load` raises; the old policy then stays.
         """
-        async with self._swap_lock:
+        async with self._update_lock:
             self._raise_failure()
-            in_use = {policy.adapter for policy in (self.policy, *self._sampling.values(), *self._left)}
-            self._left.clear()
-            began = time.perf_counter()
-            policy, paused = await asyncio.to_thread(self._begin, lambda: load(in_use), version)
-            self._before, self.policy = self.policy, policy
-        return self._count(began, paused)
+            in_use = {policy.adapter for policy in (self.policy, *self._running.values(), *self._cancelled)}
+            self._cancelled.clear()
+            policy, paused = await asyncio.to_thread(self._switch_policy, lambda: load(in_use), version)
+            self._previous, self.policy = self.policy, policy
+        return time.perf_counter() - paused
 
-    async def swap(self, change: Callable[[], None], version: int) -> float:
-        """Lets the running requests end, and applies `change` to the weights that all policies share.
+    async def replace_weights(self, change: Callable[[], None], version: int) -> float:
+        """Wait for the running requests, then apply `change` to the weights that all policies share.
 
         Returns:
-            Seconds between the end of the last old request and the moment new ones may start.
+            Seconds from the end of the last old request until new ones may start.
 
         Raises:
-            EngineFailedError: the engine is gone.
+            EngineFailedError: The engine has ended.
             Whatever `change` raises; the old version then stays.
         """
-        async with self._swap_lock:
-            began = time.perf_counter()
-            async with self.gate.shut():
-                await self._idle()
-                adapter = self.policy.adapter
-                self.policy, paused = await asyncio.to_thread(self._begin, lambda: change() or adapter, version)
-                self._before = self.policy
-        return self._count(began, paused)
+        async with self._update_lock, self.gate.close():
+            await self._wait_idle()
+            adapter = self.policy.adapter
+            self.policy, paused = await asyncio.to_thread(self._switch_policy, lambda: change() or adapter, version)
+            self._previous = self.policy
+        return time.perf_counter() - paused
 
-    def _begin(self, change: Callable[[], str | None], version: int) -> tuple[Policy, float]:
-        """The new policy, and when the engine had stopped for it."""
+    def _switch_policy(self, change: Callable[[], str | None], version: int) -> tuple[PolicyVersion, float]:
+        """Pause the engine and switch; returns the new policy and the time of the pause."""
         with self._manager.pause():
             paused = time.perf_counter()
-            policy = Policy(self.policy.serial + 1, version, change())
-            self._manager.begin(policy)
+            policy = PolicyVersion(self.policy.serial + 1, version, change())
+            self._manager.set_newest(policy)
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)  # the engine computes on another stream
         return policy, paused
 
-    def _count(self, began: float, paused: float) -> float:
-        counters, seconds = self.counters, time.perf_counter() - paused
-        counters.handovers += 1
-        counters.handover_s, counters.handover_wait_s = seconds, paused - began
-        counters.handover_total_s += seconds
-        return seconds
-
-    async def _idle(self) -> None:
-        """Waits until cancelled requests have left the engine thread as well."""
+    async def _wait_idle(self) -> None:
+        """Wait until cancelled requests have left the engine thread too."""
         self._raise_failure()
         while self._manager.busy:
             await asyncio.sleep(0.001)

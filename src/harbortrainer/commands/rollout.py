@@ -1,0 +1,240 @@
+"""`harbortrainer rollout`: run one trial and print it live.
+
+Text from a model or a sandbox is hostile: its control characters are escaped before it is printed.
+"""
+
+import asyncio
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbortrainer.commands.check_tasks import SandboxOptions
+from harbortrainer.commands.evaluate import DEFAULT_CONTEXT, check_available
+from harbortrainer.config.agent_table import LIVE_TERMINUS, TRAINABLE_TERMINUS
+from harbortrainer.config.plugin import HarnessKeys
+from harbortrainer.config.task_source import task_source
+from harbortrainer.doctor import task_checks
+from harbortrainer.doctor.task_checks import refuse_unsupported
+from harbortrainer.errors import UserError
+from harbortrainer.evaluation.candidate import LocalModel, NoModel, ServedModel, choose_candidate
+from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
+from harbortrainer.runs.display import loading
+from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_store import load_source
+from harbortrainer.trials.record import TrialRecord
+
+if TYPE_CHECKING:
+    from harbortrainer.trials.record import TrialRecord
+    from harbortrainer.trials.trial_spec import TrialSpec
+
+TERMINAL = "Current terminal state:"
+"""Separates the instructions from the terminal's content in Terminus-2's first prompt."""
+
+LAST_LINES = 10
+
+
+class LiveOutput:
+    """Print each turn of a trial as it happens.
+
+    Args:
+        write_line: Prints a line.
+    """
+
+    def __init__(self, write_line: Callable[[str], None]) -> None:
+        self._write_line, self._turn = write_line, 0
+
+    def on_prompt(self, text: str) -> None:
+        """Print the content of the terminal."""
+        self._section("terminal", text.rpartition(TERMINAL)[2])
+
+    def on_answer(self, thinking: str | None, answer: str) -> None:
+        """Print the model's thinking and its completion, parsed if possible."""
+        self._turn += 1
+        if thinking:
+            self._section(f"turn {self._turn}, thinking", thinking)
+        self._section(f"turn {self._turn}, model", format_answer(answer))
+
+    def _section(self, title: str, text: str) -> None:
+        self._write_line(f"--- {title}")
+        # Most lines of a terminal are empty.
+        self._write_line(re.sub(r"\n{3,}", "\n\n", printable(text.strip())))
+
+
+def printable(text: str) -> str:
+    """Escape the control characters of a text.
+
+    Example:
+        >>> printable("a\\x1b[2J\\tb")
+        'a\\\\x1b[2J\\tb'
+    """
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
+
+
+def format_answer(answer: str) -> str:
+    """Format a completion of Terminus-2: analysis, plan and keystrokes. Any other text is returned unchanged."""
+    try:
+        parsed = json.loads(answer)
+        keystrokes = [f"$ {command['keystrokes']!r}" for command in parsed["commands"]]
+        lines = [*(str(parsed[key]) for key in ("analysis", "plan") if parsed.get(key)), *keystrokes]
+    except (ValueError, KeyError, TypeError):
+        return answer
+    return "\n".join([*lines, *(["(marks the task as complete)"] if parsed.get("task_complete") is True else [])])
+
+
+def summary_lines(record: TrialRecord) -> list[str]:
+    """Summarize a trial: outcome, reward, tokens, seconds, changed files and error."""
+    rewards = ", ".join(f"{name} {value:g}" for name, value in (record.rewards or {}).items())
+    took = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in record.timings if value is not None)
+    lines = [
+        f"outcome   {record.outcome}",
+        f"reward    {'none' if record.reward is None else f'{record.reward:g}'}{f'   ({rewards})' if rewards else ''}",
+        f"turns     {record.turns} ({record.parse_errors} parse errors)",
+        f"tokens    {record.tokens.prompt} prompt, {record.tokens.completion} completion",
+        f"seconds   {took}",
+        *(f"step      {step.name}: {step.outcome} {step.rewards or ''}" for step in record.steps),
+    ]
+    if record.error is not None:
+        lines.append(f"error     {record.error.type}: {printable(record.error.message)}")
+    for file in record.changed_files or ():
+        lines.append(f"{file.how:<9} {printable(file.path)} ({file.size} bytes)")
+    if (more := record.changed_files_total - len(record.changed_files or ())) > 0:
+        lines.append(f"          and {more} more files")
+    if record.evidence:
+        lines.append(f"evidence  {printable(record.evidence)}")
+    return lines
+
+
+def last_lines(record: TrialRecord, name: str) -> list[str]:
+    """Return the last lines of a log file of the trial."""
+    files = sorted(Path(record.trial_dir).rglob(name)) if record.trial_dir else []
+    lines = [line.rstrip() for file in files for line in file.read_text(errors="replace").splitlines() if line.strip()]
+    return [printable(line) for line in lines[-LAST_LINES:]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOrder:
+    """Options of the command."""
+
+    task: str
+    model: str | None = None
+    base_url: str | None = None
+    api_key_var: str = "OPENAI_API_KEY"
+    agent: str | None = None
+    environment: str | None = None
+    environment_kwarg: list[str] = field(default_factory=list)
+    temperature: float | None = None
+    max_tokens: int | None = None
+    max_turns: int | None = None
+    keep: Path | None = None
+
+
+def rollout(order: RolloutOrder) -> int:
+    """Run one trial of a task and print it; returns 1 when its outcome is not trained on.
+
+    Raises:
+        UserError: The task or the model does not exist, or the model server does not respond.
+    """
+    if order.model is None and order.agent is None:
+        do = "pass --model MODEL, --base-url URL with --model NAME, or --agent oracle"
+        raise UserError("no model or agent given", where="harbortrainer rollout", do=do)
+    if order.agent is not None:
+        task_checks.refuse_agent(order.agent, "--agent")
+    task = one_task(order.task)
+    candidate = choose_candidate(
+        model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var
+    )
+    file = run_file(order.model if isinstance(candidate, LocalModel) else None, None)
+    run = read_run(file)
+    kwargs = SandboxOptions("", order.environment_kwarg).kwargs
+    rules = EvalRules.of(run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent)
+    task_checks.refuse_agent(rules.agent_name, f"{file}: env.agent.harness.agent")
+    limit = candidate.files.context_limit(DEFAULT_CONTEXT) if isinstance(candidate, LocalModel) else None
+    rules = rules.with_overrides(
+        temperature=order.temperature,
+        max_tokens=order.max_tokens,
+        max_turns=order.max_turns,
+        max_model_len=None if rules.max_model_len else limit,
+    )
+    refuse_unsupported([task], *rules.sandboxes, where="--environment")
+    check_available(candidate, rules)
+    if isinstance(candidate, LocalModel):
+        from harbortrainer.engines.engine_choice import require_extra
+
+        require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
+    loading("Harbor" + (", torch and the model" if isinstance(candidate, LocalModel) else ""), "harbor")
+    with tempfile.TemporaryDirectory(prefix="harbortrainer-rollout-") as scratch, candidate.serve(rules) as served:
+        spec = spec_of(task, rules, None if isinstance(candidate, NoModel) else served, order.keep or Path(scratch))
+        print(f"--- task {task.name}\n{task.instruction}", flush=True)
+        record = asyncio.run(play(spec))
+        print_end(record, order.keep)
+    return 0 if record.outcome.trains else 1
+
+
+def one_task(text: str) -> TaskRef:
+    """Load the only task of a folder or other source. Raises `UserError` when there are several."""
+    found = load_source(task_source(text), skip=lambda error: None)
+    if len(found) > 1:
+        names = ", ".join(task.name for task in found[:5])
+        do = f"pass one of them, e.g. {text.rstrip('/')}/{found[0].name}"
+        raise UserError(f"holds {len(found)} tasks ({names}, ...), not one", where=text, do=do)
+    return found[0]
+
+
+def spec_of(task: TaskRef, rules: EvalRules, served: ServedModel | None, trials_dir: Path) -> "TrialSpec":
+    """Build the trial that the rules describe. The trainable Terminus-2 is replaced by its live version."""
+    from harbortrainer.trials.trial_spec import DEFAULT_CONTEXT_LIMIT, ModelEndpoint, TrialSpec
+
+    harness = HarnessKeys.model_validate(rules.agent["harness"])
+    llm_kwargs = rules.sampling.model_dump(include={"max_completion_tokens", "top_p"}, exclude_none=True)
+    temperature = {} if rules.sampling.temperature is None else {"temperature": rules.sampling.temperature}
+    model = None
+    if served is not None:
+        model = ModelEndpoint.model_validate(
+            {
+                "name": served.model,
+                "base_url": served.client.base_url,
+                "api_key": os.environ.get(served.client.api_key_var) or "EMPTY",
+                "context_limit": harness.context_limit or rules.max_model_len or DEFAULT_CONTEXT_LIMIT,
+                "output_limit": rules.sampling.max_completion_tokens,
+            }
+        )
+    live = harness.agent == TRAINABLE_TERMINUS
+    return TrialSpec(
+        task_dir=task.path,
+        task_key=task.key,
+        trials_dir=trials_dir,
+        agent=LIVE_TERMINUS if live else harness.agent,
+        agent_kwargs=harness.agent_kwargs | ({"llm_kwargs": llm_kwargs} | temperature if live and served else {}),
+        model=model,
+        max_turns=rules.agent.get("max_turns") or harness.max_turns,
+        environment_type=harness.environment_type,
+        environment_kwargs=harness.environment_kwargs,
+        timeout_multiplier=harness.timeout_multiplier,
+    )
+
+
+async def play(spec: "TrialSpec") -> "TrialRecord":
+    """Run the trial and print its phases and turns as they happen."""
+    from harbortrainer.trials.runner import run_trial
+    from harbortrainer.trials.turn_listener import TURN_LISTENER
+
+    async def print_event(event: str) -> None:
+        print(f"--- {event.replace('-', ' ')}", flush=True)
+
+    TURN_LISTENER.set(LiveOutput(lambda line: print(line, flush=True)))
+    return await run_trial(spec, on_event=print_event)
+
+
+def print_end(record: "TrialRecord", keep: Path | None) -> None:
+    """Print the logs of solution and verifier, and the summary."""
+    for title, name in (("output of the solution", "oracle.txt"), ("output of the verifier", "test-stdout.txt")):
+        if lines := last_lines(record, name):
+            print("\n".join([f"--- {title}", *lines]))
+    print("\n".join(["---", *summary_lines(record)]))
+    if keep is not None:
+        print(f"trial     {record.trial_dir}")

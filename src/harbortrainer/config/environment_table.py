@@ -1,0 +1,85 @@
+"""Environment types: requirements on the machine and abilities of the class.
+
+An environment type is one class (a Harbor `BaseEnvironment`) and one entry here. Contract: the entry has everything
+that is needed before the class is imported. Abilities beyond Harbor's are protocols of `sandbox/` (`Examinable`,
+`ReportsChanges`, ...). Invariant: this module imports neither Harbor nor an environment class.
+"""
+
+from dataclasses import dataclass
+
+AUTO = "auto"
+"""Environment type that chooses per task: `local` if it fully supports the task, else `docker`."""
+
+
+@dataclass(frozen=True)
+class EnvironmentEntry:
+    """One environment type."""
+
+    import_path: str | None = None
+    """`module:Class`, imported for the first trial; None if Harbor has a class for the type."""
+    chosen_from: tuple[str, str] | None = None
+    """Preferred type and fallback type, chosen per task. The entry has the requirements of both and the abilities that
+    both have."""
+    needs_namespaces: bool = False
+    """Sandboxes are namespaces of this machine. A task that requires more is refused before the run."""
+    needs_docker: bool = False
+    """Sandboxes are Docker containers with the run's label, and support Compose files."""
+    remote: bool = False
+    """Sandboxes run at a provider and cannot reach this machine. Harbor checks the credentials."""
+    takes_labels: bool = False
+    """The class has the argument `labels`; the run's label is `harbortrainer-run`."""
+    cleanup_script: str | None = None
+    """Module that ends the sandboxes a killed process left at the provider; None if the provider's timeout ends them.
+
+    It runs as a script, with the run's identity as its argument. It prints the number of sandboxes that it ended. A
+    Python with the provider's package runs it, so it imports nothing of this project.
+    """
+    builds_images: bool = False
+    """The class has the arguments `image` and `rootfs`, and builds images on this machine."""
+    shares_ports: bool = False
+    """The class has the argument `network`, which lets sandboxes share this machine's network and ports."""
+    examinable: bool = False
+    """The class implements `Examinable`: the agent's leftover processes can be killed before grading."""
+    reports_changes: bool = False
+    """The class implements `ReportsChanges`: changed tools of the verifier are detected."""
+
+    @property
+    def has_known_limits(self) -> bool:
+        """Whether this project checks a task against the sandbox's limits; otherwise only Harbor does."""
+        return self.needs_namespaces or self.needs_docker
+
+
+_LOCAL = "harbortrainer.sandbox.local:LocalEnvironment"
+_DOCKER = "harbortrainer.sandbox.docker_environment:DockerSandbox"
+
+ENVIRONMENT_TYPES: dict[str, EnvironmentEntry] = {
+    AUTO: EnvironmentEntry(
+        _LOCAL,  # for a set of tasks; each trial resolves its own type
+        chosen_from=("local", "docker"),
+        needs_namespaces=True,
+        needs_docker=True,
+        builds_images=True,
+        shares_ports=True,
+        examinable=True,
+    ),
+    "local": EnvironmentEntry(
+        _LOCAL,
+        needs_namespaces=True,
+        builds_images=True,
+        shares_ports=True,
+        examinable=True,
+        reports_changes=True,
+    ),
+    "docker": EnvironmentEntry(_DOCKER, needs_docker=True, examinable=True),
+    "modal": EnvironmentEntry(remote=True, takes_labels=True, cleanup_script="harbortrainer.sandbox.modal_cleanup"),
+    "daytona": EnvironmentEntry(remote=True, takes_labels=True),
+}
+PROVIDER = EnvironmentEntry(remote=True)
+"""Entry for a name that is not in the table: another Harbor type."""
+
+
+def environment_entry(environment_type: str) -> EnvironmentEntry:
+    """Return the entry of a type's name or `module:Class`; a class is assumed to have all abilities."""
+    if ":" in environment_type:
+        return EnvironmentEntry(environment_type, examinable=True, reports_changes=True)
+    return ENVIRONMENT_TYPES.get(environment_type, PROVIDER)

@@ -1,0 +1,122 @@
+"""Tables `[warmup]`, `[monitors]` and `[prices]` of a run file.
+
+`[warmup]` and `[prices]` are our own; Prime-RL never sees them. This module imports neither torch nor harbor.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from harbortrainer.config.table import Table
+
+
+class WarmupConfig(Table):
+    """`[warmup]`: supervised training before reinforcement learning."""
+
+    model: str | None = None
+    """Model to start from: a hub id or a folder. Without it, a family can create its own model."""
+
+    family: Path | None = None
+    """Python file with `make_policy()`, next to the tasks that the policy is made for."""
+
+    tasks: Path | None = None
+    """Folder of Harbor tasks with oracle solutions. Each solution is replayed in a real trial to get its transcript."""
+
+    run: Path | None = None
+    """Run folder whose good trials are trained on (rejection sampling). Multi-step tasks are supported."""
+
+    min_reward: float = 1.0
+    """With `run`: minimum reward of a trial to train on."""
+
+    heldout: Path | None = None
+    """Folder of held-out tasks. A held-out task among the transcripts is an error."""
+
+    steps: int = Field(400, ge=1)
+    """Maximum number of optimizer steps of supervised training."""
+
+    batch_size: int = Field(32, ge=1)
+    """Transcripts per optimizer step."""
+
+    lr: float = Field(3e-3, gt=0)
+    """Peak learning rate of AdamW. The default suits the tiny model; use 1e-5 (1e-4 with a LoRA) for a real one."""
+
+    lora_rank: int = Field(0, ge=0)
+    """Train a LoRA of this rank and merge it at the end; 0 means full fine-tuning."""
+
+    success: tuple[float, float] = (0.2, 0.4)
+    """With `family`: range for the mean reward of the warmed-up policy, so that rewards differ within a group."""
+
+    trials: int = Field(64, ge=0)
+    """With `family`: number of real trials to measure the success at the end; 0 trusts the solutions' likelihood."""
+
+    environment_type: str = "local"
+    """Sandbox type of these trials and of replayed solutions."""
+
+    environment_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Extra keyword arguments of the sandbox class."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(given is not None for given in (self.family, self.tasks, self.run)) != 1:
+            raise ValueError("needs exactly one of family, tasks and run")
+        if self.tasks is not None and self.model is None:
+            raise ValueError("tasks needs model, the model to train on the solutions")
+        if self.lora_rank and self.family is not None:
+            raise ValueError("lora_rank needs tasks or run; a family always uses full fine-tuning")
+        if self.heldout is not None and self.family is None:
+            raise ValueError("heldout needs family; with tasks, use a folder without the held-out tasks")
+        low, high = self.success
+        if not 0 < low < high < 1:
+            raise ValueError("success must be two increasing numbers between 0 and 1")
+        return self
+
+
+PROJECT = "prime-rl"
+"""Prime-RL's default project."""
+
+
+class WandbKeys(Table):
+    """`[monitors.wandb]`; the table enables W&B logging."""
+
+    project: str | None = None
+    """W&B project; `prime-rl` by default, as in Prime-RL."""
+
+    entity: str | None = None
+    """W&B team or user; by default the owner of the API key."""
+
+    name: str | None = None
+    """Name of the W&B run; by default this run's name."""
+
+    group: str | None = None
+    """Group of W&B runs."""
+
+    tags: list[str] | None = None
+    """Tags of the W&B run."""
+
+    offline: bool | None = None
+    """Write only to the run folder, for `wandb sync`. The environment variable `WANDB_MODE` takes precedence."""
+
+
+class MonitorsConfig(Table):
+    """`[monitors]`."""
+
+    wandb: WandbKeys | None = None
+    """Log every line of `metrics.jsonl` to Weights & Biases (the extra `monitors`)."""
+
+
+class Prices(Table):
+    """`[prices]`: costs of tokens and machine time. Our own table; Prime-RL never sees it."""
+
+    prompt: float = Field(0.0, ge=0)
+    """Dollars per million prompt tokens; each turn counts its whole prompt."""
+
+    sampled: float = Field(0.0, ge=0)
+    """Dollars per million sampled tokens."""
+
+    hour: float = Field(0.0, ge=0)
+    """Dollars per machine hour."""
+
+    def cost(self, *, prompt_tokens: float, sampled_tokens: float, seconds: float = 0.0) -> float:
+        """Return the cost in dollars."""
+        return (prompt_tokens * self.prompt + sampled_tokens * self.sampled) / 1e6 + seconds * self.hour / 3600

@@ -1,0 +1,227 @@
+"""Checks of this machine: local sandboxes, ports, tasks on disk, run folder, free disk, image builder and network."""
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.config.plugin import HarnessKeys, TasksetKeys
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.doctor.finding import Finding, green, red, yellow
+from harbortrainer.doctor.gpus import parameters
+from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.errors import UserError
+from harbortrainer.runs.folder import RunFolder
+from harbortrainer.sandbox import network_choice
+from harbortrainer.sandbox.images.image_choice import INSTALL, builder_for, builder_problem
+from harbortrainer.sandbox.layer_store import Store
+from harbortrainer.sandbox.probe import missing_tools, problem
+from harbortrainer.tasks.measured_rates import filter_by_pass_rate, read_rates, unmeasured
+from harbortrainer.tasks.task_folder import BadTasksError, TaskRef
+from harbortrainer.tasks.task_store import is_available, load_source
+
+
+def check_tools(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that a local sandbox can start, by starting one."""
+    where = plan.key_of_type(lambda entry: entry.needs_namespaces)
+    if where is None:
+        return
+    if missing := missing_tools():
+        do = f"run `sudo apt-get install {' '.join(missing)}`"
+        yield red("local sandbox", f"{', '.join(missing)} not found", do, where)
+    elif reason := asyncio.run(problem()):
+        do = 'see docs/sandbox.md, or set environment_type = "docker"'
+        yield red("local sandbox", f"a local sandbox cannot start on this machine: {reason}", do, where)
+    else:
+        yield green("local sandbox", "a test sandbox started and stopped")
+
+
+def check_ports(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that the run's ports are free."""
+    taken = [(name, port, key) for name, port, key in plan.ports if not is_free(port)]
+    for name, port, key in taken:
+        do = "stop the program that listens there, or set another port"
+        yield red("ports", f"port {port} ({name}) is in use", do, plan.where(key))
+    if plan.ports and not taken:
+        yield green("ports", f"free: {', '.join(str(port) for _, port, _ in plan.ports)}")
+
+
+def is_free(port: int) -> bool:
+    """Whether a local port is free."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+GIB = 1024**3
+LITTLE_GIB, LITTLE_IMAGES_GIB = 2, 20
+"""Free disk below which there is a finding: for the run's trials and layers, and for Docker's images."""
+
+CHECKPOINTS, CHECKPOINT_BYTES = 3, 14
+"""Full fine-tuning: two kept checkpoints and one that is being written, and the bytes per parameter of each."""
+
+RED_SHARE = 0.1
+DOCKER_ROOT = Path("/var/lib/docker")
+
+
+def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that each source of tasks loads, and whether its tasks passed `tasks check`."""
+    seen: list[TasksetKeys] = []
+    tasks: dict[str, list[TaskRef]] = {}
+    for key, table in plan.tasksets.items():
+        if table in seen:
+            continue
+        seen.append(table)
+        where = plan.where(f"{key}.{'tasks_dir' if table.dataset is None else 'dataset'}")
+        skipped: list[UserError] = []
+        source = str(table.source)
+        try:
+            if not is_available(table.source):
+                do = f"the run will fetch it; to fetch it now, run `harbortrainer tasks fetch {source}`"
+                yield yellow("tasks", f"{source} is not on this machine yet", do, where)
+                continue
+            found = load_source(table.source, table.include, table.exclude, skip=skipped.append)
+        except BadTasksError as errors:
+            skipped, found = errors.problems, []
+        except UserError as error:
+            yield red("tasks", f"{error.where}: {error.what}", error.do, where)
+            continue
+        for error in skipped:
+            level = yellow if table.skip_bad and found else red
+            yield level("tasks", f"{error.where}: {error.what}", error.do, where)
+        yield from check_pass_rates(table, found, plan.where(f"{key}.difficulty"))
+        if source not in tasks:
+            count = f"{len(found)} of {len(found) + len(skipped)}" if skipped else f"{len(found)}"
+            yield green("tasks", f"{source}: {count} tasks loaded")
+        tasks.setdefault(source, []).extend(found)
+    yield from unchecked(tasks)
+
+
+def check_pass_rates(table: TasksetKeys, found: list[TaskRef], where: str) -> Iterator[Finding]:
+    """Check how many tasks of a taskset its pass rate limits select."""
+    if table.difficulty is None or not found:
+        return
+    try:
+        unknown = unmeasured(found, read_rates(table.difficulty).tasks)
+        chosen = filter_by_pass_rate(found, table)
+    except UserError as error:
+        yield red("pass rates", f"{error.where}: {error.what}", error.do, where)
+        return
+    what = f"{len(chosen)} of {len(found)} tasks of {table.source} are selected by pass rate"
+    if unknown:
+        do = f"measure them with `harbortrainer eval {table.source} --difficulty FILE ...`"
+        yield yellow("pass rates", f"{what}; {len(unknown)} have no measured pass rate", do, where)
+    else:
+        yield green("pass rates", what)
+
+
+def unchecked(tasks: dict[str, list[TaskRef]]) -> Iterator[Finding]:
+    """Warn about sources with tasks that never passed `tasks check` on this machine."""
+    from harbortrainer.tasks.task_check import passed_keys
+
+    good = passed_keys()
+    folders = [source for source, found in tasks.items() if any(task.key not in good for task in found)]
+    if folders:
+        what = f"not all tasks of {', '.join(folders)} were checked on this machine"
+        yield yellow("tasks", what, "run `harbortrainer tasks check DIR`")
+
+
+def check_run_folder(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that the run folder is new, or the resumed run's own. Prime-RL checks its folders itself."""
+    run = plan.run
+    if not isinstance(run, RunConfig) or (run.clean and not plan.resume):
+        return
+    try:
+        RunFolder.checked(run.output_dir, run.run.dir, config_text=run.resolved(), resume=plan.resume)
+    except UserError as error:
+        yield red("run folder", f"{error.where}: {error.what}", error.do, plan.where("run.name"))
+
+
+def check_disk(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check free disk space for trials, checkpoints and images."""
+    folder = existing(plan.run.run_dir if plan.run else Path.cwd())
+    where = plan.where("output_dir") if plan.run else ""
+    if os.access(folder, os.W_OK):
+        yield disk("disk for the run", folder, LITTLE_GIB + checkpoints_gib(plan), where)
+    else:
+        yield red(
+            "disk for the run",
+            f"{folder} cannot be written to",
+            "set output_dir to a folder that you can write to",
+            where,
+        )
+    # Only the daemon writes there, so the folder need not be writable.
+    if plan.key_of_type(lambda entry: entry.needs_docker) and DOCKER_ROOT.is_dir():
+        yield disk("disk for images", DOCKER_ROOT, LITTLE_IMAGES_GIB)
+
+
+def checkpoints_gib(plan: LaunchPlan) -> float:
+    """Size of the checkpoints of full fine-tuning, in GiB; 0 for a LoRA, whose checkpoints are small."""
+    run = plan.run
+    if not isinstance(run, RunConfig) or run.lora is not None or run.warmup is not None:
+        return 0.0
+    return CHECKPOINTS * CHECKPOINT_BYTES * (parameters(run.model.name) or 0.0) / GIB
+
+
+def disk(about: str, folder: Path, little_gib: float, where: str = "") -> Finding:
+    """Check the free space of a folder's disk."""
+    free = shutil.disk_usage(folder).free / GIB
+    what = f"{free:.1f} GiB free at {folder}"
+    if free < little_gib * RED_SHARE:
+        return red(
+            about, what, f"free {little_gib:.3g} GiB" + (", or set output_dir elsewhere" if where else ""), where
+        )
+    if free < little_gib:
+        return yellow(about, what, f"keep {little_gib:.3g} GiB free", where)
+    return green(about, what)
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def check_image_builder(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that images can be built and that the network setting is valid."""
+    reported: set[str] = set()
+    for key, harness in plan.harnesses.items():
+        entry, where = environment_entry(harness.environment_type), plan.where(f"{key}.environment_kwargs")
+        root = _root_filesystem(harness, where) if entry.builds_images else None
+        network = _network(harness, where) if entry.shares_ports else None
+        for finding in (root, network):
+            if finding is not None and finding.what not in reported:
+                reported.add(finding.what)
+                yield finding
+
+
+def _network(harness: HarnessKeys, where: str) -> Finding | None:
+    try:
+        network_choice.slirp4netns_path(harness.environment_kwargs.get("network", "auto"))
+    except ValueError as error:
+        return red("network", str(error), "correct this key", where)
+    return None
+
+
+def _root_filesystem(harness: HarnessKeys, where: str) -> Finding | None:
+    setting = harness.environment_kwargs.get("image", "auto")
+    rootfs = Path(str(harness.environment_kwargs.get("rootfs", "/")))
+    try:
+        builder = builder_for(setting, rootfs, Store())
+    except ValueError as error:
+        return red("images", str(error), "correct this key", where)
+    if builder is not None:
+        return green("images", f"task images are built with {builder.kind}")
+    if setting == "auto" and rootfs == Path("/"):
+        what = f"{builder_problem()}; sandboxes use this machine's root filesystem instead of the tasks' images"
+        return yellow("images", what, f"{INSTALL}, or accept it: environment_kwargs = {{ image = 'host' }}", where)
+    return None

@@ -1,0 +1,168 @@
+"""Checks of the policy with its own libraries: model architecture and chat format.
+
+- Architecture: whether the embedded engine can sample from it.
+- Chat format: whether it works with the tokenizer, and whether each turn only appends tokens. The renderers package is
+  called as verifiers' client calls it: for a prompt, then for the turn after its completion.
+
+Nothing is downloaded: there is no finding if the files are not on this machine, or a warm-up has yet to create them.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbortrainer.config.prime_rl_run import PrimeRun
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.doctor.finding import Finding, green, red, yellow
+from harbortrainer.doctor.gpus import folders_of
+from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.doctor.model_files import has_tokenizer
+from harbortrainer.doctor.pace import turns_of
+from harbortrainer.errors import UserError
+from harbortrainer.runs.display import loading
+
+if TYPE_CHECKING:
+    from renderers.base import Message, Renderer
+    from transformers import PreTrainedTokenizerBase
+
+
+def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that the embedded engine can sample from the model's architecture. Skipped if another engine samples."""
+    run = plan.run
+    if not isinstance(run, RunConfig) or run.inference.engine == "vllm":
+        return
+    name, key = (run.warmup.model, "warmup.model") if run.warmup else (run.model.name, "model.name")
+    folders = [folder for folder in folders_of(name) if (folder / "config.json").is_file()] if name else []
+    if not folders or find_spec("torch") is None:
+        return
+    loading("the model's config", "transformers")
+    from harbortrainer.engines.models import load_config, require_sampling_support
+
+    try:
+        require_sampling_support(load_config(folders[0], where=key), str(name), where=key)
+    except UserError as error:
+        yield red("model", error.what, error.do, plan.where(error.where))
+
+
+_TABLE = "orchestrator.renderer"
+_ALL = {"thinking_retention": "all"}
+_APPENDING = {
+    "name": "custom",
+    "import_path": "harbortrainer.environment.appending_template.AppendingTemplate",
+}
+_ANSWER = "Done."
+
+
+def check_chat_format(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check the chat format.
+
+    If it fails, no trial can run. If it cannot append, it costs CPU and splits a trial into several sequences.
+    """
+    run = plan.run
+    if run is None or _has_another_tokenizer(run):
+        return
+    name = run.model.name
+    try:
+        tokenizer = _tokenizer(name)
+    except Exception as error:  # noqa: BLE001 - transformers raises many types for a broken tokenizer
+        if isinstance(run, RunConfig):  # Prime-RL can load a tokenizer with the model's own code
+            what = f"the tokenizer of {name} cannot be read: {_first_line(error)}"
+            do = "download tokenizer.json and tokenizer_config.json again"
+            yield red("chat format", what, do, plan.where("model.name"))
+        return
+    if tokenizer is not None:
+        yield _check_format(plan, run, tokenizer)
+
+
+def _check_format(plan: LaunchPlan, run: RunConfig | PrimeRun, tokenizer: "PreTrainedTokenizerBase") -> Finding:
+    """Check the run's chat format with the tokenizer of its trials."""
+    table, where = {"name": "auto"} | dict(run.orchestrator.renderer), plan.where(f"{_TABLE}.name")
+    try:
+        renderer = _renderer(tokenizer, table)
+        appends = _appends(renderer, tokenizer)
+    except Exception as error:  # noqa: BLE001 - from a library, a template or the user's class
+        what = (
+            f"the chat format {table['name']!r} does not work with the tokenizer of {run.model.name}: "
+            f"{_first_line(error)}"
+        )
+        do = f'set name in [{_TABLE}] to the format of the model\'s family, or to "default" for its own template'
+        return red("chat format", what, do, where)
+    if appends:
+        return green("chat format", f"{table['name']!r} works with the tokenizer, and each turn only appends tokens")
+    what = (
+        f"the chat format {table['name']!r} cannot append a turn: each turn renders the whole history again "
+        f"({_cost(renderer, _max_turns(plan), run.seq_len)}) and starts a new training sequence if tokens differ"
+    )
+    return yellow("chat format", what, _remedy(tokenizer, table), where)
+
+
+def _has_another_tokenizer(run: RunConfig | PrimeRun) -> bool:
+    """Whether trials are rendered with another tokenizer than the one in the model's folder now."""
+    if isinstance(run, RunConfig):
+        return run.warmup is not None
+    return bool(run.tokenizer or run.orchestrator.tokenizer)
+
+
+def _max_turns(plan: LaunchPlan) -> int:
+    """Max turns over all sources, which share the run's renderer."""
+    sources = (key.removesuffix(".env.agent.harness") for key in plan.harnesses)
+    return max((turns_of(plan, source) for source in sources), default=1)
+
+
+def _tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
+    if Path(model).is_dir() and not has_tokenizer(Path(model)):
+        return None  # `model_files` reports it
+    loading("the tokenizer", "transformers")
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (ImportError, OSError):
+        return None
+
+
+def _renderer(tokenizer: "PreTrainedTokenizerBase", table: Mapping[str, object]) -> "Renderer":
+    from pydantic import TypeAdapter
+    from renderers import RendererConfig, create_renderer
+
+    return create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(table))
+
+
+def _user(text: str) -> "Message":
+    return {"role": "user", "content": text}
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).strip().partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {line}" if " " not in line else line
+
+
+def _appends(renderer: "Renderer", tokenizer: "PreTrainedTokenizerBase") -> bool:
+    prompt = renderer.render_ids([_user("Begin.")], add_generation_prompt=True)
+    answer = [*tokenizer.encode(_ANSWER, add_special_tokens=False), *renderer.get_stop_token_ids()[:1]]
+    return renderer.bridge_to_next_turn(prompt, answer, [_user("Go on.")]) is not None
+
+
+def _cost(renderer: "Renderer", turns: int, tokens: int) -> str:
+    """Measure the CPU seconds of rendering the last turn of the longest trial, as text."""
+    answer: Message = {"role": "assistant", "content": _ANSWER}
+    turn = [_user("x " * max(1, tokens // (2 * turns))), answer]
+    history = [message for _ in range(turns) for message in turn]
+    began = time.thread_time()
+    renderer.render(history[:-1], add_generation_prompt=True)
+    return f"turn {turns} of {turns}: {time.thread_time() - began:.2f} s of CPU at {tokens} tokens"
+
+
+def _remedy(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> str:
+    remedies = (
+        (table | _ALL, f'set thinking_retention = "all" in [{_TABLE}]'),
+        (_APPENDING, f'set name = "custom" and import_path = "{_APPENDING["import_path"]}" in [{_TABLE}]'),
+    )
+    for other, do in remedies:
+        with contextlib.suppress(Exception):  # a remedy that fails is not proposed
+            if _appends(_renderer(tokenizer, other), tokenizer):
+                return do
+    return f"set name in [{_TABLE}] to a chat format of the model's family, if renderers has one"

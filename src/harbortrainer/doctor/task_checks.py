@@ -1,0 +1,285 @@
+"""Checks of a run's tasks and agents: task requirements, train/eval contamination, agent names.
+
+- Requirements: what a task needs that its sandbox does not support, what a sandbox exposes, where `auto` runs tasks.
+- Contamination: whether evaluation tasks are training tasks or near copies, and whether a side of a split is empty.
+- Agent names: whether the installed Harbor has the agent. A class of the user's is checked by its first trial.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from harbortrainer.config.agent_table import is_class
+from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.doctor.finding import Finding, green, red, stop_on_red, warn, yellow
+from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.engines.prime_rl.checkout import dotenv
+from harbortrainer.errors import UserError
+from harbortrainer.sandbox import network_choice
+from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.sandbox.images.image_choice import INSTALL, builder_problem
+from harbortrainer.sandbox.task_requirements import TaskRequirements
+from harbortrainer.tasks.ignored_keys import ignored_keys
+from harbortrainer.tasks.near_duplicates import CopyPair, overlap
+from harbortrainer.tasks.split import select_side
+from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_limits import available_tasks
+
+_MOST_NAMED = 3
+_SET_VARIABLES = "export them, or add them to .env"
+_ACCEPT_HOST_NETWORK = "or accept it: environment_kwargs = { network = 'host' }"
+_SEPARATE_NETWORKS = (
+    'set network_mode = "no-network" in task.toml if the task needs no network, or use environment_type = "docker"'
+)
+_REACHABLE_ADDRESS = (
+    "use an address of this machine that a sandbox can reach, or environment_kwargs = { network = 'host' } in local"
+)
+_CORRECT_KEYS = "correct the keys, or move notes to [metadata]"
+_REMOVE_ACCESS = "the agent has this access too: remove it from the tasks, or exclude the tasks by name"
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """Results of inspecting a set of tasks. Each entry of a list is a task's name, with details in parentheses."""
+
+    placements: dict[str, list[str]] = field(default_factory=dict)
+    """Names of the tasks by environment type."""
+    fallback_reasons: dict[str, str] = field(default_factory=dict)
+    """What `local` lacks, by the name of each task that `auto` runs elsewhere."""
+    unsupported: list[str] = field(default_factory=list)
+    """Tasks that cannot run in their sandbox."""
+    unset_variables: list[str] = field(default_factory=list)
+    """Tasks with environment variables that are not set."""
+    exposed: list[str] = field(default_factory=list)
+    """Tasks whose sandboxes can access something of this machine."""
+    host_network: list[str] = field(default_factory=list)
+    """Tasks that use this machine's network although the run file does not request it."""
+    shared_ports: list[str] = field(default_factory=list)
+    """Tasks whose parallel trials share ports of this machine."""
+    localhost_variables: list[str] = field(default_factory=list)
+    """Tasks that pass a localhost URL of this machine into a sandbox that has its own localhost."""
+    ignored_keys: list[str] = field(default_factory=list)
+    """Tasks with task.toml keys that Harbor ignores."""
+
+
+def inspect_tasks(
+    tasks: Iterable[TaskRef], environment_type: str, kwargs: Mapping[str, object], variables: Mapping[str, str]
+) -> TaskReport:
+    """Inspect the files of each task.
+
+    Args:
+        tasks: The tasks.
+        environment_type: Their environment type, or `auto`.
+        kwargs: The environment's options.
+        variables: Environment variables that trials will have.
+    """
+    found = TaskReport()
+    for task in tasks:
+        choice, requirements = choose_environment(task.path, environment_type, kwargs), TaskRequirements(task.path)
+        found.placements.setdefault(choice.kind, []).append(task.name)
+        if choice.reasons:
+            found.fallback_reasons[task.name] = "; ".join(choice.reasons)
+        if unsupported := requirements.unsupported(choice.kind, choice.kwargs):
+            found.unsupported.append(f"{task.name} ({'; '.join(unsupported)})")
+        if unset := requirements.unset_variables(variables):
+            found.unset_variables.append(f"{task.name} ({'; '.join(unset)})")
+        if exposure := requirements.exposure(choice.kind):
+            found.exposed.append(f"{task.name} ({'; '.join(exposure)})")
+        if requirements.uses_host_network(choice.kind, choice.kwargs) and choice.kwargs.get("network") != "host":
+            found.host_network.append(task.name)
+        if ports := requirements.shared_ports(choice.kind, choice.kwargs):
+            found.shared_ports.append(f"{task.name} ({', '.join(map(str, ports))})")
+        if urls := requirements.localhost_variables(choice.kind, choice.kwargs, variables):
+            found.localhost_variables.append(f"{task.name} ({'; '.join(urls)})")
+        if keys := ignored_keys(requirements.config):
+            found.ignored_keys.append(f"{task.name} ({', '.join(keys)})")
+    return found
+
+
+def check_requirements(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check each source's tasks against the sandboxes of its harness."""
+    reported: set[str] = set()
+    for key, env in plan.envs.items():
+        harness = env.agent.harness
+        if harness is None:
+            continue
+        where = plan.where(f"{key}.agent.harness.environment_type")
+        found = inspect_tasks(
+            plan.tasks[f"{key}.taskset"], harness.environment_type, harness.environment_kwargs, variables()
+        )
+        for finding in _findings(found, harness.environment_type, where):
+            if finding.what not in reported:
+                reported.add(finding.what)
+                yield finding
+
+
+def _findings(found: TaskReport, kind: str, where: str) -> Iterator[Finding]:
+    if found.unsupported:
+        what = f"environment_type = {kind!r} cannot run {_listed(found.unsupported)}"
+        yield red("sandboxes", what, _remedy(kind), where)
+    if found.unset_variables:
+        what = f"environment variables are not set for {_listed(found.unset_variables)}"
+        yield red("variables", what, _SET_VARIABLES, where)
+    if found.exposed:
+        what = f"sandboxes can access this machine in {_listed(found.exposed)}"
+        yield yellow("sandboxes", what, _REMOVE_ACCESS, where)
+    if found.host_network:
+        what = f"the agent can reach this machine's localhost in {_listed(found.host_network)}"
+        do = f"{network_choice.remedy()}, {_ACCEPT_HOST_NETWORK}"
+        yield yellow("sandboxes", what, do, where)
+    if found.shared_ports:
+        what = f"parallel trials share this machine's ports and can reach each other in {_listed(found.shared_ports)}"
+        yield yellow("sandboxes", what, _SEPARATE_NETWORKS, where)
+    if found.localhost_variables:
+        tasks = _listed(found.localhost_variables)
+        what = f"localhost URLs are passed into the sandbox, where localhost is the sandbox itself, in {tasks}"
+        yield yellow("variables", what, _REACHABLE_ADDRESS, where)
+    if found.ignored_keys:
+        what = f"Harbor ignores these task.toml keys ({_count(found.ignored_keys)}): {name_tasks(found.ignored_keys)}"
+        yield yellow("tasks", what, _CORRECT_KEYS, where)
+    if environment_entry(kind).chosen_from and not found.unsupported:
+        yield green("sandboxes", placement_line(found))
+
+
+def _count(tasks: list[str]) -> str:
+    return f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
+
+
+def _listed(tasks: list[str]) -> str:
+    return f"{_count(tasks)}: {name_tasks(tasks)}"
+
+
+def _remedy(kind: str) -> str:
+    entry = environment_entry(kind)
+    if entry.chosen_from or not entry.needs_namespaces:
+        return "exclude them by name"
+    image = f"{INSTALL} to build images, or " if builder_problem() else ""
+    return f"{image}set environment_type = 'auto', which runs these tasks in docker, or exclude them by name"
+
+
+def placement_line(found: TaskReport) -> str:
+    """Describe in one line where `auto` runs the tasks."""
+    counts = ", ".join(f"{len(names)} in {kind}" for kind, names in sorted(found.placements.items(), reverse=True))
+    reasons = name_tasks([f"{name} ({reason})" for name, reason in found.fallback_reasons.items()])
+    return f"auto: {counts}{': ' if reasons else ''}{reasons}"
+
+
+def placement_lines(plan: LaunchPlan) -> list[str]:
+    """A placement line for each source with an automatic environment type."""
+    return list(
+        dict.fromkeys(finding.what for finding in check_requirements(plan) if finding.what.startswith("auto: "))
+    )
+
+
+def refuse_unsupported(
+    tasks: Iterable[TaskRef], environment_type: str, kwargs: Mapping[str, object], where: str
+) -> TaskReport:
+    """Inspect the tasks, print warnings and return the report.
+
+    Raises:
+        UserError: A task cannot run in its sandbox, or an environment variable is not set.
+    """
+    found = inspect_tasks(tasks, environment_type, kwargs, variables())
+    findings = list(_findings(found, environment_type, where))
+    stop_on_red(findings)
+    warn(findings)
+    return found
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of trials: this process's variables and the ones in `.env`."""
+    return dotenv() | dict(os.environ)
+
+
+def name_tasks(tasks: list[str]) -> str:
+    """Name the first tasks, and the number of the others."""
+    more = f" and {len(tasks) - _MOST_NAMED} more" if len(tasks) > _MOST_NAMED else ""
+    return "; ".join(tasks[:_MOST_NAMED]) + more
+
+
+_EVALUATION = "evaluation"
+SHOWN = 3
+"""Most pairs of one evaluation that are named."""
+
+
+def check_contamination(plan: LaunchPlan) -> Iterator[Finding]:
+    """Compare the tasks of each evaluation with all training tasks."""
+    trained = {
+        task.path: task for key, tasks in plan.tasks.items() if key.startswith("orchestrator.train.") for task in tasks
+    }
+    for key, held_out in plan.tasks.items():
+        if not held_out:
+            yield from empty_side(plan, key)
+        elif key.startswith("orchestrator.eval."):
+            yield contamination(plan, key, list(trained.values()), held_out)
+
+
+def empty_side(plan: LaunchPlan, key: str) -> Iterator[Finding]:
+    """Explain why a taskset that can be read has no tasks to run."""
+    table = plan.tasksets[key]
+    try:
+        found = available_tasks(table)
+    except UserError:
+        return  # `machine_checks.check_tasks` reports it
+    try:
+        select_side(found, table) if found else None
+    except UserError as error:
+        yield red("tasks", f"{error.where}: {error.what}", error.do, plan.where(f"{key}.split"))
+
+
+def contamination(plan: LaunchPlan, key: str, trained: list[TaskRef], held_out: list[TaskRef]) -> Finding:
+    """Compare one evaluation's tasks with the training tasks."""
+    table = plan.tasksets[key]
+    copies = overlap(trained, held_out, table.near_copy)
+    if not copies:
+        return green(_EVALUATION, f"none of {len(held_out)} held-out tasks is a training task")
+    what = f"{len(copies)} of {len(held_out)} held-out tasks are trained on: {name_copies(copies)}"
+    if table.may_overlap:
+        return yellow(
+            _EVALUATION, what, "expect memorized solutions, or set it to false", plan.where(f"{key}.may_overlap")
+        )
+    do = (
+        'exclude them, use split = "train" and split = "eval" of one folder, or raise near_copy; '
+        "may_overlap = true evaluates on them anyway"
+    )
+    return red(_EVALUATION, what, do, plan.where(f"{key}.{'tasks_dir' if table.dataset is None else 'dataset'}"))
+
+
+def name_copies(copies: list[CopyPair]) -> str:
+    """Name the first pairs, and the number of the others."""
+    more = f", ... ({len(copies) - SHOWN} more: `harbortrainer tasks overlap`)" if len(copies) > SHOWN else ""
+    return ", ".join(map(str, copies[:SHOWN])) + more
+
+
+def check_agent_names(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that the installed Harbor has the run's agents. Prime-RL has its own Harbor, which is not checked."""
+    for key, harness in plan.harnesses.items():
+        if not plan.on_prime_rl and is_missing(harness.agent):
+            yield red("agent", *_missing_agent(harness.agent), plan.where(f"{key}.agent"))
+
+
+def refuse_agent(agent: str, where: str) -> None:
+    """Raise `UserError` for an agent that the installed Harbor does not have; `where` names its key or option."""
+    if is_missing(agent):
+        what, do = _missing_agent(agent)
+        raise UserError(what, where=where, do=do)
+
+
+def is_missing(agent: str) -> bool:
+    """Whether the agent is neither a class nor one of Harbor's agents."""
+    return not is_class(agent) and agent.partition(":")[0] not in agents_of_harbor()
+
+
+def _missing_agent(agent: str) -> tuple[str, str]:
+    """What is wrong and what to do, for an agent that Harbor does not have."""
+    near = get_close_matches(agent, agents_of_harbor(), n=1)
+    do = f"did you mean {near[0]!r}?" if near else "choose one of docs/agents.md, or pass module:Class"
+    return f"the installed Harbor has no agent {agent!r}", do
+
+
+def agents_of_harbor() -> list[str]:
+    """Names of Harbor's agents. Imports a small part of Harbor."""
+    from harbor.models.agent.name import AgentName
+
+    return [agent.value for agent in AgentName]

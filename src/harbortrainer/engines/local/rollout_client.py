@@ -1,0 +1,190 @@
+"""The client of the environment servers: runs a task of a source and returns a `Rollout`.
+
+As in Prime-RL, this process loads the taskset, and each request carries its task's data. Training and evaluation both
+use verifiers' train client, so they have the same tokens, renderer and endpoint.
+
+Invariants:
+
+- `RolloutClient` returns every rollout that it starts, also a failed one, with its outcome. It raises only for
+  cancellation, a failed log-probability check and a server that exited.
+- Completions of failed attempts stay in the completion log until all rollouts that were in flight then have ended.
+"""
+
+import asyncio
+import hashlib
+import time
+
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.serve import EnvClient
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
+
+from harbortrainer.config.algorithm_config import Algo
+from harbortrainer.config.orchestrator_config import EvalSource, TrainSource
+from harbortrainer.engines.local.protocols import CompletionLogProtocol
+from harbortrainer.engines.local.rollouts.curriculum import Curriculum
+from harbortrainer.engines.local.rollouts.rollout import Rollout
+from harbortrainer.engines.local.rollouts.trace_samples import fill_rollout
+from harbortrainer.environment.taskset import HarborTaskset
+from harbortrainer.errors import UserError
+from harbortrainer.runs.provenance import TaskOrigin
+from harbortrainer.trials.outcome import Outcome
+
+
+class TaskStream:
+    """The tasks of one source, and the connection to its environment server.
+
+    Args:
+        config: The source's table.
+        count: Number of tasks to use; -1 means all.
+        algo: The algorithm: how rewards become advantages, and which roles are predicted.
+    """
+
+    def __init__(self, config: TrainSource | EvalSource, *, count: int = -1, algo: Algo | None = None) -> None:
+        self.config, self.algo = config, algo or Algo()
+        self.name, self.group_size = config.resolved_name, config.group_size
+        self.sampling = config.sampling.to_sampling_args()
+        taskset = load_taskset(resolve_env_config(config.env).taskset)
+        tasks = list(taskset)
+        self.selection, measured = (
+            (taskset.selection, taskset.measured_rewards()) if isinstance(taskset, HarborTaskset) else (None, {})
+        )
+        self.tasks = tasks if count < 0 else tasks[:count]
+        if not self.tasks:
+            raise UserError("no tasks", where=f"source {self.name!r}", do="set tasks_dir to a folder with tasks")
+        curriculum = config.curriculum if isinstance(config, TrainSource) else None
+        self.curriculum = Curriculum(curriculum, [self.key_of(index) for index in range(len(self.tasks))], measured)
+        self.client: EnvClient | None = None
+        self.policy: TrainClientConfig | None = None
+        self.model = ""
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature; 1.0 by default."""
+        value = self.config.sampling.temperature
+        return 1.0 if value is None else value
+
+    async def connect(self, address: str, policy: TrainClientConfig, model: str, within: float) -> None:
+        """Connect to the environment server.
+
+        Args:
+            address: The server's address.
+            policy: Endpoint and renderer of the policy, for its requests.
+            model: Name of the policy at the endpoint.
+            within: Seconds to wait for the server.
+        """
+        self.policy, self.model, self.client = policy, model, EnvClient(address=address)
+        await self.client.wait_for_server_startup(timeout=within, interval=0.5)
+
+    async def run(self, index: int, *, seed: int | None = None) -> WireEpisode:
+        """Run task `index` once.
+
+        Args:
+            index: Index into `tasks`.
+            seed: Seed of every request of this rollout; None lets the sampler choose.
+        """
+        assert self.client is not None and self.policy is not None
+        given = self.sampling.get("extra_body")
+        extra = (given if isinstance(given, dict) else {}) | ({} if seed is None else {"seed": seed})
+        return await self.client.run(
+            client=self.policy,
+            model=self.model,
+            sampling=SamplingConfig.model_validate({**self.sampling, "extra_body": extra}),
+            task_data=self.tasks[index].data.model_dump(mode="json"),
+        )
+
+    def rollout(self, index: int) -> Rollout:
+        """Return a rollout of task `index` with its source and task only."""
+        task = str(self.tasks[index].data.name or index)
+        return Rollout(source=self.name, task=task, task_key=self.key_of(index), outcome=Outcome.agent_error)
+
+    def key_of(self, index: int) -> str:
+        """Return the task's content hash."""
+        return str(self.tasks[index].key)
+
+    def keys(self) -> dict[str, str]:
+        """Return the content hash of every task, by name."""
+        return {str(task.data.name or index): str(task.key) for index, task in enumerate(self.tasks)}
+
+    def origin(self) -> TaskOrigin:
+        """Return where the tasks came from; "another plugin" if the taskset is not ours."""
+        if self.selection is None:
+            return TaskOrigin(source="another plugin")
+        return TaskOrigin(source=self.selection.source, left_out=self.selection.left_out)
+
+    async def close(self) -> None:
+        """Disconnect from the server."""
+        if self.client is not None:
+            await self.client.close()
+            self.client = None
+
+
+class RolloutClient:
+    """Runs tasks, with a limit on the rollouts in flight.
+
+    Args:
+        completion_log: The sampler's completion log.
+        seq_len: Maximum tokens of a sample.
+        max_inflight: Maximum rollouts in flight; None means no limit.
+    """
+
+    def __init__(self, completion_log: CompletionLogProtocol, *, seq_len: int, max_inflight: int | None) -> None:
+        self.completion_log, self.seq_len = completion_log, seq_len
+        self.slots = asyncio.Semaphore(max_inflight or 1_000_000)
+        self._began: list[int] = []  # total of the completion log when each rollout in flight began
+        self._busy_s, self._since = 0.0, 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which at least one rollout was in flight."""
+        return self._busy_s + (time.monotonic() - self._since if self._began else 0.0)
+
+    async def run_rollout(self, stream: TaskStream, index: int, *, seed: int | None = None) -> Rollout:
+        """Run task `index` of a source once, when there is a free slot.
+
+        Raises:
+            ProofError: The trace and the completion log do not match.
+        """
+        async with self.slots:
+            self._since = self._since if self._began else time.monotonic()
+            began = self.completion_log.total
+            self._began.append(began)
+            try:
+                return await self._run_task(stream, index, seed)
+            finally:
+                self._began.remove(began)
+                self._busy_s += 0.0 if self._began else time.monotonic() - self._since
+                # An episode has its last attempt only; completions older than all rollouts in flight are unused.
+                self.completion_log.evict(min(self._began, default=self.completion_log.total))
+
+    async def _run_task(self, stream: TaskStream, index: int, seed: int | None) -> Rollout:
+        rollout = stream.rollout(index)
+        try:
+            episode = await stream.run(index, seed=seed)
+        except RuntimeError as error:
+            # The server's reply to a request that it could not serve.
+            rollout.error = " ".join(str(error).split())[:500]
+            return rollout
+        completions = [entry for trace in episode.traces for entry in self.completion_log.pop(trace.id)]
+        # In a thread, since long traces take a while and would block the event loop.
+        return await asyncio.to_thread(
+            fill_rollout,
+            rollout,
+            episode,
+            completions,
+            temperature=stream.temperature,
+            seq_len=self.seq_len,
+            roles=stream.algo.role_weights,
+        )
+
+
+def request_seed(*parts: object) -> int:
+    """Return a seed that depends on `parts` only.
+
+    Example:
+        >>> request_seed(0, "task", 1) == request_seed(0, "task", 1)
+        True
+    """
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,244 @@
+"""The parts of the memory plan: the sampler's cache, its largest forward pass, and out-of-memory errors.
+
+Contract: the cache holds at least one request of the longest length. The buffers that transformers counts beside the
+cache, and refuses to exceed, fit too.
+
+A model with layers other than full attention gets masks from transformers. A mask has a row for each token of a
+forward pass, and a column for each token that the cache could hold if it belonged to one layer type. Such masks can be
+larger than keys and values. Hence these models have fewer tokens in a forward pass, and each cached token counts its
+mask columns.
+
+The sizes of a forward pass are formulas. Tests compare the layer part and the sampling part with torch's allocations.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import torch
+from transformers import ContinuousBatchingConfig, PreTrainedConfig, PreTrainedModel
+
+from harbortrainer.engines.attention.packed import has_only_full_attention
+from harbortrainer.engines.batching_internals import SLIDING_ATTENTION, group_layers_by_attn_type
+from harbortrainer.engines.local.sampler.sampling_params import MAX_LOGITS_AT_ONCE
+from harbortrainer.engines.local.sampler.sharing_scheduler import SHARING_SCHEDULER
+from harbortrainer.errors import UserError
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch could not allocate, or transformers computed that it could not.
+
+    On a CPU the only sign in torch's error is the name of its allocator.
+    """
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def explain_out_of_memory(what: str, do: str) -> Generator[None]:
+    """Turn an out-of-memory error of the block into a `UserError` with advice.
+
+    Args:
+        what: What the memory was for.
+        do: The advice.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"not enough memory for {what}", do=do) from error
+
+
+# Small pages let short prompts share their prefixes, since transformers shares whole pages only.
+PAGE_SIZE = 16
+# Requests in one forward pass; others wait.
+MAX_REQUESTS = 256
+# The cache's share of the memory that is free when the engine starts. The learner needs the rest.
+_CACHE_SHARE = {"cpu": 0.15, "cuda": 0.4}
+# Few on a CPU, so that decoding requests do not wait long for prefills; on a GPU enough to keep it busy.
+_MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 4096}
+_MAX_MASKED_BATCH_TOKENS = 1024
+# A CPU cache uses the machine's memory: at most this much, or four requests of the longest length.
+_CPU_CACHE_BYTES = 128 * 2**20
+# The share of free memory for buffers that transformers counts per cached token; the rest is for its other buffers.
+_PER_TOKEN_SHARE = 0.8
+
+
+def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | None = None) -> ContinuousBatchingConfig:
+    """Choose the engine's sizes for this model on this machine.
+
+    Args:
+        model: On its device.
+        max_model_len: Tokens of the longest request.
+        planned: Tokens of the cache according to a memory plan; by default a share of the free memory.
+
+    Raises:
+        UserError: The cache of one request of `max_model_len` tokens does not fit.
+    """
+    device_type, free = model.device.type, free_bytes(model.device)
+    per_token = cache_bytes_per_token(model, device_type)
+    affordable, tokens = cache_tokens(free, device_type, per_token, max_model_len)
+    if planned is not None:
+        affordable = tokens = min(planned, free // per_token)
+    limit = int(_PER_TOKEN_SHARE * free) // (kv_bytes_per_token(model) + _overhead_per_token(model, device_type))
+    affordable, tokens = min(affordable, limit), min(tokens, limit)
+    if affordable < max_model_len:
+        needed = per_token * max_model_len / 2**30
+        raise UserError(
+            f"not enough memory for a context of {max_model_len} tokens ({needed:.1f} GiB of cache)",
+            do=f"lower max_model_len to {affordable} or less",
+        )
+    return ContinuousBatchingConfig(
+        return_logprobs=True,
+        page_size=PAGE_SIZE,
+        num_blocks=-(-tokens // PAGE_SIZE) + 1,
+        max_batch_tokens=batch_tokens(model.config, device_type),
+        max_requests_per_batch=MAX_REQUESTS,
+        max_memory_percent=1.0,
+        scheduler_type=SHARING_SCHEDULER,
+        # Shapes change with every batch, so graphs and double buffers would only cost memory.
+        use_cuda_graph=False,
+        use_async_batching=False,
+        auto_switch_to_flash=False,
+    )
+
+
+def cache_tokens(free: int, device_type: str, per_token: int, max_model_len: int) -> tuple[int, int]:
+    """Return how many tokens the cache may hold, and how many it gets: no more than are useful.
+
+    Args:
+        free: Bytes that can be allocated once the model is loaded.
+        device_type: "cpu" or "cuda".
+        per_token: Bytes of a token.
+        max_model_len: Tokens of the longest request.
+    """
+    affordable = int(free * _CACHE_SHARE.get(device_type, 0.3)) // per_token
+    tokens = min(affordable, MAX_REQUESTS * max_model_len)
+    if device_type == "cpu":
+        tokens = min(tokens, max(4 * max_model_len, _CPU_CACHE_BYTES // per_token))
+    return affordable, tokens
+
+
+def cache_bytes_per_token(model: PreTrainedModel, device_type: str) -> int:
+    """Return the bytes of a cached token: keys and values over all layers, and its share of masks if there are any.
+
+    Args:
+        model: On any device.
+        device_type: Of the device that will compute, "cpu" or "cuda".
+    """
+    overhead = 0 if has_only_full_attention(model.config) else _overhead_per_token(model, device_type)
+    return kv_bytes_per_token(model) + overhead
+
+
+def kv_bytes_per_token(model: PreTrainedModel) -> int:
+    """Return the bytes of a token's keys and values over all layers."""
+    config = model.config.get_text_config()
+    return 2 * config.num_hidden_layers * kv_heads(config) * head_dim(config) * model.dtype.itemsize
+
+
+def _overhead_per_token(model: PreTrainedModel, device_type: str) -> int:
+    """Return the bytes that transformers counts for a cached token in addition to its keys and values.
+
+    They are its mask columns, its entries in the read indices, and its keys and values as a layer reads them, once per
+    query head. `PagedAttentionMemoryHandler` uses the same formula, and counts two masks if there are windows. With our
+    own attention it overestimates: those buffers are never allocated.
+    """
+    config = model.config.get_text_config()
+    layers = group_layers_by_attn_type(config)
+    masks = 2 if SLIDING_ATTENTION in layers else 1
+    heads = 2 * config.num_attention_heads + kv_heads(config)
+    read = heads * head_dim(config) * model.dtype.itemsize + len(layers) * torch.int64.itemsize
+    columns = masks * model.dtype.itemsize * batch_tokens(config, device_type)
+    # If the whole cache belonged to one layer type, it would hold this many times as many tokens.
+    return (read + columns) * config.num_hidden_layers // min(map(len, layers.values()))
+
+
+def batch_tokens(config: PreTrainedConfig, device_type: str) -> int:
+    """Return the maximum number of tokens in a forward pass."""
+    tokens = _MAX_BATCH_TOKENS.get(device_type, 512)
+    return tokens if has_only_full_attention(config) else min(tokens, _MAX_MASKED_BATCH_TOKENS)
+
+
+def kv_heads(config: PreTrainedConfig) -> int:
+    """Return the number of key/value heads."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    """Return the dimension of a head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+_FLOAT = 4
+_TOKEN_INDICES = 4
+"""Size of a token's id and position, in numbers of the model's dtype."""
+_SAMPLING_BYTES = 64
+"""Bytes per logit in a sampling step: float32 and float64 copies, and sorted order and ranks if a request truncates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPass:
+    """Bytes that the sampler's largest forward pass needs in addition to the cache.
+
+    Attributes:
+        layer: Activations within a layer.
+        logits: Logits of all requests.
+        sampling: Temporaries of the sampling step.
+        mask_per_past_token: Mask column of a token in a request's past; 0 if the cache counts it.
+        cache_per_token: Padded copy of a cached token that a layer reads; 0 if the cache counts it.
+    """
+
+    layer: int
+    logits: int
+    sampling: int
+    mask_per_past_token: int
+    cache_per_token: int
+
+    @classmethod
+    def for_model(cls, model: PreTrainedModel, device_type: str) -> "ForwardPass":
+        """Count it for a model on any device, to run on "cpu" or "cuda"."""
+        config, size = model.config.get_text_config(), model.dtype.itemsize
+        tokens, full_attention = batch_tokens(model.config, device_type), has_only_full_attention(model.config)
+        logits = MAX_REQUESTS * config.vocab_size
+        read = kv_bytes_per_token(model) // config.num_hidden_layers if full_attention else 0
+        return cls(
+            layer=tokens * (_peak_width(config) * size + 2 * config.hidden_size * _FLOAT),
+            logits=logits * (size + (_FLOAT if size < _FLOAT else 0)),
+            sampling=min(MAX_LOGITS_AT_ONCE, logits) * _SAMPLING_BYTES,
+            mask_per_past_token=tokens * size if full_attention else 0,
+            cache_per_token=2 * read,
+        )
+
+    def total(self, context: int, cached: int) -> int:
+        """Return all bytes, for requests of at most `context` tokens and `cached` tokens in the cache."""
+        fixed = self.layer + self.logits + self.sampling
+        return fixed + context * self.mask_per_past_token + cached * self.cache_per_token
+
+
+def _peak_width(config: PreTrainedConfig) -> int:
+    """Return how many numbers a token has at once within a layer.
+
+    They are the layer's input, its norm and position, and the larger of two parts. One part is queries, keys, values
+    and the attention's output. The other is the feed-forward layer's two halves and their product, for each expert that
+    the token is routed to, with the router's scores.
+    """
+    attention = (3 * config.num_attention_heads + 4 * kv_heads(config)) * head_dim(config)
+    inner = _config_number(config, "intermediate_size") or 4 * config.hidden_size
+    expert = 3 * (_config_number(config, "moe_intermediate_size") or inner) + 2 * config.hidden_size
+    router = 2 * _config_number(config, "num_experts", "num_local_experts")
+    largest = max(attention, 3 * inner, _config_number(config, "num_experts_per_tok") * (expert + router))
+    return 2 * config.hidden_size + 2 * head_dim(config) + _TOKEN_INDICES + largest
+
+
+def _config_number(config: PreTrainedConfig, *names: str) -> int:
+    """Return the config's value of the first of these keys that is set; the largest of a list, 0 if none is set."""
+    value = next((number for name in names if (number := getattr(config, name, None))), 0)
+    return max(value) if isinstance(value, list) else value

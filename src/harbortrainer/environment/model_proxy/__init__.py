@@ -1,0 +1,1 @@
+"""Model proxy between an agent in its sandbox and verifiers' interception endpoint."""

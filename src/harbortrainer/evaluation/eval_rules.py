@@ -1,0 +1,128 @@
+"""Rules of an evaluation's trials: agent, sandbox, sampling, chat format and seed.
+
+Contract: the rules come from a run file, so that an evaluation matches the training, or are the plugin's defaults.
+Command line options override them. They are saved in the evaluation's folder, and a resume must have the same rules.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
+from harbortrainer.config.orchestrator_config import EvalSampling
+from harbortrainer.config.plugin import PLUGIN_ID
+from harbortrainer.config.reader import load
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.table import TomlTable
+
+ONE_WORKER: TomlTable = {"pool": {"type": "static", "num_workers": 1}}
+TRAINING_ONLY_KEYS = ("capture", "vllm_base_url", "model_name", "trials_dir")
+"""Harness keys for training only: the source of tokens, and the folder of trials."""
+
+
+class EvalRules(BaseModel):
+    """The rules of one evaluation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    agent: TomlTable
+    """The `env.agent` table for verifiers and the plugin."""
+    sampling: EvalSampling = EvalSampling()
+    """Sampling parameters; the model's server chooses those that are None."""
+    renderer: TomlTable = {"name": "auto"}
+    """Chat format of a local model."""
+    max_model_len: int | None = None
+    """Most tokens of prompt and answer of a local model; None means the model's own limit."""
+    seed: int = 0
+    """Sampling seed of a local model."""
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig | None,
+        *,
+        environment: str | None = None,
+        environment_kwargs: Mapping[str, JsonValue] | None = None,
+        agent: str | None = None,
+    ) -> Self:
+        """Return the rules of a run's evaluations (without them, of its training), or the defaults.
+
+        Args:
+            config: The run's config; None means the defaults.
+            environment: Type of the sandboxes that replaces the run's.
+            environment_kwargs: Keyword arguments of the sandbox's class, merged into the run's.
+            agent: Agent that replaces the run's.
+        """
+        table = deepcopy(_source(config).env.get("agent") or {}) if config else {}
+        harness = {key: value for key, value in (table.get("harness") or {}).items() if key not in TRAINING_ONLY_KEYS}
+        harness |= {"id": harness.get("id", PLUGIN_ID), "keep_trials": "all"}
+        harness["environment_type"] = environment or (harness.get("environment_type") if config else None) or "local"
+        if environment_kwargs:
+            harness["environment_kwargs"] = (harness.get("environment_kwargs") or {}) | dict(environment_kwargs)
+        harness |= {"agent": agent} if agent else {}
+        rules = cls(agent=table | {"harness": harness})
+        if config is None:
+            return rules
+        settings = {
+            "renderer": config.orchestrator.renderer,
+            "max_model_len": config.max_model_len,
+            "seed": config.seed,
+        }
+        return rules.model_copy(update=settings | {"sampling": _sampling(config)})
+
+    def with_overrides(
+        self, *, temperature: float | None, max_tokens: int | None, max_turns: int | None, max_model_len: int | None
+    ) -> Self:
+        """Return the rules with command line overrides; None keeps a value."""
+        overrides = {"temperature": temperature, "max_completion_tokens": max_tokens}
+        sampling = self.sampling.model_copy(
+            update={key: value for key, value in overrides.items() if value is not None}
+        )
+        agent = self.agent | ({} if max_turns is None else {"max_turns": max_turns})
+        limit = max_model_len or self.max_model_len
+        return self.model_copy(update={"sampling": sampling, "agent": agent, "max_model_len": limit})
+
+    @property
+    def agent_name(self) -> str:
+        """Harbor's name of the agent, or `module:Class`."""
+        return str(self.agent["harness"].get("agent") or TRAINABLE_TERMINUS)
+
+    @property
+    def environment_type(self) -> str:
+        """Type of the sandboxes."""
+        return str(self.agent["harness"]["environment_type"])
+
+    @property
+    def sandboxes(self) -> tuple[str, dict[str, object]]:
+        """Type of the sandboxes, and the keyword arguments of their class."""
+        return self.environment_type, self.agent["harness"].get("environment_kwargs") or {}
+
+
+def run_file(policy: str | None, config: Path | None) -> Path | None:
+    """Return the run file with the rules: `config`, or the config of the run that the policy belongs to."""
+    if config is not None or policy is None:
+        return config
+    folder = Path(policy)
+    for above in (folder, folder.parent, folder.parent.parent):
+        if (above / "config.toml").is_file() and (above / "checkpoints").is_dir():
+            return above / "config.toml"
+    return None
+
+
+def read_run(file: Path | None) -> RunConfig | None:
+    """Read a run file. Raises `UserError` if it cannot be read."""
+    return load(file) if file is not None else None
+
+
+def _source(config: RunConfig):
+    held_out = config.orchestrator.eval
+    return held_out.source[0] if held_out else config.orchestrator.train.source[0]
+
+
+def _sampling(config: RunConfig) -> EvalSampling:
+    source = _source(config)
+    known = source.sampling.model_dump(include=set(EvalSampling.model_fields), exclude_none=True)
+    return EvalSampling.model_validate(known)

@@ -1,0 +1,121 @@
+"""The only package that uses Harbor's private API, for the releases in `WRITTEN_FOR`.
+
+Private are names with a leading underscore, overridden methods that are no documented interface, and whatever differs
+between releases. Other packages import public names from here:
+- this module: what works before Harbor is imported
+- `terminus`: Terminus-2 and its terminal
+- `open_environment`, `compose_override`: Harbor's environments
+- `task_downloads`, `job_folder`: its registry clients and the files of its jobs
+
+Each `PrivateApi` below lists what its module uses; `tests/harbor_compat` tests each place.
+Invariant: importing this module imports neither harbor nor litellm.
+"""
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+from harbortrainer.private_apis import PrivateApi
+
+if TYPE_CHECKING:
+    from harbor.agents.base import BaseAgent
+    from harbor.llms.base import BaseLLM
+
+WRITTEN_FOR = "0.21.* or 0.24"
+
+_TERMINUS = "harbor.agents.terminus_2.terminus_2:Terminus2."
+_TMUX = "harbor.agents.terminus_2.tmux_session:TmuxSession."
+_FIELDS = (
+    "_llm _model_name _chat _context _session _session_id _pending_completion _trajectory_steps _n_episodes "
+    "_max_episodes _extra_env"
+)
+_ENVIRONMENT = "harbor.environments.base:BaseEnvironment."
+
+TERMINUS = PrivateApi(
+    library="harbor",
+    written_for=WRITTEN_FOR,
+    used_by="harbortrainer.harbor_compat.terminus",
+    places=(
+        f"{_TERMINUS}_init_llm",
+        f"{_TERMINUS}_get_parser()",
+        f"{_TERMINUS}_query_llm.__wrapped__(chat, prompt, original_instruction, session)",
+        f"{_TERMINUS}_handle_llm_interaction(chat, prompt, original_instruction, session)",
+        f"{_TERMINUS}_execute_commands(commands, session)",
+        f"{_TERMINUS}_limit_output_length(output, ...)",
+        f"{_TERMINUS}_dump_trajectory()",
+        *(_TERMINUS + name for name in _FIELDS.split()),
+        f"{_TMUX}_send_keys_command(keys)",
+        f"{_TMUX}_key_requires_paste(key)",
+        f"{_TMUX}_find_new_content(current_buffer)",
+        *(_TMUX + name for name in ["_tmux_start_session", "_session_name", "_previous_buffer", "_user"]),
+    ),
+)
+TRIALS = PrivateApi(
+    library="harbor",
+    written_for=WRITTEN_FOR,
+    used_by="harbortrainer.harbor_compat",
+    places=(
+        f"{_ENVIRONMENT}_empty_dirs_command(dirs, chmod)",
+        f"{_ENVIRONMENT}_reset_dirs_user()",
+        "harbor.trial.trial:Trial._run_agent_phase",
+        "harbor.trial.trial:Trial._load_task",
+    ),
+)
+DOWNLOADS = PrivateApi(
+    library="harbor",
+    written_for=WRITTEN_FOR,
+    used_by="harbortrainer.harbor_compat.task_downloads",
+    places=(
+        "harbor.tasks.client:TaskClient._copy_task_source_to_target",
+        "harbor.registry.client.git_repo:GitRepoRegistryClient._get_resolved_sha()",
+        "harbor.registry.client.git_repo:ResolvedRepo(host, org, name, git_url, ref, resolved_sha, subdir)",
+    ),
+)
+
+LITELLM_OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""Environment variables for every process that imports Harbor.
+
+Without them, LiteLLM, which Harbor imports, retries the download of its price list for as long as there is no network.
+"""
+
+
+def keep_litellm_offline() -> None:
+    """Set `LITELLM_OFFLINE` for this process and its children. Call it before importing Harbor."""
+    for name, value in LITELLM_OFFLINE.items():
+        os.environ.setdefault(name, value)
+
+
+@cache
+def prepare() -> None:
+    """Prepare this process for using Harbor. Raises `UserError` if its private API has changed."""
+    keep_litellm_offline()
+    TRIALS.check()
+
+
+def raised_by_agent(traceback: str) -> bool:
+    """Whether an exception that Harbor recorded was raised by the agent.
+
+    Only then does the stack trace contain the Harbor method that runs the agent.
+    """
+    return "in _run_agent_phase" in traceback
+
+
+def raised_loading_task(function_names: list[str]) -> bool:
+    """Whether `Trial.create` failed to read the task, judged by the function names on the stack."""
+    return "_load_task" in function_names
+
+
+def llm_client(agent: "BaseAgent") -> "BaseLLM | None":
+    """Return the model client of a Terminus-2; None for other agents, even if they have an attribute of that name."""
+    from harbor.llms.base import BaseLLM
+
+    client = getattr(agent, "_llm", None)
+    return client if isinstance(client, BaseLLM) else None
+
+
+def count_chat_answers(agent: "BaseAgent") -> int | None:
+    """Count the model's answers in the chat of a Terminus-2; None before its first run and for other agents."""
+    from harbor.llms.chat import Chat
+
+    chat = getattr(agent, "_chat", None)
+    return None if not isinstance(chat, Chat) else sum(message["role"] == "assistant" for message in chat.messages)

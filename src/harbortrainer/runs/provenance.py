@@ -1,0 +1,235 @@
+"""Provenance of a run: fingerprints of the policy's files and the tasks, and package versions.
+
+A run writes its provenance to `made_of.json` when it starts and compares it at `--resume`. Changed weights or tasks are
+refused; changed packages cause a warning. `base_policy` reads from a run's config which model it started from; configs
+of other releases are read as plain data. Invariant: a fingerprint depends only on contents, not on times or paths.
+"""
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from pydantic import BaseModel, ValidationError
+
+from harbortrainer.config.table import TomlTable
+from harbortrainer.errors import UserError
+from harbortrainer.runs.durable import write_whole
+
+FILE = "made_of.json"
+PACKAGES = ("harbortrainer", "harbor", "verifiers", "torch", "transformers", "peft")
+FINGERPRINTED = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"}
+"""Suffixes of the files that affect a model's output: weights, configs, tokenizer, chat template."""
+WHOLE_MB, BLOCKS, BLOCK = 64, 64, 1 << 16
+"""Files up to `WHOLE_MB` are hashed whole; of larger ones `BLOCKS + 1` evenly spaced blocks of `BLOCK` bytes."""
+
+
+class TaskOrigin(BaseModel):
+    """Origin of the tasks of a source."""
+
+    source: str
+    """A folder, or a pinned source."""
+    left_out: list[str] = []
+    """Errors of the tasks that `skip_bad` left out."""
+
+
+class Provenance(BaseModel):
+    """The provenance of a run."""
+
+    weights: dict[str, str] = {}
+    """Fingerprint of each file of the base policy."""
+    tasks: dict[str, dict[str, str]] = {}
+    """Content key of each task, by source and name."""
+    origins: dict[str, TaskOrigin] = {}
+    """Origin of these tasks, by source."""
+    packages: dict[str, str] = {}
+    """Package versions."""
+
+
+def collect_provenance(
+    model: str, tasks: Mapping[str, Mapping[str, str]], origins: Mapping[str, TaskOrigin] | None = None
+) -> Provenance:
+    """Collect the current provenance of a run.
+
+    Args:
+        model: The policy's folder or hub id.
+        tasks: Content keys by source and task name.
+        origins: Origins by source.
+    """
+    return Provenance(
+        weights=model_fingerprints(model),
+        tasks={name: dict(own) for name, own in tasks.items()},
+        origins=dict(origins or {}),
+        packages=package_versions(),
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of the packages that affect results."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def model_fingerprints(model: str) -> dict[str, str]:
+    """Return the fingerprint of each file of a model folder; for a hub id, the cached commit."""
+    folder = Path(model)
+    if not folder.is_dir():
+        commits = hub_folder(model) / "refs" / "main"
+        return {"commit": commits.read_text(encoding="utf-8").strip()} if commits.is_file() else {}
+    files = sorted(path for path in folder.iterdir() if path.suffix in FINGERPRINTED and path.is_file())
+    return {path.name: fingerprint(path) for path in files}
+
+
+def hub_folder(model: str) -> Path:
+    """Return the cache folder of a hub model (`refs/`, `snapshots/`) by huggingface_hub's rules, existing or not."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
+    return Path(cache).expanduser() / f"models--{model.replace('/', '--')}"
+
+
+def fingerprint(path: Path) -> str:
+    """Hash a file's size and contents; for a large file, evenly spaced blocks of it."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= WHOLE_MB << 20:
+            hashlib.file_digest(file, lambda: digest)
+        else:
+            _blocks(file, size, digest.update)
+    return digest.hexdigest()[:32]
+
+
+def _blocks(file: BinaryIO, size: int, update: Callable[[bytes], object]) -> None:
+    for number in range(BLOCKS + 1):
+        file.seek((size - BLOCK) * number // BLOCKS)
+        update(file.read(BLOCK))
+
+
+def check_provenance(folder: Path, now: Provenance, *, resume: bool) -> list[str]:
+    """Write the provenance of a new run; for a resumed run, compare it with the recorded one.
+
+    Returns:
+        Warnings about changed packages.
+
+    Raises:
+        UserError: The weights or the tasks have changed.
+    """
+    path = folder / FILE
+    before = _read(path) if resume else None
+    notes = []
+    if before is not None:
+        _refuse(path, "the policy's files", first_change(before.weights, now.weights))
+        for source in before.tasks.keys() | now.tasks.keys():
+            change = first_change(before.tasks.get(source, {}), now.tasks.get(source, {}))
+            _refuse(path, f"the tasks of source {source!r}", change)
+        notes = package_notes(before.packages, now.packages)
+    if before != now:
+        write_whole(path, now.model_dump_json(indent=2) + os.linesep)
+    return notes
+
+
+def first_change(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+    """Describe the first name whose fingerprint differs; None if all are equal."""
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            return f"{name} {'was added' if name not in before else 'is missing' if name not in now else 'differs'}"
+    return None
+
+
+def package_notes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return a warning about changed packages; empty if there are none."""
+    changes = [
+        f"{name} {before.get(name, 'absent')} -> {now.get(name, 'absent')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    return (
+        [f"warning: package versions have changed since the last start of this run: {', '.join(changes)}"]
+        if changes
+        else []
+    )
+
+
+def _refuse(path: Path, what: str, change: str | None) -> None:
+    if change is not None:
+        raise UserError(
+            f"{what} have changed since this run was started: {change}",
+            where=str(path),
+            do="restore them, or start a new run with another run.name",
+        )
+
+
+def _read(path: Path) -> Provenance | None:
+    """Read the provenance of a run; None for a run of a release that wrote none."""
+    try:
+        return Provenance.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, ValidationError) as error:
+        raise UserError(
+            "cannot be read", where=str(path), do="restore the file, or remove it to continue without the comparison"
+        ) from error
+
+
+LOCAL_CONFIG, PRIME_CONFIG = "config.toml", "configs/rl.json"
+
+
+def run_config(run: Path) -> TomlTable:
+    """Read the resolved config of a run of either engine. Raises `UserError` if there is no readable config."""
+    file = run / LOCAL_CONFIG if (run / LOCAL_CONFIG).is_file() else run / PRIME_CONFIG
+    if not file.is_file():
+        what = f"no run here (neither {LOCAL_CONFIG} nor {PRIME_CONFIG})"
+        raise UserError(what, where=str(run), do="pass a run folder, e.g. outputs/NAME")
+    try:
+        text = file.read_text(encoding="utf-8")
+        config: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read ({error})", where=str(file), do="restore the file") from None
+    if not isinstance(config, dict):
+        raise UserError("is not a config", where=str(file), do="restore the file")
+    return cast(TomlTable, config)
+
+
+def base_policy(run: Path) -> str:
+    """Return the folder or hub id of the policy that a run started from.
+
+    Raises:
+        UserError: The config does not name it, or its folder no longer exists.
+    """
+    named = named_model(run)
+    if not Path(named).is_dir() and any("." in name for name in base_policy_files(run)):
+        do = "restore it, or pass another model"
+        raise UserError("the model that the run started from no longer exists", where=named, do=do)
+    return named
+
+
+def base_policy_files(run: Path) -> dict[str, str]:
+    """Return the recorded fingerprints of a run's base policy; for a hub id, its commit."""
+    for file in (run / FILE, run / "configs" / FILE):
+        try:
+            return Provenance.model_validate_json(file.read_bytes()).weights
+        except (OSError, ValueError):
+            continue
+    return {}
+
+
+def named_model(run: Path) -> str:
+    """Return the name of the base policy in a run's config. Raises `UserError` if it has none."""
+    config = run_config(run)
+    if config.get("warmup"):
+        return str(run.absolute() / "model")
+    model = config.get("model")
+    named = model.get("name") if isinstance(model, Mapping) else None
+    if not isinstance(named, str) or not named:
+        do = "restore model.name in its config"
+        raise UserError("the config does not name the model", where=str(run), do=do)
+    return named

@@ -1,0 +1,210 @@
+"""Harbor's Docker environment with immediate stops, run labels, and a post-mortem of failed trials.
+
+Harbor still builds, starts and grades. An override file, the last of the compose files, gives the `main` service:
+- an init process and no grace period. Harbor's default command ignores SIGTERM, so a stock trial waits ten seconds.
+- the label `harbortrainer.run`, by which a launcher finds the containers of a killed run.
+
+For tasks without sidecars, `containers.direct_docker` runs Harbor's Compose commands through the daemon's API.
+Invariant: a run's container carries the run's label, or belongs to the compose project of one that does.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import override
+
+from harbor.environments.base import ExecResult
+
+from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
+from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.sandbox import container_sockets, docker_examination
+from harbortrainer.sandbox.containers import daemon_client, disk_usage, usage
+from harbortrainer.sandbox.containers.container_exit import ExitEvents
+from harbortrainer.sandbox.containers.direct_docker import DirectDocker
+from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
+from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
+from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
+from harbortrainer.sandbox.post_mortem import PostMortem, check_host
+from harbortrainer.sandbox.uploaded_tests import Uploads
+
+_TRIAL_LABEL = "harbortrainer.trial"
+IMAGE_LABEL = "harbortrainer.image"
+"""Label of the images built for tasks: `docker image prune -a --filter label=harbortrainer.image` removes them."""
+
+type _Command = tuple[str, str | None, dict[str, str] | None, int | None, str | int | None]
+
+
+class DockerSandbox(ComposeOverrideDocker):
+    """Harbor's `docker`, with containers that stop at once and carry the run's label.
+
+    Args:
+        pids: Limit of processes and threads in a main container whose compose files set none.
+    """
+
+    _watch: asyncio.Task[None] | None = None  # of the disk, while the container runs
+    _events: ExitEvents | None = None  # listened to from before the start
+    _full_disk = ""  # a message about the disk that this container filled
+    _grading = False
+    _uploaded: tuple[tuple[Path, str], ...] = ()  # uploads of this grading
+    _commands: tuple[_Command, ...] = ()  # commands of this grading since the uploads
+
+    def __init__(self, *args: object, pids: int = PIDS, **kwargs: object) -> None:
+        self._pids = pids
+        super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through
+
+    @cached_property
+    def _direct(self) -> DirectDocker:
+        return DirectDocker(self)
+
+    @override
+    def override_file(self, others: Sequence[Path]) -> Path:
+        path = self.trial_paths.trial_dir.resolve() / f"{self.session_id}.compose.json"
+        labels = {RUN_LABEL: os.environ.get(RUN_VARIABLE, "none"), _TRIAL_LABEL: self.session_id}
+        main: dict[str, object] = {"init": True, "stop_grace_period": "0s", "labels": labels}
+        if self.builds_image and not self._uses_compose:
+            main |= {"image": self.image, "build": {"labels": {IMAGE_LABEL: self.environment_name}}}
+        if not has_process_limit(others):
+            main["pids_limit"] = self._pids
+        path.write_text(json.dumps({"services": {"main": main}}))  # JSON is YAML
+        return path
+
+    @override
+    async def run_without_compose(self, call: ComposeCall) -> ExecResult | None:
+        return await self._direct.run(call)
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        data_root, folder = await daemon_client.data_root(), self.trial_paths.trial_dir
+        self._disks = ContainerDisks.measure(folder, data_root, self.task_env_config.storage_mb)
+        self._events = await ExitEvents.subscribe(self._label)
+        await super().start(force_build)
+        self._watch = asyncio.create_task(self._watch_disks(self._disks))
+
+    async def _watch_disks(self, disks: ContainerDisks) -> None:
+        """Remove the container as soon as it fills a disk, which all trials share."""
+        while not await self._remove_if_disk_full(disks):
+            await disks.wait()
+
+    async def _remove_if_disk_full(self, disks: ContainerDisks) -> bool:
+        self._full_disk = self._full_disk or await disks.overuse(partial(disk_usage.written_bytes, self._label))
+        if self._full_disk:
+            await disk_usage.remove(self._label)
+            await asyncio.to_thread(disks.truncate_files)
+            self.logger.warning(
+                "%s; the container is removed", self._full_disk
+            )  # after the removal: a full disk takes no log
+        return bool(self._full_disk)
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        await self._stop_watch()
+        try:
+            await super().stop(delete)
+        finally:
+            await self._direct.close()
+            if self._events is not None:
+                await self._events.close()
+
+    async def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+
+    async def raise_limits(self, *, kill: bool = False) -> None:
+        """Prepare for grading. Kill the agent's leftover processes if `kill` is set or a limit is exhausted."""
+        self._grading, self._uploaded, self._commands = True, (), ()
+        await self._direct.close_shells()
+        if short := await self.exhausted_limit():
+            self.logger.warning("%s: killing the processes that the agent left running", short)
+        if kill or short:
+            await kill_leftovers(self._label)
+
+    async def restore_limits(self) -> None:
+        """Restore the agent's limits after grading."""
+        self._grading, self._uploaded, self._commands = False, (), ()
+        await self._direct.close_shells()
+
+    async def exhausted_limit(self) -> str:
+        """Describe the limit that the agent has nearly reached; "" for none."""
+        return await usage.exhausted_limit(self._label)
+
+    async def listen_inside(self, port: int) -> socket.socket | None:
+        """Open a socket on `port` of the container's loopback; None if this process may not."""
+        return await container_sockets.listen_in(self._label, port) if container_sockets.can_listen_inside() else None
+
+    async def post_mortem(self) -> PostMortem:
+        """Report what is wrong in the container, and whether the daemon can start another from its image."""
+        found = PostMortem()
+        await self._stop_watch()
+        if self._disks is not None and await self._remove_if_disk_full(self._disks):
+            found.signs.append(self._full_disk)
+            await docker_examination.check_fresh_container(found, self.image)
+        else:
+            await docker_examination.examine(found, self._label, self._uploaded, self._events)
+        if found.signs:
+            await check_host(found, self.trial_paths.trial_dir)
+        return found
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        uploads = (*self._uploaded, (Path(source_dir), target_dir))
+        try:
+            await super().upload_dir(source_dir, target_dir)
+        except RuntimeError:
+            if not self._grading:
+                raise
+            await self._upload_again(uploads)
+        if self._grading:
+            self._uploaded = uploads
+
+    @override
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        commands = [*self._commands, (command, cwd, env, timeout_sec, user)]
+        done = await super().exec(*commands[-1])
+        if self._uploaded:
+            if not self._has_reward() and not await self._is_gradable():
+                await self._upload_again(self._uploaded)
+                for again in commands:  # including the one that made the tests executable
+                    done = await super().exec(*again)
+            self._commands = tuple(commands)
+        return done
+
+    def _has_reward(self) -> bool:
+        """Whether the verifier has written a reward into its folder, which is mounted."""
+        return self.trial_paths.reward_text_path.exists() or self.trial_paths.reward_json_path.exists()
+
+    async def _is_gradable(self) -> bool:
+        """Whether no leftover process has taken the verifier's resources or its files."""
+        return not await self.exhausted_limit() and await self._uploads_intact()
+
+    async def _uploads_intact(self) -> bool:
+        targets, container = {target for _, target in self._uploaded}, self._direct.container
+        if container is not None:
+            checks = [
+                await docker_examination.archive_intact(container.download_archive, t, self._uploaded) for t in targets
+            ]
+            return all(checks)
+        return all([await docker_examination.uploads_intact(self._label, t, self._uploaded) for t in targets])
+
+    async def _upload_again(self, uploads: Uploads) -> None:
+        """Repeat the uploads after killing the leftover processes that interfere with them."""
+        await self.raise_limits(kill=True)
+        await self.empty_dirs(sorted({target for _, target in uploads}), chmod=False)
+        for folder, target in uploads:
+            await super().upload_dir(folder, target)
+        self._uploaded = tuple(uploads)
+
+    @property
+    def _label(self) -> str:
+        return f"{_TRIAL_LABEL}={self.session_id}"

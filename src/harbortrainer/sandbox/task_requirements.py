@@ -1,0 +1,285 @@
+"""A task's requirements on its sandboxes, and those that an environment type does not support, found before a run.
+
+They are read from the task's files, without Harbor. Each finding starts with the task's key or file.
+Invariant: a requirement without a finding is fully supported; `tests/parity` runs trials to check that.
+"""
+
+import contextlib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
+from harbortrainer.config.redacted_config import SECRET
+from harbortrainer.config.table import TomlTable
+from harbortrainer.sandbox import dockerfile, network_choice
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
+from harbortrainer.sandbox.images.image_choice import ROOT_USERS, builder_for, host_root_problems
+from harbortrainer.sandbox.layer_store import Store
+from harbortrainer.sandbox.task_exposure import compose_exposure, compose_files, named_ports
+
+_TEMPLATE = re.compile(r"\$\{([^}:]+)(:-.*)?\}")
+_LOCALHOST = re.compile(r"://(?:[^/@]*@)?((?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?)(?:/|$)")
+_ROOT_ONLY = "only root can give a sandbox other users"
+
+
+@dataclass(frozen=True)
+class RequestedSandbox:
+    """One sandbox of a task: for the agent, or for a separate verifier."""
+
+    key: str
+    """Key of its table in task.toml."""
+    folder: Path
+    """Its build context."""
+    table: TomlTable
+
+    @property
+    def network(self) -> str:
+        """Harbor's network mode."""
+        legacy = "no-network" if self.table.get("allow_internet") is False else "public"
+        return str(self.table.get("network_mode", legacy))
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether the task defines what the sandbox is made from."""
+        return bool(self.table.get("docker_image")) or any(
+            (self.folder / name).is_file() for name in ("Dockerfile", "docker-compose.yaml")
+        )
+
+
+class TaskRequirements:
+    """The requirements of one task.
+
+    Args:
+        folder: The task's folder.
+
+    Raises:
+        OSError, ValueError: task.toml is missing or invalid.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: TomlTable = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        self.steps = _tables(self.config, "steps")
+
+    def unsupported(self, kind: str, kwargs: Mapping[str, object] | None = None) -> list[str]:
+        """Return the requirements that an environment type does not support.
+
+        Empty for types whose limits are not known here; Harbor checks those.
+
+        Args:
+            kind: The environment type.
+            kwargs: Keyword arguments of its class.
+        """
+        entry = environment_entry(kind)
+        if not entry.has_known_limits:
+            return []
+        sandboxes = self.sandboxes()
+        found = [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
+        if entry.needs_namespaces:
+            return [*found, *self._unsupported_local(sandboxes, entry, dict(kwargs or {}))]
+        return [*found, *_undefined(sandboxes)]
+
+    def exposure(self, kind: str) -> list[str]:
+        """Return the access that sandboxes get: secrets of this machine and, in Docker, what compose files grant."""
+        sandboxes = self.sandboxes()
+        keys = [
+            f"[environment.env] {name} is ${found[1]} of this machine"
+            for name, value in _table(sandboxes[0].table, "env").items()
+            if (found := _TEMPLATE.fullmatch(str(value))) and SECRET.search(found[1])
+        ]
+        composed = sandboxes if environment_entry(kind).needs_docker else []
+        return [*keys, *(what for sandbox in composed for what in compose_exposure(sandbox.folder))]
+
+    def uses_host_network(self, kind: str, kwargs: Mapping[str, object]) -> bool:
+        """Whether the sandboxes reach this machine's localhost and concurrent trials share its ports."""
+        public = any(sandbox.network == "public" for sandbox in self.sandboxes())
+        return (
+            environment_entry(kind).shares_ports
+            and public
+            and network_choice.is_host_network(kwargs.get("network", "auto"))
+        )
+
+    def shared_ports(self, kind: str, kwargs: Mapping[str, object]) -> list[int]:
+        """Return the ports, named in the task's files, that its trials would share."""
+        return named_ports(self.folder) if self.uses_host_network(kind, kwargs) else []
+
+    def localhost_variables(self, kind: str, kwargs: Mapping[str, object], variables: Mapping[str, str]) -> list[str]:
+        """Return the variables that pass localhost URLs into sandboxes, where localhost is the sandbox itself.
+
+        Args:
+            variables: This machine's environment variables.
+        """
+        if not environment_entry(kind).has_known_limits or self.uses_host_network(kind, kwargs):
+            return []
+        return [
+            f"[{key}.env] {name} is ${variable}, {found[1]}"
+            for key, name, variable, _ in self._variables()
+            if (found := _LOCALHOST.search(variables.get(variable, "")))
+        ]
+
+    def sandboxes(self) -> list[RequestedSandbox]:
+        """Return the task's sandboxes, the agent's first."""
+        own = _table(self.config, "environment")
+        found = [RequestedSandbox("environment", self.folder / "environment", own)]
+        verifier = _table(self.config, "verifier")
+        if not self.steps and _is_separate(verifier):
+            found.append(self._verifier_sandbox("verifier", verifier, None))
+        for step in self.steps:
+            table = _table(step, "verifier")
+            if _is_separate(table) or ("environment_mode" not in table and _is_separate(verifier)):
+                found.append(self._verifier_sandbox(f"steps.{step['name']}.verifier", table, step["name"]))
+        return found
+
+    def _verifier_sandbox(self, key: str, verifier: TomlTable, step: str | None) -> RequestedSandbox:
+        """Return the sandbox of a separate verifier."""
+        of_task = _table(self.config, "verifier")
+        table = next(filter(None, (_table(one, "environment") for one in (verifier, of_task, self.config))), {})
+        own = self.folder / "steps" / (step or "") / "tests"
+        folder = own if step is not None and own.is_dir() else self.folder / "tests"
+        return RequestedSandbox(f"{key}.environment", folder, table)
+
+    def _unsupported_local(
+        self, sandboxes: Sequence[RequestedSandbox], entry: EnvironmentEntry, kwargs: dict[str, object]
+    ) -> Iterator[str]:
+        rootfs = Path(str(kwargs.get("rootfs", "/")))
+        image = str(kwargs.get("image", "auto")) if entry.builds_images else "host"
+        try:
+            builder = builder_for(image, rootfs, Store())
+        except ValueError as error:
+            yield str(error)
+            return
+        yield from _undefined(
+            sandboxes if builder is not None else sandboxes[1:]
+        )  # the host's root needs no definition
+        for sandbox in sandboxes:
+            yield from (f"{sandbox.folder.name}/{file.name}" for file in compose_files(sandbox.folder))
+            if sandbox.network == "allowlist":
+                yield f'[{sandbox.key}] network_mode = "allowlist"'
+            if builder is None:
+                yield from _unsupported_on_rootfs(sandbox, rootfs)
+        yield from self._sidecar_keys()
+        yield from self._phase_networks()
+        if os.geteuid() != 0:
+            yield from self._other_users()
+            yield from (what for sandbox in sandboxes for what in _image_user(sandbox))
+
+    def _sidecar_keys(self) -> Iterator[str]:
+        """Return the keys that name a sidecar."""
+        for key, part in self._parts():
+            for entry in _tables(part, "artifacts"):
+                if entry.get("service", "main") != "main":
+                    yield f"{key}artifacts of the service {entry['service']!r}"
+            for hook in _tables(_table(part, "verifier"), "collect"):
+                if hook.get("service", "main") != "main":
+                    yield f"{key}verifier.collect in the service {hook['service']!r}"
+
+    def _phase_networks(self) -> Iterator[str]:
+        """Return network modes of single phases; a local sandbox keeps one mode from start to end."""
+        baselines = {sandbox.key: sandbox.network for sandbox in self.sandboxes()}
+        for key, phase in self._phases():
+            mode, own = phase.get("network_mode"), baselines.get(f"{key}.environment", baselines["environment"])
+            if mode is not None and mode != own:
+                yield f'[{key}] network_mode = "{mode}" in a sandbox that has "{own}"'
+
+    def _other_users(self) -> Iterator[str]:
+        """Return users other than root, which an ordinary user's sandbox does not have."""
+        for key, phase in self._phases():
+            if (user := phase.get("user")) not in ROOT_USERS:
+                yield f"[{key}] user = {user!r} ({_ROOT_ONLY})"
+
+    def _phases(self) -> Iterator[tuple[str, TomlTable]]:
+        """Yield the tables of agents and verifiers with their keys."""
+        for key, part in self._parts():
+            for role in ("agent", "verifier"):
+                yield f"{key}{role}", _table(part, role)
+
+    def _parts(self) -> Iterator[tuple[str, TomlTable]]:
+        """Yield the task and its steps, each with the prefix of its keys."""
+        yield "", self.config
+        yield from ((f"steps.{step['name']}.", step) for step in self.steps)
+
+    def unset_variables(self, variables: Mapping[str, str], *, solution: bool = False) -> list[str]:
+        """Return the variables that the task takes from this machine without a default and that are not set.
+
+        Args:
+            variables: This machine's environment variables.
+            solution: Include the solution's variables.
+        """
+        found = [
+            f"[{key}.env] {name}: ${variable} is not set"
+            for key, name, variable, default in self._variables(solution=solution)
+            if default is None and variable not in variables
+        ]
+        return list(dict.fromkeys(found))
+
+    def _variables(self, *, solution: bool = False) -> Iterator[tuple[str, str, str, str | None]]:
+        """Yield the variables that the task takes from this machine: table key, name inside, variable, default."""
+        tables = [(sandbox.key, _table(sandbox.table, "env")) for sandbox in self.sandboxes()]
+        tables += [(f"{key}verifier", _table(_table(part, "verifier"), "env")) for key, part in self._parts()]
+        tables += [("solution", _table(_table(self.config, "solution"), "env"))] if solution else []
+        for key, env in tables:
+            for name, value in env.items():
+                if template := _TEMPLATE.fullmatch(str(value)):
+                    yield key, name, template[1], template[2]
+
+    @property
+    def restricts_network(self) -> bool:
+        """Whether a sandbox or phase of the task has a restricted network."""
+        modes: list[str | None] = [sandbox.network for sandbox in self.sandboxes()]
+        modes += [phase.get("network_mode") for _, phase in self._phases()]
+        return any(mode not in (None, "public") for mode in modes)
+
+
+def _table(table: TomlTable, key: str) -> TomlTable:
+    """Return a nested table, or an empty one. Harbor refuses a value of another type."""
+    found = table.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _tables(table: TomlTable, key: str) -> list[TomlTable]:
+    found = table.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _is_separate(verifier: TomlTable) -> bool:
+    mode = verifier.get("environment_mode")
+    return mode == "separate" if mode is not None else verifier.get("environment") is not None
+
+
+def _undefined(sandboxes: Sequence[RequestedSandbox]) -> list[str]:
+    return [f"[{sandbox.key}] neither a Dockerfile nor docker_image" for sandbox in sandboxes if not sandbox.is_defined]
+
+
+def _unsupported_anywhere(sandbox: RequestedSandbox) -> Iterator[str]:
+    """Yield requirements that neither containers nor local sandboxes support."""
+    if sandbox.table.get("gpus"):
+        yield f"[{sandbox.key}] gpus = {sandbox.table['gpus']}"
+    if sandbox.table.get("tpu"):
+        yield f"[{sandbox.key}] tpu"
+    if str(sandbox.table.get("os", "linux")).lower() != "linux":
+        yield f"[{sandbox.key}] os = {sandbox.table['os']!r}"
+
+
+def _image_user(sandbox: RequestedSandbox) -> Iterator[str]:
+    """Yield the Dockerfile's last user if it is not root. The base image's user is checked after the build."""
+    path = sandbox.folder / "Dockerfile"
+    if not path.is_file():
+        return
+    with contextlib.suppress(SandboxBuildError):  # the builder reports the error
+        users = [
+            step for step in dockerfile.parse(dockerfile.read_dockerfile(sandbox.folder)).steps if step.name == "USER"
+        ]
+        if users and users[-1].value.partition(":")[0] not in ROOT_USERS:
+            yield f"[{sandbox.key}] {users[-1]} ({_ROOT_ONLY})"
+
+
+def _unsupported_on_rootfs(sandbox: RequestedSandbox, rootfs: Path) -> list[str]:
+    image = sandbox.table.get("docker_image")
+    try:
+        return [f"[{sandbox.key}] {what}" for what in host_root_problems(sandbox.folder, image, rootfs)]
+    except SandboxBuildError as error:
+        return [str(error)]

@@ -1,0 +1,65 @@
+"""Select the tasks of a taskset: load the source, then filter by pattern, split, check and pass rate.
+
+Invariant: both engines, the plugin and the run's records use this function, so that they agree on the tasks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harbortrainer.config.plugin import TasksetKeys
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.measured_rates import filter_by_pass_rate
+from harbortrainer.tasks.split import select_side
+from harbortrainer.tasks.task_check import passed_keys
+from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_store import load_source
+
+
+@dataclass(frozen=True)
+class TaskSelection:
+    """The selected tasks of a taskset."""
+
+    source: str
+    """Source of the tasks, as written in a run file."""
+    tasks: list[TaskRef]
+    """Tasks sorted by name."""
+    left_out: list[str]
+    """Errors of the tasks that `skip_bad` left out, one line each."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The content hash of every task, by name."""
+        return {task.name: task.key for task in self.tasks}
+
+
+def select_tasks(table: TasksetKeys, *, report_progress: Callable[[str], None] = print) -> TaskSelection:
+    """Load the tasks of a taskset; a source that is not on this machine is fetched.
+
+    Args:
+        table: The taskset.
+        report_progress: Called with a line before a download.
+
+    Raises:
+        UserError: The tasks cannot be fetched or read, or none is left; the message names the file and the key.
+    """
+    left_out: list[str] = []
+
+    def skip(error: UserError) -> None:
+        left_out.append(str(error))
+
+    skipping = skip if table.skip_bad else None
+    tasks = select_side(
+        load_source(table.source, table.include, table.exclude, skip=skipping, report_progress=report_progress), table
+    )
+    if table.checked_only:
+        tasks = _checked(tasks, str(table.source))
+    return TaskSelection(str(table.source), filter_by_pass_rate(tasks, table), left_out)
+
+
+def _checked(tasks: list[TaskRef], source: str) -> list[TaskRef]:
+    good = passed_keys()
+    chosen = [task for task in tasks if task.key in good]
+    if not chosen:
+        do = f"run `harbortrainer tasks check {source}`, or remove checked_only"
+        raise UserError("none of these tasks passed the check with its current content", where=source, do=do)
+    return chosen

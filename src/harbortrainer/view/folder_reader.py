@@ -1,0 +1,78 @@
+"""Interface for reading one kind of run folder, and access to its JSON lines by file offset."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from harbortrainer.errors import UserError
+from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.view.trial_view import RunHead, TrialDetail
+
+
+class LineLocation(NamedTuple):
+    """File, offset and length in bytes of a line."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+type JsonLine = dict[str, object]
+
+
+def parse_line(line: bytes, location: LineLocation) -> JsonLine:
+    """Parse a line that holds one JSON object. Raises `UserError` for anything else."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        where = f"{location.path}: the line at byte {location.offset}"
+        raise UserError("is not a JSON object", where=where, do="remove that line or restore the file")
+    return row
+
+
+def read_line(location: LineLocation) -> JsonLine:
+    """Read the line at a location. Raises `UserError` if the file no longer exists."""
+    try:
+        with location.path.open("rb") as file:
+            file.seek(location.offset)
+            return parse_line(file.read(location.length), location)
+    except FileNotFoundError:
+        raise UserError("no longer exists", where=str(location.path), do="reload the page") from None
+
+
+class FolderReader(Protocol):
+    """Reader of one kind of folder."""
+
+    required_fields: frozenset[str]
+    """Fields that every trial's line has; a line without them is from another release."""
+
+    def trial_files(self, folder: Path) -> list[Path]:
+        """Return the files with one line per trial, in the order of the run."""
+        ...
+
+    def metric_files(self, folder: Path) -> list[Path]:
+        """Return the files with one line per step."""
+        ...
+
+    def row(self, line: JsonLine, file: Path) -> TrialRow | None:
+        """Return the row of a line, with defaults for damaged fields; None if the line has no trial."""
+        ...
+
+    def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
+        """Return a trial with its turns; `row` is the row of `line`."""
+        ...
+
+    def head(self, folder: Path) -> RunHead:
+        """Return the name, kind and status of the folder."""
+        ...
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `UserError` unless the path is a folder."""
+    do = "pass a run or evaluation folder, e.g. outputs/NAME"
+    if not folder.exists():
+        raise UserError("does not exist", where=str(folder), do=do)
+    if not folder.is_dir():
+        raise UserError("is a file, not a run folder", where=str(folder), do=do)

@@ -1,0 +1,307 @@
+"""SQLite index of a run folder: trials, metrics and the file offsets of their lines.
+
+Contract: the index only repeats the run's files, so it can be deleted at any time. A broken index, or one of another
+`VERSION`, is rebuilt. If the folder is not writable, the index is kept in memory.
+
+Invariants: after `refresh` the index equals the files.
+- An incomplete last line is not indexed yet.
+- A replaced, shortened or removed file is dropped with all its rows.
+- If two lines describe one trial, the line of the later file counts.
+- A refresh is one transaction, so a kill leaves the index unchanged.
+"""
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import batched
+from pathlib import Path
+from typing import NamedTuple
+
+from harbortrainer.errors import UserError
+from harbortrainer.runs.trial_row import RowTokens, TrialRow
+from harbortrainer.view.folder_reader import FolderReader, JsonLine, LineLocation, parse_line
+from harbortrainer.view.trial_view import UNDECIDED_STEP
+
+NAME = "view.sqlite"
+VERSION = 2
+"""Version of the tables; an index of another version is rebuilt."""
+PHASES = ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
+
+TABLES = f"""
+CREATE TABLE counters (name TEXT PRIMARY KEY, value);
+CREATE TABLE sources (
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE, rank INTEGER, inode INTEGER, done INTEGER, tail BLOB
+);
+CREATE TABLE trials (
+    trial TEXT UNIQUE, kind TEXT, step INTEGER, task TEXT, task_key TEXT, source TEXT, grp TEXT, outcome TEXT,
+    reward REAL, advantage REAL, not_trained TEXT, turns INTEGER, input_tokens INTEGER, output_tokens INTEGER,
+    seconds REAL, version INTEGER, status TEXT, file INTEGER, offset INTEGER, length INTEGER,
+    {", ".join(f"s_{phase} REAL" for phase in PHASES)}
+);
+CREATE INDEX by_rank ON sources (rank);
+CREATE INDEX by_file ON trials (file, offset);
+CREATE INDEX by_group ON trials (grp);
+CREATE INDEX by_cell ON trials (kind, step, task, task_key, reward, outcome);
+CREATE TABLE metrics (file INTEGER, offset INTEGER, line TEXT, PRIMARY KEY (file, offset)) WITHOUT ROWID;
+INSERT INTO counters VALUES ('changes', 0);
+"""
+
+
+class BrokenIndexError(Exception):
+    """The index is damaged or of another version."""
+
+
+def open_index(folder: Path) -> sqlite3.Connection:
+    """Open or create the index of a folder."""
+    path = folder / NAME
+    with suppress(BrokenIndexError, sqlite3.Error):
+        return _connect(path)
+    with suppress(OSError, BrokenIndexError, sqlite3.Error):
+        remove(folder)
+        return _connect(path)
+    return _connect(":memory:")
+
+
+def remove(folder: Path) -> None:
+    """Delete the index of a folder."""
+    for suffix in ("", "-journal"):
+        (folder / f"{NAME}{suffix}").unlink(missing_ok=True)
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    made = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
+    try:
+        made.execute("PRAGMA synchronous = OFF")  # after a power cut the index is rebuilt
+        version = made.execute("PRAGMA user_version").fetchone()[0]
+        tables = made.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if not tables:
+            made.executescript(f"BEGIN EXCLUSIVE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        elif version != VERSION:
+            raise BrokenIndexError(f"index has version {version}")  # noqa: TRY301 - closed below
+        made.execute("UPDATE counters SET value = value WHERE name = 'changes'")  # raises if the file is read-only
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def columns_of(row: TrialRow) -> tuple[object, ...]:
+    """Return the values of the columns from `trial` to `version`."""
+    step = UNDECIDED_STEP if row.step is None else row.step
+    about = (row.trial, row.kind, step, row.task, row.task_key, row.source, row.group or "", row.outcome)
+    tokens = row.input_tokens, row.output_tokens
+    return *about, row.reward, row.advantage, row.untrained, row.turns, *tokens, row.wall_s, row.version
+
+
+def row_of(columns: Sequence) -> TrialRow:
+    """Return the row with these values of the columns from `trial` to `version`."""
+    trial, kind, step, task, task_key, source, group, outcome, *figures = columns
+    reward, advantage, not_trained, turns, input_tokens, output_tokens, seconds, version = figures
+    return TrialRow(
+        trial=trial,
+        kind=kind,
+        step=None if step == UNDECIDED_STEP else step,
+        task=task,
+        task_key=task_key,
+        source=source,
+        group=group,
+        outcome=outcome,
+        reward=reward,
+        advantage=advantage,
+        not_trained=not_trained,
+        turns=turns,
+        tokens=RowTokens(input=input_tokens, output=output_tokens),
+        seconds=seconds,
+        version=version,
+    )
+
+
+type MetricRow = Mapping[str, object]
+
+SHOWN_METRICS = re.compile(
+    r"step|loss|eval/(mean_reward|low|high|n|tasks|stderr)|train/agg/all/agent/(reward/.*|solved_\w+|is_truncated/mean)"
+    r"|time/\w+|(staleness|off_policy)/\w+|mismatch_kl/all/\w+|entropy/all/mean|optim/grad_norm|is_masked/mean"
+    r"|perf/\w+|progress/\w+|batch/empty|cost/.*|proof/spread|train/agg/all/num_(turns|output_tokens)/mean"
+)
+
+
+def select_metrics(row: Mapping[str, object]) -> MetricRow | None:
+    """Return the shown metrics of a line; None for a line without a step."""
+    if not isinstance(row.get("step"), int):
+        return None
+    return {key: value for key, value in row.items() if SHOWN_METRICS.fullmatch(key)}
+
+
+TAIL = 1000
+"""Most bytes of the last indexed line to save; they identify the file at the next refresh."""
+BATCH = 1000
+COLUMNS = 20 + len(PHASES)
+ADD_TRIAL = (
+    f"INSERT INTO trials VALUES ({', '.join('?' * COLUMNS)}) ON CONFLICT (trial) DO UPDATE SET "
+    + ", ".join(
+        f"{name} = excluded.{name}"
+        for name in (
+            *("kind", "step", "task", "task_key", "source", "grp", "outcome", "reward", "advantage", "not_trained"),
+            *("turns", "input_tokens", "output_tokens", "seconds", "version", "status", "file", "offset", "length"),
+            *(f"s_{phase}" for phase in PHASES),
+        )
+    )
+    + " WHERE (SELECT rank FROM sources WHERE id = excluded.file) >= (SELECT rank FROM sources WHERE id = trials.file)"
+)
+
+
+class Source(NamedTuple):
+    """One indexed file."""
+
+    id: int
+    path: Path
+    inode: int
+    done: int
+    """Bytes indexed so far."""
+    tail: bytes
+    """End of the last indexed line."""
+
+
+class RunIndex:
+    """Writer of the index.
+
+    Args:
+        db: The index, from `open_index`.
+        folder: The run folder.
+        reader: Reader for this kind of folder.
+    """
+
+    def __init__(self, db: sqlite3.Connection, folder: Path, reader: FolderReader) -> None:
+        self._db, self._folder, self._reader = db, folder, reader
+
+    def refresh(self) -> int:
+        """Index new lines. Returns the number of changes since the index was created.
+
+        Raises:
+            UserError: A line of the run is invalid; the index is unchanged.
+            sqlite3.DatabaseError: The index is broken.
+        """
+        trials, metrics = self._reader.trial_files(self._folder), self._reader.metric_files(self._folder)
+        if not self._stale([*trials, *metrics]):
+            return self._changes()
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            changed = self._update([*trials, *metrics], set(metrics))
+            self._db.execute("UPDATE counters SET value = value + ? WHERE name = 'changes'", (int(changed),))
+            self._db.execute("COMMIT")
+        except BaseException:  # also KeyboardInterrupt: leave the index unchanged
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        return self._changes()
+
+    def _changes(self) -> int:
+        return self._db.execute("SELECT value FROM counters WHERE name = 'changes'").fetchone()[0]
+
+    def _sources(self) -> dict[Path, Source]:
+        rows = self._db.execute("SELECT id, path, inode, done, tail FROM sources")
+        return {self._folder / row[1]: Source(row[0], self._folder / row[1], *row[2:]) for row in rows}
+
+    def _stale(self, paths: list[Path]) -> bool:
+        known = self._sources()
+        existing = {path: status for path in paths if (status := _status(path)) is not None}
+        return known.keys() != existing.keys() or any(
+            (status.st_ino, status.st_size) != (known[path].inode, known[path].done)
+            for path, status in existing.items()
+        )
+
+    def _update(self, paths: list[Path], metrics: set[Path]) -> bool:
+        """Delete rows of removed or replaced files, then index new lines. Returns whether anything changed."""
+        known = self._sources()
+        kept = {path: source for path, source in known.items() if path in set(paths) and _is_unchanged(source)}
+        for path in known.keys() - kept.keys():
+            self._delete(known[path])
+        changed = known.keys() != kept.keys()
+        for rank, path in enumerate(paths):
+            if (status := _status(path)) is None:
+                continue
+            source = kept.get(path) or self._add_source(path, status.st_ino)
+            self._db.execute("UPDATE sources SET rank = ? WHERE id = ?", (rank, source.id))
+            changed |= self._read_new_lines(source, metrics=path in metrics)
+        return changed
+
+    def _delete(self, source: Source) -> None:
+        for table, column in (("trials", "file"), ("metrics", "file"), ("sources", "id")):
+            self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (source.id,))
+
+    def _add_source(self, path: Path, inode: int) -> Source:
+        name = str(path.relative_to(self._folder))
+        made = self._db.execute("INSERT INTO sources VALUES (NULL, ?, 0, ?, 0, ?)", (name, inode, b""))
+        return Source(made.lastrowid or 0, path, inode, 0, b"")
+
+    def _read_new_lines(self, source: Source, *, metrics: bool) -> bool:
+        lines = _Lines(source)
+        if metrics:
+            self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", self._metric_rows(source, lines))
+        else:
+            for some in batched(self._trial_rows(source, lines), BATCH):
+                self._db.executemany(ADD_TRIAL, some)
+        where = (lines.done, lines.tail, source.id)
+        self._db.execute("UPDATE sources SET done = ?, tail = ? WHERE id = ?", where)
+        return lines.done > source.done
+
+    def _metric_rows(self, source: Source, lines: Iterable[tuple[JsonLine, LineLocation]]) -> Iterator[tuple]:
+        for row, location in lines:
+            if (shown := select_metrics(row)) is not None:
+                yield source.id, location.offset, json.dumps(shown)
+
+    def _trial_rows(self, source: Source, lines: Iterable[tuple[JsonLine, LineLocation]]) -> Iterator[tuple]:
+        for line, location in lines:
+            if missing := sorted(self._reader.required_fields - line.keys()):
+                where = f"{location.path}: the line at byte {location.offset}"
+                what = f"has no field {missing[0]!r}, so another release of harbortrainer wrote it"
+                raise UserError(what, where=where, do="use that release to view it")
+            if (row := self._reader.row(line, location.path)) is not None:
+                seconds = [row.timings.get(phase, 0.0) for phase in PHASES]
+                yield *columns_of(row), training_status(row), source.id, location.offset, location.length, *seconds
+
+
+class _Lines:
+    """Iterator over the complete new lines of a file, with their locations."""
+
+    def __init__(self, source: Source) -> None:
+        self._path, self.done, self.tail = source.path, source.done, source.tail
+
+    def __iter__(self) -> Iterator[tuple[JsonLine, LineLocation]]:
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return  # removed meanwhile; the next refresh deletes its rows
+        with file:
+            file.seek(self.done)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                location = LineLocation(self._path, self.done, len(line))
+                self.done, self.tail = self.done + len(line), line[-TAIL:]
+                if line.strip():
+                    yield parse_line(line, location), location
+
+
+def training_status(row: TrialRow) -> str:
+    """Return `trained` or the reason why not; empty for an evaluation."""
+    return "" if row.kind == "eval" else "trained" if row.trained else row.untrained or "unknown"
+
+
+def _status(path: Path):
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _is_unchanged(source: Source) -> bool:
+    """Return whether the file is the indexed one and has at most grown."""
+    status = _status(source.path)
+    if status is None or status.st_ino != source.inode or status.st_size < source.done:
+        return False
+    with source.path.open("rb") as file:
+        file.seek(source.done - len(source.tail))
+        return file.read(len(source.tail)) == source.tail

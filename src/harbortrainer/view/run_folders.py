@@ -1,0 +1,274 @@
+"""Readers of the three kinds of folders that the dashboard opens. They only read; the run's lock is left alone.
+
+- `EmbeddedFolder`: a run of the embedded engine (`docs/run-folder.md`).
+- `EvaluationFolder`: the output of `harbortrainer eval --out` (`evaluation/eval_folder.py`).
+- `PrimeRLFolder`: a Prime-RL run, from the files of its file monitor, with the fields that our plugin adds to a trace:
+
+      rollouts/step_N/train/all/traces.jsonl         every episode that finished during step N
+      rollouts/step_N/train/effective/traces.jsonl   the episodes trained on in step N, with their advantages
+      rollouts/step_N/eval/all/traces.jsonl          evaluation episodes
+      metrics.jsonl                                  lines of the orchestrator and of the trainer
+
+  An episode's first trace is the trial. A trained episode is in two files; the row of the later file counts.
+"""
+
+import json
+import os
+import re
+import tomllib
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ValidationError
+
+from harbortrainer.errors import UserError
+from harbortrainer.evaluation.eval_folder import ABOUT, ROWS, TRANSCRIPTS
+from harbortrainer.runs.locks import LOCK_FILE
+from harbortrainer.runs.trace_transcript import transcript_of_episode
+from harbortrainer.runs.transcript import Place
+from harbortrainer.runs.transcript_files import FOLDER, PENDING, transcript_place
+from harbortrainer.runs.trial_row import TrialRow, row_of_episode
+from harbortrainer.view.folder_reader import FolderReader, JsonLine, check_folder
+from harbortrainer.view.format import duration
+from harbortrainer.view.queries import IndexedRun
+from harbortrainer.view.token_decoder import TokenDecoder, tokenizer_file
+from harbortrainer.view.transcript_detail import NO_TRANSCRIPT, add_saved_transcript, add_transcript
+from harbortrainer.view.trial_view import RunHead, TrialDetail
+
+
+class ModelTable(BaseModel):
+    """Shown keys of the `model` table of a run's config."""
+
+    name: str = ""
+
+
+class ModelFile(BaseModel):
+    """Shown keys of a run's config."""
+
+    model: ModelTable = ModelTable()
+    max_steps: object = None
+
+
+def is_running(folder: Path, lock: str = LOCK_FILE) -> bool:
+    """Return whether the process named in the lock runs on this machine and started before it took the lock."""
+    try:
+        holder = json.loads((folder / lock).read_text(encoding="utf-8"))
+        locked_at = datetime.fromisoformat(holder["started"]).timestamp()
+        return holder["host"] == os.uname().nodename and psutil.Process(holder["pid"]).create_time() <= locked_at + 1
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return False
+
+
+def json_file[T: BaseModel](path: Path, shape: type[T]) -> T:
+    """Read a JSON file; return the defaults if it does not exist or is damaged."""
+    try:
+        return shape.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return shape()
+
+
+def toml_file[T: BaseModel](path: Path, shape: type[T]) -> T:
+    """Read a TOML file; return the defaults if it does not exist or is damaged."""
+    try:
+        return shape.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # a ValidationError is a ValueError
+        return shape()
+
+
+STEP_FILE = re.compile(r"(eval_)?step_(\d+)\.jsonl")
+
+
+class SummaryFile(BaseModel):
+    """Shown fields of `summary.json`."""
+
+    status: str = ""
+    model: str = ""
+    wall_s: float | None = None
+    peak_rss_mb: float | None = None
+
+
+class EmbeddedFolder:
+    """Reader of a run folder of the embedded engine."""
+
+    required_fields = frozenset({"trial", "task", "outcome"})
+
+    def trial_files(self, folder: Path) -> list[Path]:
+        """Return the files with one line per trial."""
+        found = [(match, path) for path in folder.glob("rollouts/*.jsonl") if (match := STEP_FILE.fullmatch(path.name))]
+        ordered = [path for _, path in sorted(found, key=lambda one: (int(one[0][2]), bool(one[0][1])))]
+        return [*ordered, folder / FOLDER / f"{PENDING}.jsonl"]
+
+    def metric_files(self, folder: Path) -> list[Path]:
+        """Return the files with one line per step."""
+        return [folder / "metrics.jsonl"]
+
+    def row(self, line: JsonLine, file: Path) -> TrialRow | None:
+        """Return the row of a line; None if the line has no trial."""
+        row = TrialRow.salvage(line)
+        return row if row.trial else None
+
+    def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
+        """Return a trial with its turns."""
+        detail = TrialDetail(row, error=row.error or "")
+        place = transcript_place(file.stem, row.transcript) if row.transcript else None
+        return add_saved_transcript(detail, folder, place, str(folder / "model"), model_of(folder))
+
+    def head(self, folder: Path) -> RunHead:
+        """Return the name, kind and status of the folder."""
+        summary = json_file(folder / "summary.json", SummaryFile)
+        status = "running" if is_running(folder) else summary.status or "incomplete"
+        facts = [("engine", "embedded")]
+        if summary.wall_s is not None:
+            facts.append(("wall time", duration(summary.wall_s)))
+        if summary.peak_rss_mb is not None:
+            facts.append(("peak memory", f"{summary.peak_rss_mb / 1000:.1f} GB"))
+        config = toml_file(folder / "config.toml", ModelFile)
+        facts += [("max steps", str(config.max_steps))] if isinstance(config.max_steps, int) else []
+        return RunHead(folder.name, "run", str(folder), config.model.name or summary.model, status, facts)
+
+
+def model_of(folder: Path) -> str:
+    """Return the model named in the run's config."""
+    return toml_file(folder / "config.toml", ModelFile).model.name
+
+
+class AboutFile(BaseModel):
+    """Shown fields of `evaluation.json`."""
+
+    policy: str = ""
+    tasks: dict[str, str] = {}
+    attempts: int = 0
+    rules: dict[str, object] = {}
+
+
+class EvaluationFolder:
+    """Reader of an evaluation folder. An attempt's number serves as its step, its task as its group."""
+
+    required_fields = frozenset({"task", "attempt", "outcome"})
+
+    def trial_files(self, folder: Path) -> list[Path]:
+        """Return the files with one line per trial."""
+        return [folder / ROWS]
+
+    def metric_files(self, folder: Path) -> list[Path]:
+        """Return no files: an evaluation has no metrics by step."""
+        return []
+
+    def row(self, line: JsonLine, file: Path) -> TrialRow | None:
+        """Return the row of a line; None if the line has no trial."""
+        row = TrialRow.salvage(line)
+        attempt = row.attempt or 0
+        shown = {
+            "attempt": attempt,
+            "step": attempt,
+            "kind": "eval",
+            "group": row.task_key[:12],
+            "trial": row.trial or f"{row.task}__attempt-{attempt}",
+        }
+        return row.model_copy(update=shown) if row.task else None
+
+    def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
+        """Return a trial with its turns."""
+        detail = TrialDetail(row, error=row.error or "")
+        place = Place(TRANSCRIPTS, *row.transcript) if row.transcript else None
+        return add_saved_transcript(detail, folder, place, base_of(folder))
+
+    def head(self, folder: Path) -> RunHead:
+        """Return the name, kind and status of the folder."""
+        about = json_file(folder / ABOUT, AboutFile)
+        finished = (folder / "report.json").is_file()
+        status = "running" if is_running(folder) else "finished" if finished else "incomplete"
+        facts = [("tasks", str(len(about.tasks))), ("attempts per task", str(about.attempts))]
+        facts += [
+            (name.replace("_", " "), str(about.rules[name]))
+            for name in ("environment", "temperature")
+            if about.rules.get(name) is not None
+        ]
+        return RunHead(folder.name, "evaluation", str(folder), about.policy, status, facts)
+
+
+def base_of(folder: Path) -> str:
+    """Return the evaluated model without its adapter."""
+    return json_file(folder / ABOUT, AboutFile).policy.rpartition(" on ")[2]
+
+
+TRACES_FILE = re.compile(r"step_(\d+)/(train|eval)/(all|effective)/traces\.jsonl")
+LOCK = "configs/.lock"
+
+
+class PrimeRLFolder:
+    """Reader of a Prime-RL run folder."""
+
+    required_fields = frozenset({"id", "traces"})
+
+    def trial_files(self, folder: Path) -> list[Path]:
+        """Return the files with one line per trial."""
+        root = folder / "rollouts"
+        found = [
+            (TRACES_FILE.fullmatch(str(path.relative_to(root))), path) for path in root.glob("step_*/*/*/traces.jsonl")
+        ]
+        ours = [(match, path) for match, path in found if match and (match[2], match[3]) != ("eval", "effective")]
+        return [path for _, path in sorted(ours, key=lambda one: (one[0][3] == "effective", int(one[0][1]), one[0][2]))]
+
+    def metric_files(self, folder: Path) -> list[Path]:
+        """Return the files with one line per step."""
+        return [folder / "metrics.jsonl"]
+
+    def row(self, line: JsonLine, file: Path) -> TrialRow | None:
+        """Return the row of a line; None if the line has no trial."""
+        step, kind, subset = file.parts[-4].removeprefix("step_"), file.parts[-3], file.parts[-2]
+        row = row_of_episode(line, step=int(step), kind=kind, trained=subset == "effective")
+        return row if row is not None and row.trial else None
+
+    def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
+        """Return a trial with its turns."""
+        detail, transcript = TrialDetail(row, error=row.error or ""), transcript_of_episode(line)
+        if transcript is None:
+            return replace(detail, transcript=NO_TRANSCRIPT)
+        return add_transcript(detail, transcript, TokenDecoder(tokenizer_file(model_of_configs(folder))))
+
+    def head(self, folder: Path) -> RunHead:
+        """Return the name, kind and status of the folder."""
+        status = "running" if is_running(folder, LOCK) else "ended"
+        return RunHead(folder.name, "prime-rl", str(folder), model_of_configs(folder), status, [("engine", "Prime-RL")])
+
+
+def is_prime_rl(folder: Path) -> bool:
+    """Return whether Prime-RL wrote this folder."""
+    traces = next(folder.glob("rollouts/step_*/*/*/traces.jsonl"), None)
+    return traces is not None or ((folder / "configs").is_dir() and (folder / "metrics.jsonl").is_file())
+
+
+def model_of_configs(folder: Path) -> str:
+    """Return the model named in the run's config files, or an empty string."""
+    found = (toml_file(path, ModelFile).model.name for path in sorted(folder.glob("configs/*.toml")))
+    return next((name for name in found if name), "")
+
+
+def open_store(folder: Path) -> IndexedRun:
+    """Open a run or evaluation folder and index it.
+
+    Raises:
+        UserError: The folder holds no run or evaluation, or one of its files cannot be read.
+    """
+    store = IndexedRun(folder, reader_for(folder))
+    store.refresh()
+    return store
+
+
+def reader_for(folder: Path) -> FolderReader:
+    """Return the reader for a folder. Raises `UserError` if the folder holds no run or evaluation."""
+    check_folder(folder)
+    if (folder / "evaluation.json").is_file():
+        return EvaluationFolder()
+    if (folder / "config.toml").is_file() and (folder / "rollouts").is_dir():
+        return EmbeddedFolder()
+    if is_prime_rl(folder):
+        return PrimeRLFolder()
+    runs = sorted(path.parent.name for path in folder.glob("*/config.toml"))
+    do = (
+        f"pass one of its runs: {', '.join(runs[:5])}" if runs else "pass a run or evaluation folder, e.g. outputs/NAME"
+    )
+    raise UserError("contains no run or evaluation", where=str(folder), do=do)

@@ -1,0 +1,187 @@
+"""Content of a trial's page: its turns, with the sampled tokens coloured by log-probability or advantage.
+
+Contract: all text is escaped. A page has at most `MAX_TOKENS` coloured tokens; the rest of an answer is plain text.
+Pure.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from markupsafe import Markup, escape
+
+from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.view.charts import Part, split_bar
+from harbortrainer.view.format import ClippedText, clip, escape_invisible
+from harbortrainer.view.overview import trial_seconds
+from harbortrainer.view.trial_view import TokenView, TrialDetail, TurnDetail, training_summary
+
+MAX_TOKENS = 6000
+"""Most coloured tokens on a page."""
+_LEVEL_BOUNDS = (0.9, 0.6, 0.3, 0.1, 0.03, 0.003)
+"""Probabilities at which the colour changes, in descending order."""
+COLOURS = ("logprob", "advantage")
+
+
+def level(logprob: float) -> int:
+    """Return the colour level of a token, from 0 (almost certain) to 6 (very unlikely).
+
+    Example:
+        >>> [level(value) for value in (0.0, -0.7, -10.0)]
+        [0, 2, 6]
+    """
+    probability = math.exp(min(0.0, logprob))
+    return sum(probability < bound for bound in _LEVEL_BOUNDS)
+
+
+def token_marks(tokens: Sequence[TokenView], *, colour: str = "logprob") -> Markup:
+    """Render tokens as coloured text; the tooltip of each shows its numbers."""
+    return Markup("").join(_mark(token, colour) for token in tokens)
+
+
+def _mark(token: TokenView, colour: str) -> Markup:
+    classes = [_style(token, colour)] + (["untrained"] if token.beyond_seq_len else [])
+    return Markup('<span class="t {}" title="{}">{}</span>').format(
+        " ".join(classes), _tooltip(token), _piece(token.text)
+    )
+
+
+def _piece(text: str) -> Markup:
+    """Escape a token's text; a newline is shown as a symbol and still breaks the line."""
+    return (
+        escape(escape_invisible(text)).replace("\n", Markup('<i class="nl">↵</i>\n'))
+        if text
+        else Markup('<i class="nl">∅</i>')
+    )
+
+
+def _style(token: TokenView, colour: str) -> str:
+    if colour == "advantage":
+        return "a0" if not token.advantage or not token.trains else "up" if token.advantage > 0 else "down"
+    return "p0" if token.logprob is None else f"p{level(token.logprob)}"
+
+
+def _tooltip(token: TokenView) -> str:
+    parts: list[str] = []
+    if token.logprob is not None:
+        parts.append(f"log-probability {token.logprob:.4g} (p {math.exp(min(0.0, token.logprob)):.3g})")
+    if token.trains and token.advantage is not None:
+        parts.append(f"advantage {token.advantage:+.4g}")
+    if not token.trains:
+        parts.append("beyond seq_len, not trained on" if token.beyond_seq_len else "not trained on")
+    return ", ".join([*parts, *([f"id {token.token_id}"] if token.token_id is not None else [])])
+
+
+TURNS = 12
+"""Turns on a page."""
+SCREEN_HEADER = "New Terminal Output:"
+"""Text before the terminal's screen in Terminus-2's messages."""
+_EMPTY_LINES = re.compile(r"\n(?:[ \t]*\n){4,}")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMessage:
+    """A message of the prompt."""
+
+    role: str
+    label: str
+    """Heading of the message."""
+    terminal: bool
+    """Whether it shows the terminal's screen."""
+    text: ClippedText
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSection:
+    """One turn of the page."""
+
+    turn: TurnDetail
+    prompt: Sequence[PromptMessage]
+    marks: Markup
+    """The coloured tokens of the answer; empty if they were not saved."""
+    answer: ClippedText
+    """The answer's text; empty if `marks` shows all of its tokens."""
+    thinking: ClippedText
+    calls: Sequence[tuple[str, ClippedText]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPage:
+    """Values of the template of a trial's page."""
+
+    detail: TrialDetail
+    summary: str
+    group_mean: float | None
+    members: Sequence[TrialRow]
+    """The trials of its group."""
+    turns: Sequence[TurnSection]
+    first: int
+    """Number of the first turn on this page."""
+    pages: int
+    """Number of pages of turns."""
+    time_bar: Markup
+    time: Sequence[Part]
+    verifier: ClippedText
+    error: ClippedText
+
+
+def trial_page_of(
+    detail: TrialDetail, members: Sequence[TrialRow], *, page: int = 1, colour: str = "logprob", turns: int = TURNS
+) -> TrialPage:
+    """Return the values for a trial's page.
+
+    Args:
+        detail: The trial.
+        members: The trials of its group, including this one; empty without a group.
+        page: Page of turns, from 1.
+        colour: Token colour: `logprob` or `advantage`.
+        turns: Turns per page.
+    """
+    rewards = [line.reward for line in members if line.reward is not None]
+    mean = fmean(rewards) if rewards and detail.row.kind == "train" else None
+    chosen = detail.turns[(page - 1) * turns : page * turns]
+    time, token_limit, sections = trial_seconds(detail.row.timings), MAX_TOKENS, []
+    for turn in chosen:
+        sections.append(turn_section(turn, colour=colour, token_limit=token_limit))
+        token_limit = max(0, token_limit - turn.sampled_len)
+    return TrialPage(
+        detail=detail,
+        summary=training_summary(detail.row, mean),
+        group_mean=mean,
+        members=members,
+        turns=sections,
+        first=(page - 1) * turns + 1,
+        pages=max(1, -(-len(detail.turns) // turns)),
+        time_bar=split_bar(time, label="Time of the trial by phase", height=14),
+        time=time,
+        verifier=clip(detail.verifier_output),
+        error=clip(detail.error),
+    )
+
+
+def turn_section(turn: TurnDetail, *, colour: str, token_limit: int) -> TurnSection:
+    """Return a turn with at most `token_limit` coloured tokens."""
+    tokens = turn.tokens(token_limit) if turn.tokens is not None and token_limit else ()
+    whole = bool(tokens) and turn.has_text and len(tokens) >= turn.sampled_len
+    return TurnSection(
+        turn=turn,
+        prompt=[_prompt_message(message.role, message.text) for message in turn.prompt],
+        marks=token_marks(tokens, colour=colour),
+        answer=clip("" if whole else turn.answer),
+        thinking=clip(turn.thinking),
+        calls=[(escape_invisible(name), clip(arguments)) for name, arguments in turn.calls],
+    )
+
+
+def _prompt_message(role: str, text: str) -> PromptMessage:
+    """Return a message of the prompt, with runs of empty terminal lines replaced by their count."""
+    terminal = SCREEN_HEADER in text[:4000] or role == "tool"
+    label = "terminal" if terminal and role == "user" else {"user": "prompt", "system": "system"}.get(role, role)
+    return PromptMessage(role, label, terminal, clip(_collapse_empty_lines(text) if terminal else text))
+
+
+def _collapse_empty_lines(screen: str) -> str:
+    """Replace the empty lines that pad a terminal's screen by their count."""
+    return _EMPTY_LINES.sub(lambda found: f"\n⋮ {found[0].count(chr(10)) - 1} empty lines\n", screen.rstrip())

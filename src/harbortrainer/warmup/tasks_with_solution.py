@@ -1,0 +1,30 @@
+"""Find the tasks with a solution, which a warm-up can learn from. Imports neither torch nor harbor."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.task_folder import TaskRef, load_folder
+
+SOLUTION = "solution/solve.sh"
+
+
+def tasks_with_solution(folder: Path, report: Callable[[str], object] = lambda line: None) -> list[TaskRef]:
+    """Return the tasks with a single solution; multi-step tasks have one per step and are left out.
+
+    Args:
+        folder: Folder of Harbor tasks.
+        report: Called with one line about the tasks that are left out.
+
+    Raises:
+        UserError: The tasks cannot be read, or none has a solution.
+    """
+    tasks = load_folder(folder)
+    solved = [task for task in tasks if (task.path / SOLUTION).is_file()]
+    if not solved:
+        raise UserError(
+            f"no task has a {SOLUTION}", where=str(folder), do="set warmup.tasks to a folder of tasks with solutions"
+        )
+    if left_out := ", ".join(task.name for task in tasks if task not in solved):
+        report(f"warm-up: skipping tasks without {SOLUTION}: {left_out}")
+    return solved

@@ -1,0 +1,106 @@
+"""Metrics of a step."""
+
+import math
+
+import pytest
+from loop_fakes import group_of
+
+from harbortrainer.config.run_sections import Prices
+from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound
+from harbortrainer.engines.local.step_metrics import (
+    Stopwatch,
+    batch_metrics,
+    cost_metrics,
+    distribution,
+    environment_metrics,
+    source_metrics,
+)
+from harbortrainer.trials.outcome import Outcome
+
+
+def test_distribution_interpolates_percentiles():
+    metrics = distribution("x", [0.0, 1.0, 2.0, 3.0, 4.0])
+    assert metrics["x/mean"] == 2.0
+    assert math.isclose(metrics["x/p90"], 3.6)
+
+
+def test_step_metrics_separate_outcomes_rewards_and_age():
+    bound = OffPolicyBound(2)
+    batches = Batches(batch_size=4, bound=bound)
+    batches.add(group_of([None, None], version=1))
+    batches.add(group_of([1.0, 0.0], version=1))
+    batches.add(group_of([1.0, 1.0], version=2))
+    metrics = batch_metrics(batches.cut(3), bound, ["tasks"])
+    assert metrics["train/agg/all/agent/metrics/outcome_sandbox_error/mean"] == pytest.approx(1 / 3)
+    assert metrics["train/agg/all/agent/reward/mean"] == 0.75
+    assert metrics["train/agg/effective/agent/reward/mean"] == 0.5
+    assert metrics["train/agg/all/agent/solved_all"] == 0.5
+    assert (metrics["off_policy/mean"], metrics["off_policy/max"]) == (1.0, 1.0)
+    assert metrics["progress/trained"] == 2.0
+    assert metrics["progress/rollouts"] == 6.0
+
+
+def test_cancelled_trial_is_in_no_share():
+    """`all` covers returned trials only; shares times `progress/rollouts` are counts."""
+    bound = OffPolicyBound(0)
+    batches = Batches(batch_size=2, bound=bound)
+    old = group_of([None, None, None])
+    for rollout in old.rollouts[1:]:
+        rollout.outcome = Outcome.cancelled
+    batches.drop(old)
+    batches.add(group_of([1.0, 0.0]))
+    metrics = batch_metrics(batches.cut(1), bound, ["tasks"])
+    shares = {name: metrics[f"train/agg/all/agent/metrics/outcome_{name}/mean"] for name in Outcome}
+    assert shares[Outcome.sandbox_error] == pytest.approx(1 / 3) == metrics["train/agg/all/has_error/mean"]
+    assert (shares[Outcome.cancelled], metrics["progress/rollouts"], metrics["off_policy/dropped"]) == (0.0, 3.0, 3.0)
+
+
+def test_source_share_is_0_without_trials():
+    few, many = group_of([1.0, 0.0]), group_of([1.0, 0.0, 0.0])
+    for source, group in (("few", few), ("many", many)):
+        for rollout in group.rollouts:
+            rollout.source = source
+    metrics = source_metrics([*few.rollouts, *many.rollouts], ["none", "many", "few"])
+    assert {name: metrics[f"batch/{name}"] for name in ("few", "many", "none")} == {
+        "few": 0.4,
+        "many": 0.6,
+        "none": 0.0,
+    }
+    assert metrics["train/many/all/agent/reward/mean"] == pytest.approx(1 / 3)
+    assert "train/none/all/agent/reward/mean" not in metrics, "no trials, so no mean"
+    assert source_metrics(few.rollouts, ["few"]) == {}
+
+
+def test_reward_has_one_metric_name():
+    group = group_of([1.0, 0.0])
+    for rollout in group.rollouts:
+        rollout.metrics = {"reward_reward": rollout.reward or 0.0, "reward_style": 0.5}
+    metrics = environment_metrics("all", group.rollouts)
+    assert metrics == {"all/agent/metrics/reward_style/mean": 0.5}
+
+
+def test_lap_resets_stopwatch():
+    watch = Stopwatch()
+    with watch.timed("time/train"):
+        pass
+    watch.metrics["loss/mean"] = 1.0
+    first, second = watch.lap(), watch.lap()
+    assert {"time/train", "time/step", "loss/mean"} <= first.keys()
+    assert set(second) == {"time/step"}
+
+
+def test_rates_cover_last_step():
+    watch = Stopwatch()
+    watch.rates({"sampled_tokens": 100.0, "busy_s": 1.0})
+    rates = watch.rates({"sampled_tokens": 400.0, "busy_s": 2.0})
+    assert rates["perf/sampled_tokens_per_s"] == 300.0
+
+
+def test_step_costs_per_solved_task():
+    rollouts = [*group_of([1.0, 0.5, None], version=1).rollouts, *group_of([0.0, None], version=1).rollouts]
+    for rollout in rollouts:
+        rollout.prompt_tokens, rollout.sampled_tokens = 1000, 100
+    prices = Prices(prompt=2.0, sampled=10.0, hour=3.6)
+    cost = 5 * (1000 * 2 + 100 * 10) / 1e6 + 60 * 3.6 / 3600
+    assert cost_metrics(rollouts, prices, 60.0) == pytest.approx({"cost/step": cost, "cost/solved_task": cost})
+    assert cost_metrics(rollouts[-2:], prices, 0.0) == pytest.approx({"cost/step": 0.006})

@@ -1,0 +1,65 @@
+"""Completions that arrive after the agent's time do not train."""
+
+from test_rollout_details import empty_trace, turn
+from verifiers.v1.trace import TimeSpan
+
+from harbortrainer.environment.rollout_details import commit_turns
+from harbortrainer.environment.rollout_state import AgentPhases, discard_late_completions
+
+
+def timed(spans: list[tuple[float, float]]):
+    trace = empty_trace()
+    prompt, turns = [1], []
+    for number, _ in enumerate(spans):
+        turns.append(turn(list(prompt), [100 + number]))
+        prompt += [100 + number, 2]
+    commit_turns(trace, turns, "m")
+    for call, (start, end) in zip(trace.calls, spans, strict=True):
+        call.time = TimeSpan(start=start, end=end)
+    return trace
+
+
+def test_completion_within_phase_stays() -> None:
+    trace = timed([(0, 1), (2, 3)])
+    phases = AgentPhases()
+    phases.ends = [3.0]
+    assert discard_late_completions(trace, phases) == 0
+    assert trace.num_turns == 2
+
+
+def test_late_completion_is_removed_with_its_prompt() -> None:
+    trace = timed([(0, 1), (2, 9)])
+    phases = AgentPhases()
+    phases.ends = [3.0]
+    assert discard_late_completions(trace, phases) == 1
+    assert [branch.token_ids for branch in trace.branches] == [[1, 100]]
+    assert trace.num_turns == 1
+    assert trace.calls[1].node is None
+
+
+def test_late_completion_between_steps_is_masked() -> None:
+    trace = timed([(0, 1), (2, 6), (5, 7)])
+    phases = AgentPhases()
+    phases.ends = [3.0, 8.0]
+    assert discard_late_completions(trace, phases) == 1
+    (branch,) = trace.branches
+    sampled = [token for token, mine in zip(branch.token_ids, branch.sampled_mask, strict=True) if mine]
+    assert sampled == [100, 102]
+    assert len(branch.logprobs) == len(branch.token_ids)
+
+
+def test_late_only_completion_leaves_no_trained_tokens() -> None:
+    trace = timed([(0, 9)])
+    phases = AgentPhases()
+    phases.ends = [3.0]
+    discard_late_completions(trace, phases)
+    assert trace.branches == []
+    assert trace.num_turns == 0
+
+
+async def test_starts_and_ends_of_all_phases_are_recorded() -> None:
+    phases = AgentPhases()
+    for event in ["start", "agent-start", "agent-end", "verification-start", "agent-start", "agent-end", "end"]:
+        await phases.on_event(event)
+    assert len(phases.ends) == 2
+    assert [(phase.start, phase.end) for phase in phases.finished] == list(zip(phases.starts, phases.ends, strict=True))

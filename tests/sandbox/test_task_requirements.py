@@ -1,0 +1,134 @@
+"""Unsupported requirements of a task are detected and named by key; tests/parity runs the supported ones."""
+
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.sandbox import task_requirements
+from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.sandbox.images import image_choice
+from harbortrainer.sandbox.task_requirements import TaskRequirements
+
+HOST = {"image": "host"}
+
+
+def write_task(folder: Path, toml: str = "", **files: str) -> Path:
+    """Write a task with an ordinary Dockerfile."""
+    for name, text in ({"environment/Dockerfile": "FROM debian:12-slim\n", "task.toml": toml} | files).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def unsupported(folder: Path, kind: str = "local", **kwargs: object) -> list[str]:
+    return TaskRequirements(folder).unsupported(kind, HOST | kwargs)
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        ("", []),
+        ('[environment]\nnetwork_mode = "no-network"', []),
+        ('[environment]\nnetwork_mode = "no-network"\n[agent]\nnetwork_mode = "no-network"', []),
+        ('[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = "no-network"', []),
+        ('[environment]\nnetwork_mode = "allowlist"', ['[environment] network_mode = "allowlist"']),
+        (
+            '[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = "public"',
+            ['[verifier] network_mode = "public" in a sandbox that has "no-network"'],
+        ),
+        (
+            '[[steps]]\nname = "a"\n[steps.agent]\nnetwork_mode = "no-network"',
+            ['[steps.a.agent] network_mode = "no-network" in a sandbox that has "public"'],
+        ),
+        (
+            '[verifier]\nnetwork_mode = "no-network"\n[verifier.environment]\nnetwork_mode = "no-network"',
+            ["[verifier.environment] neither a Dockerfile nor docker_image"],
+        ),
+        ("[environment]\ngpus = 2", ["[environment] gpus = 2"]),
+        ('[environment]\nos = "Windows"', ["[environment] os = 'Windows'"]),
+        (
+            '[verifier.environment]\ndocker_image = "judge:1"',
+            ["[verifier.environment] docker_image 'judge:1'"],
+        ),
+        (
+            '[[steps]]\nname = "a"\n[steps.verifier.environment]\ndocker_image = "judge:1"',
+            ["[steps.a.verifier.environment] docker_image 'judge:1'"],
+        ),
+        ('[[artifacts]]\nsource = "/log"\nservice = "db"', ["artifacts of the service 'db'"]),
+        ("artifacts = 5\nsteps = 5\nverifier = 5", []),
+    ],
+)
+def test_unsupported_requirement_names_its_key(tmp_path, toml, expected):
+    assert unsupported(write_task(tmp_path, toml)) == expected
+
+
+def test_checks_dockerfile_of_separate_verifier(tmp_path):
+    folder = write_task(
+        tmp_path,
+        '[verifier]\nenvironment_mode = "separate"',
+        **{"tests/Dockerfile": 'FROM debian:12-slim\nENTRYPOINT ["/judge"]\n'},
+    )
+    assert unsupported(folder) == ['[verifier.environment] Dockerfile line 2: ENTRYPOINT ["/judge"]']
+
+
+@pytest.mark.skipif(bool(image_choice.builder_problem()), reason=image_choice.builder_problem() or "-")
+def test_docker_image_is_supported_with_builder(tmp_path):
+    folder = write_task(tmp_path, '[environment]\ndocker_image = "a:1"')
+    assert unsupported(folder, image="build") == []
+
+
+def test_docker_requires_definition_of_verifier_sandbox(tmp_path):
+    folder = write_task(tmp_path, '[verifier]\nenvironment_mode = "separate"')
+    assert unsupported(folder, "docker") == ["[verifier.environment] neither a Dockerfile nor docker_image"]
+    assert unsupported(folder, "modal") == []
+
+
+def test_ordinary_user_cannot_have_other_users(tmp_path, monkeypatch):
+    folder = write_task(tmp_path, '[agent]\nuser = "worker"\n[verifier]\nuser = "root"')
+    assert unsupported(folder) == []
+    monkeypatch.setattr(task_requirements.os, "geteuid", lambda: 1000)
+    expected = "[agent] user = 'worker' (only root can give a sandbox other users)"
+    assert unsupported(folder) == [expected]
+    for user, dockerfile_problems in (
+        ("root:root", []),
+        ("worker:1", ["[environment] Dockerfile line 3: USER worker:1"]),
+    ):
+        (folder / "environment/Dockerfile").write_text(f"FROM a\nUSER first\nUSER {user}\n")
+        only_root = [requirement for requirement in unsupported(folder) if "only root" in requirement]
+        assert only_root[0] == expected
+        assert [requirement.partition(" (only root")[0] for requirement in only_root[1:]] == dockerfile_problems
+
+
+def test_unset_variable_is_reported_once(tmp_path):
+    folder = write_task(
+        tmp_path,
+        '[environment.env]\nA = "${KEY}"\nB = "${KEY:-none}"\nC = "${HERE}"\nD = "literal ${KEY}"\n'
+        '[verifier.env]\nA = "${JUDGE}"\n[solution.env]\nA = "${OTHER}"',
+    )
+    expected = ["[environment.env] A: $KEY is not set", "[verifier.env] A: $JUDGE is not set"]
+    assert TaskRequirements(folder).unset_variables({"HERE": "1"}) == expected
+    assert TaskRequirements(folder).unset_variables({"HERE": "1"}, solution=True) == [
+        *expected,
+        "[solution.env] A: $OTHER is not set",
+    ]
+
+
+def test_auto_selects_docker_only_if_local_is_unsupported(tmp_path):
+    plain_task = write_task(tmp_path / "a")
+    compose_task = write_task(tmp_path / "b", **{"environment/docker-compose.yaml": "services: {}\n"})
+    assert (choose_environment(plain_task, "auto", HOST).kind, choose_environment(plain_task, "auto", HOST).kwargs) == (
+        "local",
+        HOST,
+    )
+    choice = choose_environment(compose_task, "auto", HOST)
+    assert (choice.kind, choice.kwargs, choice.reasons) == ("docker", {}, ["environment/docker-compose.yaml"])
+    assert choose_environment(compose_task, "local", HOST).kind == "local"
+
+
+def test_exposure_names_user_key_of_agent_but_not_of_verifier(tmp_path: Path):
+    environment = '[environment.env]\nPROXY = "${ANTHROPIC_API_KEY}"\nMODE = "${MODE:-x}"\nOWN_TOKEN = "known"\n'
+    folder = write_task(tmp_path, f'{environment}[verifier.env]\nJUDGE = "${{OPENAI_API_KEY}}"\n')
+    assert TaskRequirements(folder).exposure("local") == [
+        "[environment.env] PROXY is $ANTHROPIC_API_KEY of this machine"
+    ]
