@@ -6,8 +6,10 @@ import sys
 import textwrap
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from autogroups import can_raise_priority, group_of
@@ -85,13 +87,16 @@ def test_other_users_cannot_reach_server(tmp_path):
     server.start()
     path = server.address().removeprefix("ipc://")
     assert server.process is not None
-    # Only workers listen on a port, and their interception server requires the trial's key.
     process = psutil.Process(server.process.pid)
 
-    def listens() -> bool:
-        return any(found.status == "LISTEN" for found in process.net_connections("inet"))
+    def listening_ports() -> list[int]:
+        return [found.laddr.port for found in process.net_connections("inet") if found.status == "LISTEN"]
 
-    wait_until(lambda: not listens())  # at its start it probes for a free port
+    wait_until(listening_ports)
+    (port,) = listening_ports()  # of the interception server, which requires a rollout's key
+    for headers in ({}, {"Authorization": "Bearer EMPTY"}):
+        reply = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", headers=headers, json={}, trust_env=False)
+        assert reply.status_code == HTTPStatus.UNAUTHORIZED
     command = [sys.executable, "-c", CONNECT, path]
     as_owner = subprocess.run(command, capture_output=True, text=True, check=False)
     command_as_nobody, variables = as_nobody(command)
