@@ -50,15 +50,16 @@ def test_unsupported_task_is_red_with_reason(tasks, plan):
     assert list(task_checks.check_requirements(run(plan, "local", exclude=["sidecar"]))) == []
 
 
-def test_compose_access_to_this_machine_is_yellow(tasks, plan, capsys):
+def test_compose_access_to_this_machine_is_red_unless_task_is_trusted(tasks, plan, capsys):
     (tasks / "sidecar/environment/docker-compose.yaml").write_text("services: {main: {volumes: ['/:/host']}}")
-    (found,) = [
-        finding for finding in task_checks.check_requirements(run(plan, "auto")) if finding.level is Level.YELLOW
-    ]
+    (found,) = [finding for finding in task_checks.check_requirements(run(plan, "auto")) if finding.level > Level.GREEN]
+    assert found.level is Level.RED
     assert "sandboxes can access this machine in 1 task: sidecar (main can write / of this machine)" in found.what
-    assert task_checks.refuse_unsupported(load_folder(tasks), "docker", {}, "--environment").placements == {
-        "docker": ["plain", "sidecar"]
-    }
+    assert 'add `trusted_tasks = ["sidecar"]` to [env.agent.harness]' in found.do
+    with pytest.raises(UserError, match=r"sidecar \(main can write / .*pass `--trust sidecar`"):
+        task_checks.refuse_unsupported(load_folder(tasks), "docker", {}, "--environment", trusted=["plain"])
+    trusting = task_checks.refuse_unsupported(load_folder(tasks), "docker", {}, "--environment", trusted=["side*"])
+    assert trusting.placements == {"docker": ["plain", "sidecar"]}
     assert "warning: --environment: sandboxes can access this machine in 1 task" in capsys.readouterr().out
 
 
@@ -115,9 +116,9 @@ def test_ignored_task_key_is_yellow(tasks, plan):
 
 
 def test_variable_from_dotenv_is_set(tasks, plan):
-    (tasks / "plain" / "task.toml").write_text('[verifier.env]\nKEY = "${NOBODY_SETS_THIS}"\n')
+    (tasks / "plain" / "task.toml").write_text('[verifier.env]\nNAME = "${NOBODY_SETS_THIS}"\n')
     (found,) = task_checks.check_requirements(run(plan, "docker"))
-    assert "plain ([verifier.env] KEY: $NOBODY_SETS_THIS is not set)" in found.what
+    assert "plain ([verifier.env] NAME: $NOBODY_SETS_THIS is not set)" in found.what
     (tasks.parent / ".env").write_text("NOBODY_SETS_THIS=1\n")
     assert list(task_checks.check_requirements(run(plan, "docker"))) == []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harbortrainer.sandbox.task_exposure import named_ports
+from harbortrainer.sandbox.named_ports import named_ports
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 

@@ -126,9 +126,10 @@ def test_auto_selects_docker_only_if_local_is_unsupported(tmp_path):
     assert choose_environment(compose_task, "local", HOST).kind == "local"
 
 
-def test_exposure_names_user_key_of_agent_but_not_of_verifier(tmp_path: Path):
+def test_exposure_names_user_keys_of_agent_and_verifier(tmp_path: Path):
     environment = '[environment.env]\nPROXY = "${ANTHROPIC_API_KEY}"\nMODE = "${MODE:-x}"\nOWN_TOKEN = "known"\n'
     folder = write_task(tmp_path, f'{environment}[verifier.env]\nJUDGE = "${{OPENAI_API_KEY}}"\n')
     assert TaskRequirements(folder).exposure("local") == [
-        "[environment.env] PROXY is $ANTHROPIC_API_KEY of this machine"
+        "[environment.env] PROXY is $ANTHROPIC_API_KEY of this machine",
+        "[verifier.env] JUDGE is $OPENAI_API_KEY of this machine",
     ]

@@ -169,10 +169,13 @@ async def test_names_successful_cheats_and_separate_verifier_resists(tmp_path: P
     assert out_of_reach.seconds.verifier and out_of_reach.seconds.agent_execution
 
 
-async def test_warns_about_privileged_compose_service(tmp_path: Path) -> None:
+async def test_refuses_privileged_compose_service_unless_task_is_trusted(tmp_path: Path) -> None:
     write_task(tmp_path, "open", toml="[environment]\ngpus = 1\n")
     (tmp_path / "open/environment/docker-compose.yaml").write_text("services: {main: {privileged: true}}")
     (verdict,) = await check_tasks(load_folder(tmp_path), environment_type="docker")
+    assert verdict.problem.startswith("refused, since it can access this machine: main is privileged; ")
+    assert "pass `--trust open`" in verdict.problem and verdict.trials == []
+    (verdict,) = await check_tasks(load_folder(tmp_path), environment_type="docker", trusted=["op*"])
     assert verdict.problem.startswith("cannot run in docker: [environment] gpus = 1")
     assert verdict.note == "sandbox not isolated: main is privileged"
 

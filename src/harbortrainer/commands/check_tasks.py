@@ -99,10 +99,10 @@ def _cell(text: str) -> str:
 
 
 class SandboxOptions:
-    """The environment type and its `NAME=VALUE` options. A VALUE that is not JSON is a string."""
+    """The environment type, its `NAME=VALUE` options (a VALUE that is not JSON is a string), and the trusted tasks."""
 
-    def __init__(self, kind: str, settings: Sequence[str]) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, settings: Sequence[str], trusted: Sequence[str] = ()) -> None:
+        self.kind, self.trusted = kind, trusted
         self.kwargs = dict(_pair(setting) for setting in settings)
 
 
@@ -236,6 +236,7 @@ def run_trials(
             list(found.pending.values()),
             environment_type=where.kind,
             environment_kwargs=where.kwargs,
+            trusted=where.trusted,
             repeats=plan.repeats,
             cheats=cheats,
             concurrency=plan.parallel,

@@ -53,6 +53,7 @@ class EvalOrder(BaseModel):
     config: Path | None
     environment: str | None
     environment_kwarg: list[str] | None
+    trust: list[str] | None
     attempts: int
     parallel: int | None
     out: Path | None
@@ -123,7 +124,9 @@ def run_evaluation(order: EvalOrder) -> int:
     file = run_file(order.model if isinstance(candidate, LocalModel) else None, order.config)
     run = read_run(file)
     kwargs = SandboxOptions("", order.environment_kwarg or []).kwargs
-    rules = EvalRules.of(run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent)
+    rules = EvalRules.of(
+        run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent, trusted=order.trust or ()
+    )
     task_checks.refuse_agent(rules.agent_name, f"{file}: env.agent.harness.agent")
     rules = apply_options(order, candidate, rules)
     spec = eval_identity(order, candidate, rules, folder, tasks)
@@ -133,7 +136,9 @@ def run_evaluation(order: EvalOrder) -> int:
     EvalFolder.checked(out, spec, resume=order.resume)
     if order.difficulty is not None:
         refuse_overwrite(order.difficulty)
-    requirements = task_checks.refuse_unsupported(tasks, *rules.sandboxes, where="--environment")
+    requirements = task_checks.refuse_unsupported(
+        tasks, *rules.sandboxes, where="--environment", trusted=rules.trusted_tasks
+    )
     if environment_entry(rules.environment_type).chosen_from:
         print(task_checks.placement_line(requirements))
     check_available(candidate, rules)

@@ -18,6 +18,7 @@ from harbortrainer.commands.evaluate import DEFAULT_CONTEXT, check_available
 from harbortrainer.config.agent_table import LIVE_TERMINUS, TRAINABLE_TERMINUS
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.config.task_source import task_source
+from harbortrainer.config.trusted_tasks import is_trusted
 from harbortrainer.doctor import task_checks
 from harbortrainer.doctor.task_checks import refuse_unsupported
 from harbortrainer.errors import UserError
@@ -127,6 +128,7 @@ class RolloutOrder:
     agent: str | None = None
     environment: str | None = None
     environment_kwarg: list[str] = field(default_factory=list)
+    trust: list[str] = field(default_factory=list)
     temperature: float | None = None
     max_tokens: int | None = None
     max_turns: int | None = None
@@ -151,7 +153,9 @@ def rollout(order: RolloutOrder) -> int:
     file = run_file(order.model if isinstance(candidate, LocalModel) else None, None)
     run = read_run(file)
     kwargs = SandboxOptions("", order.environment_kwarg).kwargs
-    rules = EvalRules.of(run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent)
+    rules = EvalRules.of(
+        run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent, trusted=order.trust
+    )
     task_checks.refuse_agent(rules.agent_name, f"{file}: env.agent.harness.agent")
     limit = candidate.files.context_limit(DEFAULT_CONTEXT) if isinstance(candidate, LocalModel) else None
     rules = rules.with_overrides(
@@ -160,7 +164,7 @@ def rollout(order: RolloutOrder) -> int:
         max_turns=order.max_turns,
         max_model_len=None if rules.max_model_len else limit,
     )
-    refuse_unsupported([task], *rules.sandboxes, where="--environment")
+    refuse_unsupported([task], *rules.sandboxes, where="--environment", trusted=rules.trusted_tasks)
     check_available(candidate, rules)
     if isinstance(candidate, LocalModel):
         from harbortrainer.engines.engine_choice import require_extra
@@ -214,6 +218,7 @@ def spec_of(task: TaskRef, rules: EvalRules, served: ServedModel | None, trials_
         max_turns=rules.agent.get("max_turns") or harness.max_turns,
         environment_type=harness.environment_type,
         environment_kwargs=harness.environment_kwargs,
+        trusted=is_trusted(task.name, harness.trusted_tasks),
         timeout_multiplier=harness.timeout_multiplier,
     )
 

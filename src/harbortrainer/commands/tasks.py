@@ -66,6 +66,10 @@ def print_table(rows: Sequence[TaskRow], *, measured: bool) -> None:
         table.add_row(*map(plain, cells(row)[: len(table.columns)]))
     Console(markup=False, width=None if sys.stdout.isatty() else WIDE).print(table)
     print(f"{len(rows)} tasks, {sum(bool(row.checked) for row in rows)} checked")
+    if exposed := [row for row in rows if row.exposure]:
+        print(f"{len(exposed)} of them can access this machine, and are refused unless they are trusted:")
+        for row in exposed:
+            print(plain(f"  {row.name}: {'; '.join(row.exposure)}"))
 
 
 def cells(row: TaskRow) -> list[str]:

@@ -116,6 +116,9 @@ class HarnessKeys(PluginKeys):
     for tasks that it fully supports and `docker` for the others."""
     environment_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments of the environment class; with `auto`, of the local sandbox."""
+    trusted_tasks: list[str] = Field(default_factory=list)
+    """Names or shell patterns of tasks that may access this machine: its folders and devices through compose files, its
+    secrets through variables. Other tasks that do so are refused."""
     timeout_multiplier: float = Field(1.0, gt=0)
     """Factor on every timeout in the task's task.toml."""
     agent_timeout: Literal["verify", "zero", "mask"] = "verify"

@@ -56,6 +56,9 @@ class WarmupConfig(Table):
     environment_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     """Extra keyword arguments of the sandbox class."""
 
+    trusted_tasks: list[str] = Field(default_factory=list)
+    """Names or shell patterns of tasks that may access this machine, as in `env.agent.harness`."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if sum(given is not None for given in (self.family, self.tasks, self.run)) != 1:

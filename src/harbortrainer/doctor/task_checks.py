@@ -6,12 +6,13 @@
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from harbortrainer.config.agent_table import is_class
 from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.config.trusted_tasks import HARNESS_TABLE, is_trusted, trust_remedy
 from harbortrainer.doctor.finding import Finding, green, red, stop_on_red, warn, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.prime_rl.checkout import dotenv
@@ -36,7 +37,7 @@ _REACHABLE_ADDRESS = (
     "use an address of this machine that a sandbox can reach, or environment_kwargs = { network = 'host' } in local"
 )
 _CORRECT_KEYS = "correct the keys, or move notes to [metadata]"
-_REMOVE_ACCESS = "the agent has this access too: remove it from the tasks, or exclude the tasks by name"
+_TRUSTED = "the agent has this access too; remove the tasks from the trusted ones if it need not"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,10 @@ class TaskReport:
     """Tasks that cannot run in their sandbox."""
     unset_variables: list[str] = field(default_factory=list)
     """Tasks with environment variables that are not set."""
-    exposed: list[str] = field(default_factory=list)
-    """Tasks whose sandboxes can access something of this machine."""
+    exposed: dict[str, str] = field(default_factory=dict)
+    """Access of sandboxes to this machine, by the name of each task that is not trusted."""
+    trusted: list[str] = field(default_factory=list)
+    """Trusted tasks whose sandboxes can access this machine."""
     host_network: list[str] = field(default_factory=list)
     """Tasks that use this machine's network although the run file does not request it."""
     shared_ports: list[str] = field(default_factory=list)
@@ -64,7 +67,11 @@ class TaskReport:
 
 
 def inspect_tasks(
-    tasks: Iterable[TaskRef], environment_type: str, kwargs: Mapping[str, object], variables: Mapping[str, str]
+    tasks: Iterable[TaskRef],
+    environment_type: str,
+    kwargs: Mapping[str, object],
+    variables: Mapping[str, str],
+    trusted: Sequence[str] = (),
 ) -> TaskReport:
     """Inspect the files of each task.
 
@@ -73,6 +80,7 @@ def inspect_tasks(
         environment_type: Their environment type, or `auto`.
         kwargs: The environment's options.
         variables: Environment variables that trials will have.
+        trusted: Names or patterns of tasks that may access this machine.
     """
     found = TaskReport()
     for task in tasks:
@@ -84,8 +92,11 @@ def inspect_tasks(
             found.unsupported.append(f"{task.name} ({'; '.join(unsupported)})")
         if unset := requirements.unset_variables(variables):
             found.unset_variables.append(f"{task.name} ({'; '.join(unset)})")
-        if exposure := requirements.exposure(choice.kind):
-            found.exposed.append(f"{task.name} ({'; '.join(exposure)})")
+        if exposure := "; ".join(requirements.exposure(choice.kind, variables)):
+            if is_trusted(task.name, trusted):
+                found.trusted.append(f"{task.name} ({exposure})")
+            else:
+                found.exposed[task.name] = exposure
         if requirements.uses_host_network(choice.kind, choice.kwargs) and choice.kwargs.get("network") != "host":
             found.host_network.append(task.name)
         if ports := requirements.shared_ports(choice.kind, choice.kwargs):
@@ -106,24 +117,32 @@ def check_requirements(plan: LaunchPlan) -> Iterator[Finding]:
             continue
         where = plan.where(f"{key}.agent.harness.environment_type")
         found = inspect_tasks(
-            plan.tasks[f"{key}.taskset"], harness.environment_type, harness.environment_kwargs, variables()
+            plan.tasks[f"{key}.taskset"],
+            harness.environment_type,
+            harness.environment_kwargs,
+            variables(),
+            harness.trusted_tasks,
         )
-        for finding in _findings(found, harness.environment_type, where):
+        for finding in _findings(found, harness.environment_type, where, HARNESS_TABLE):
             if finding.what not in reported:
                 reported.add(finding.what)
                 yield finding
 
 
-def _findings(found: TaskReport, kind: str, where: str) -> Iterator[Finding]:
+def _findings(found: TaskReport, kind: str, where: str, table: str = "") -> Iterator[Finding]:
+    if found.exposed:
+        tasks = [f"{name} ({access})" for name, access in found.exposed.items()]
+        what = f"sandboxes can access this machine in {_listed(tasks)}"
+        yield red("sandboxes", what, trust_remedy(list(found.exposed), table), where)
     if found.unsupported:
         what = f"environment_type = {kind!r} cannot run {_listed(found.unsupported)}"
         yield red("sandboxes", what, _remedy(kind), where)
     if found.unset_variables:
         what = f"environment variables are not set for {_listed(found.unset_variables)}"
         yield red("variables", what, _SET_VARIABLES, where)
-    if found.exposed:
-        what = f"sandboxes can access this machine in {_listed(found.exposed)}"
-        yield yellow("sandboxes", what, _REMOVE_ACCESS, where)
+    if found.trusted:
+        what = f"sandboxes can access this machine in {_listed(found.trusted)}"
+        yield yellow("sandboxes", what, _TRUSTED, where)
     if found.host_network:
         what = f"the agent can reach this machine's localhost in {_listed(found.host_network)}"
         do = f"{network_choice.remedy()}, {_ACCEPT_HOST_NETWORK}"
@@ -173,14 +192,19 @@ def placement_lines(plan: LaunchPlan) -> list[str]:
 
 
 def refuse_unsupported(
-    tasks: Iterable[TaskRef], environment_type: str, kwargs: Mapping[str, object], where: str
+    tasks: Iterable[TaskRef],
+    environment_type: str,
+    kwargs: Mapping[str, object],
+    where: str,
+    trusted: Sequence[str] = (),
 ) -> TaskReport:
     """Inspect the tasks, print warnings and return the report.
 
     Raises:
-        UserError: A task cannot run in its sandbox, or an environment variable is not set.
+        UserError: A task cannot run in its sandbox, an environment variable is not set, or a task that is not trusted
+            can access this machine.
     """
-    found = inspect_tasks(tasks, environment_type, kwargs, variables())
+    found = inspect_tasks(tasks, environment_type, kwargs, variables(), trusted)
     findings = list(_findings(found, environment_type, where))
     stop_on_red(findings)
     warn(findings)

@@ -25,6 +25,7 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
 from harbortrainer.config.agent_table import needs_proxy
+from harbortrainer.config.trusted_tasks import is_trusted
 from harbortrainer.environment.model_proxy.server import ModelProxy
 from harbortrainer.environment.model_server import WorkerState
 from harbortrainer.environment.outcome_review import OutcomeReviewer
@@ -164,6 +165,7 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             max_turns=min(limits, default=None),
             environment_type=config.environment_type,
             environment_kwargs=config.environment_kwargs,
+            trusted=is_trusted(data.name or "", config.trusted_tasks),
             timeout_multiplier=config.timeout_multiplier,
             reward_bound=config.reward_bound,
             leftovers=config.leftovers,

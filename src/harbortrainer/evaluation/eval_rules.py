@@ -4,7 +4,7 @@ Contract: the rules come from a run file, so that an evaluation matches the trai
 Command line options override them. They are saved in the evaluation's folder, and a resume must have the same rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Self
@@ -47,6 +47,7 @@ class EvalRules(BaseModel):
         environment: str | None = None,
         environment_kwargs: Mapping[str, JsonValue] | None = None,
         agent: str | None = None,
+        trusted: Sequence[str] = (),
     ) -> Self:
         """Return the rules of a run's evaluations (without them, of its training), or the defaults.
 
@@ -55,6 +56,7 @@ class EvalRules(BaseModel):
             environment: Type of the sandboxes that replaces the run's.
             environment_kwargs: Keyword arguments of the sandbox's class, merged into the run's.
             agent: Agent that replaces the run's.
+            trusted: Names or patterns of tasks that may access this machine, besides the run's.
         """
         table = deepcopy(_source(config).env.get("agent") or {}) if config else {}
         harness = {key: value for key, value in (table.get("harness") or {}).items() if key not in TRAINING_ONLY_KEYS}
@@ -63,6 +65,8 @@ class EvalRules(BaseModel):
         if environment_kwargs:
             harness["environment_kwargs"] = (harness.get("environment_kwargs") or {}) | dict(environment_kwargs)
         harness |= {"agent": agent} if agent else {}
+        if trusted:
+            harness["trusted_tasks"] = [*(harness.get("trusted_tasks") or []), *trusted]
         rules = cls(agent=table | {"harness": harness})
         if config is None:
             return rules
@@ -94,6 +98,11 @@ class EvalRules(BaseModel):
     def environment_type(self) -> str:
         """Type of the sandboxes."""
         return str(self.agent["harness"]["environment_type"])
+
+    @property
+    def trusted_tasks(self) -> list[str]:
+        """Names or patterns of tasks that may access this machine."""
+        return self.agent["harness"].get("trusted_tasks") or []
 
     @property
     def sandboxes(self) -> tuple[str, dict[str, object]]:

@@ -6,7 +6,7 @@ on import.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import override
@@ -24,6 +24,8 @@ PRIVATE_APIS = PrivateApi(
     WRITTEN_FOR,
     __name__,
     (
+        f"{_DOCKER}_compose_env_vars(include_os_env)",
+        f"{_DOCKER}_compose_infra_env_vars()",
         f"{_DOCKER}_docker_compose_paths",
         f"{_DOCKER}_run_docker_compose_command(command, check, timeout_sec, stdin_data, on_output)",
         f"{_DOCKER}_use_prebuilt",
@@ -62,6 +64,15 @@ class ComposeOverrideDocker(DockerEnvironment):
     @abstractmethod
     async def run_without_compose(self, call: ComposeCall) -> ExecResult | None:
         """Run a Compose command in another way; return None to leave it to Compose."""
+
+    @abstractmethod
+    def compose_environment(self, env: dict[str, str], infra: Collection[str]) -> dict[str, str]:
+        """Return the environment of Compose commands.
+
+        Args:
+            env: Harbor's: this process's variables, then the task's, then Harbor's own.
+            infra: Names of Harbor's own variables.
+        """
 
     async def compose(self, *words: str) -> ExecResult:
         """Run a command with Compose.
@@ -107,6 +118,10 @@ class ComposeOverrideDocker(DockerEnvironment):
     def _docker_compose_paths(self) -> list[Path]:
         others = super()._docker_compose_paths
         return [*others, self.override_file(others)]
+
+    @override
+    def _compose_env_vars(self, include_os_env: bool = True) -> dict[str, str]:
+        return self.compose_environment(super()._compose_env_vars(include_os_env), self._compose_infra_env_vars())
 
     @override
     async def _run_docker_compose_command(

@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import override
@@ -21,7 +21,7 @@ from harbor.environments.base import ExecResult
 
 from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
-from harbortrainer.sandbox import container_sockets, docker_examination
+from harbortrainer.sandbox import container_sockets, docker_examination, host_variables
 from harbortrainer.sandbox.containers import daemon_client, disk_usage, usage
 from harbortrainer.sandbox.containers.container_exit import ExitEvents
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
@@ -71,6 +71,16 @@ class DockerSandbox(ComposeOverrideDocker):
             main["pids_limit"] = self._pids
         path.write_text(json.dumps({"services": {"main": main}}))  # JSON is YAML
         return path
+
+    @override
+    def compose_environment(self, env: dict[str, str], infra: Collection[str]) -> dict[str, str]:
+        return host_variables.compose_environment(env, os.environ, infra, self._named_variables)
+
+    @cached_property
+    def _named_variables(self) -> set[str]:
+        """Variables that the task's files refer to; a task that names a secret runs only if it is trusted."""
+        in_env = {variable for _, variable in host_variables.variables_of_env(self.task_env_config.env)}
+        return in_env | set(host_variables.compose_variables(self.environment_dir))
 
     @override
     async def run_without_compose(self, call: ComposeCall) -> ExecResult | None:

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from harbortrainer.sandbox import archives, dockerfile
 from harbortrainer.sandbox import dockerfile as df
+from harbortrainer.sandbox.compose_files import compose_files
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.inside.messages import Command, HostView, SandboxSpec
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
-from harbortrainer.sandbox.task_exposure import compose_files
 from harbortrainer.sandbox.task_image import SMALL_BYTES, SMALL_ENTRIES, Image
 
 _TAIL = 2000

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
-from harbortrainer.config.redacted_config import SECRET
+from harbortrainer.config.secret_names import is_secret_name
 from harbortrainer.config.table import TomlTable
-from harbortrainer.sandbox import dockerfile, network_choice
+from harbortrainer.sandbox import dockerfile, host_variables, network_choice
+from harbortrainer.sandbox.compose_exposure import compose_exposure
+from harbortrainer.sandbox.compose_files import compose_files
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images.image_choice import ROOT_USERS, builder_for, host_root_problems
 from harbortrainer.sandbox.layer_store import Store
-from harbortrainer.sandbox.task_exposure import compose_exposure, compose_files, named_ports
+from harbortrainer.sandbox.named_ports import named_ports
 
-_TEMPLATE = re.compile(r"\$\{([^}:]+)(:-.*)?\}")
 _LOCALHOST = re.compile(r"://(?:[^/@]*@)?((?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?)(?:/|$)")
 _ROOT_ONLY = "only root can give a sandbox other users"
 
@@ -83,16 +84,31 @@ class TaskRequirements:
             return [*found, *self._unsupported_local(sandboxes, entry, dict(kwargs or {}))]
         return [*found, *_undefined(sandboxes)]
 
-    def exposure(self, kind: str) -> list[str]:
-        """Return the access that sandboxes get: secrets of this machine and, in Docker, what compose files grant."""
-        sandboxes = self.sandboxes()
-        keys = [
-            f"[environment.env] {name} is ${found[1]} of this machine"
-            for name, value in _table(sandboxes[0].table, "env").items()
-            if (found := _TEMPLATE.fullmatch(str(value))) and SECRET.search(found[1])
-        ]
-        composed = sandboxes if environment_entry(kind).needs_docker else []
-        return [*keys, *(what for sandbox in composed for what in compose_exposure(sandbox.folder))]
+    def exposure(self, kind: str, variables: Mapping[str, str] | None = None) -> list[str]:
+        """Return the access to this machine that sandboxes get: its secrets and what compose files grant.
+
+        Args:
+            kind: The environment type. Local sandboxes use no compose file. A provider's has another machine.
+            variables: This machine's environment variables; None means this process's.
+        """
+        host, entry = os.environ if variables is None else variables, environment_entry(kind)
+        found = list(dict.fromkeys(self._secrets_in_tables(host)))
+        if entry.needs_namespaces and not entry.needs_docker:
+            return found
+        for sandbox in self.sandboxes():
+            defined = _table(sandbox.table, "env")
+            names = host_variables.exposed(host_variables.compose_variables(sandbox.folder), host, defined)
+            found += [f"{sandbox.folder.name}/docker-compose.yaml has ${name} of this machine" for name in names]
+            found += [] if entry.remote else compose_exposure(sandbox.folder, self.folder, defined)
+        return found
+
+    def _secrets_in_tables(self, host: Mapping[str, str]) -> Iterator[str]:
+        """Yield the entries of task.toml's env tables that hold a secret of this machine."""
+        for key, env in self._env_tables(solution=True):
+            for name, variable in host_variables.variables_of_env(env):
+                named_secret = variable in host and is_secret_name(name)
+                if named_secret or host_variables.exposed({variable: _has_default(env[name])}, host):
+                    yield f"[{key}.env] {name} is ${variable} of this machine"
 
     def uses_host_network(self, kind: str, kwargs: Mapping[str, object]) -> bool:
         """Whether the sandboxes reach this machine's localhost and concurrent trials share its ports."""
@@ -218,13 +234,16 @@ class TaskRequirements:
 
     def _variables(self, *, solution: bool = False) -> Iterator[tuple[str, str, str, str | None]]:
         """Yield the variables that the task takes from this machine: table key, name inside, variable, default."""
+        for key, env in self._env_tables(solution=solution):
+            for name, value in env.items():
+                if template := host_variables.template_variable(value):
+                    yield key, name, template[0], template[1]
+
+    def _env_tables(self, *, solution: bool) -> list[tuple[str, TomlTable]]:
+        """Return the env tables, with the key of the table around each."""
         tables = [(sandbox.key, _table(sandbox.table, "env")) for sandbox in self.sandboxes()]
         tables += [(f"{key}verifier", _table(_table(part, "verifier"), "env")) for key, part in self._parts()]
-        tables += [("solution", _table(_table(self.config, "solution"), "env"))] if solution else []
-        for key, env in tables:
-            for name, value in env.items():
-                if template := _TEMPLATE.fullmatch(str(value)):
-                    yield key, name, template[1], template[2]
+        return tables + ([("solution", _table(_table(self.config, "solution"), "env"))] if solution else [])
 
     @property
     def restricts_network(self) -> bool:
@@ -243,6 +262,11 @@ def _table(table: TomlTable, key: str) -> TomlTable:
 def _tables(table: TomlTable, key: str) -> list[TomlTable]:
     found = table.get(key)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _has_default(value: object) -> bool:
+    template = host_variables.template_variable(value)
+    return template is not None and template[1] is not None
 
 
 def _is_separate(verifier: TomlTable) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from harbortrainer.config.table import TomlTable
+from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import write_whole
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment
@@ -80,6 +81,7 @@ async def check_tasks(
     *,
     environment_type: str = "local",
     environment_kwargs: Mapping[str, JsonValue] | None = None,
+    trusted: Sequence[str] = (),
     repeats: int = 1,
     cheats: Sequence[str] = (),
     concurrency: int = 2,
@@ -92,6 +94,7 @@ async def check_tasks(
         tasks: Tasks to check.
         environment_type: Type of the sandboxes (`local`, `docker`, `auto`, ...).
         environment_kwargs: Keyword arguments of the environment's class.
+        trusted: Names or patterns of tasks that may access this machine.
         repeats: Number of oracle trials.
         cheats: Names of the cheats to try.
         concurrency: Tasks checked in parallel.
@@ -107,6 +110,7 @@ async def check_tasks(
             trials_dir=trials_dir,
             environment_type=choice.kind,
             environment_kwargs=choice.kwargs,
+            trusted=is_trusted(task.name, trusted),
             keep_trials="all",
         )
         requirements = TaskRequirements(task.path)
@@ -115,7 +119,7 @@ async def check_tasks(
                 task, requirements, spec, repeats, cheats
             )
         verdict.environment = choice.kind
-        verdict.note = "; ".join(filter(None, (verdict.note, *_notes(requirements, choice))))
+        verdict.note = "; ".join(filter(None, (verdict.note, *_notes(requirements, choice, spec.trusted))))
         on_verdict(verdict)
         return verdict
 
@@ -140,9 +144,9 @@ async def _gather[T](work: Iterable[Coroutine[None, None, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _notes(requirements: TaskRequirements, choice: EnvironmentChoice) -> Iterator[str]:
+def _notes(requirements: TaskRequirements, choice: EnvironmentChoice, trusted: bool) -> Iterator[str]:
     """Yield the warnings about a task's files that do not affect the verdict."""
-    if reach := requirements.exposure(choice.kind):
+    if trusted and (reach := requirements.exposure(choice.kind)):
         yield f"sandbox not isolated: {', '.join(reach)}"
     if ports := requirements.shared_ports(choice.kind, choice.kwargs):
         yield f"concurrent trials share this machine's ports: {', '.join(map(str, ports))}"
@@ -153,7 +157,10 @@ def _notes(requirements: TaskRequirements, choice: EnvironmentChoice) -> Iterato
 
 
 def _unsupported(task: TaskRef, requirements: TaskRequirements, spec: TrialSpec) -> Verdict | None:
-    """Return the verdict on a task that cannot run in this environment; None if it can."""
+    """Return the verdict on a task that cannot run in this environment, or must not; None if it can."""
+    if not spec.trusted and (reach := requirements.exposure(spec.environment_type)):
+        problem = f"refused, since it can access this machine: {'; '.join(reach)}; {trust_remedy([task.name])}"
+        return Verdict(task=task.name, key=task.key, problem=problem)
     unsupported = requirements.unsupported(spec.environment_type, spec.environment_kwargs)
     reasons = [*unsupported, *requirements.unset_variables(os.environ, solution=has_solution(task.path))]
     if not reasons:

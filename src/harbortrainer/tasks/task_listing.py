@@ -12,9 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from harbortrainer.config.explain import explain
 from harbortrainer.errors import UserError
+from harbortrainer.sandbox.compose_files import compose_files
 from harbortrainer.sandbox.dockerfile import parse, read_dockerfile
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
-from harbortrainer.sandbox.task_exposure import compose_files
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.measured_rates import MeasuredRate
 from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
 
@@ -42,6 +43,8 @@ class TaskRow(BaseModel):
     """Time limit of the verifier over all steps, in seconds."""
     build_s: float
     """Time limit for building the environment, in seconds."""
+    exposure: list[str]
+    """Access to this machine that the task's sandboxes would get; a run refuses such a task unless it is trusted."""
     checked: list[str]
     """Environment types in which the task's current content passed `tasks check` on this machine."""
     pass_rate: float | None = None
@@ -89,6 +92,7 @@ def task_row(task: TaskRef, checked: Mapping[str, Sequence[str]], rates: Mapping
         agent_s=None if None in limits else sum(limit for limit in limits if limit is not None),
         verifier_s=sum(part.verifier.timeout_sec for part in parts),
         build_s=config.environment.build_timeout_sec,
+        exposure=TaskRequirements(task.path).exposure("docker"),
         checked=list(checked.get(task.key, ())),
         pass_rate=rate.pass_rate if rate else None,
         attempts=rate.attempts if rate else None,

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from harbortrainer.config.explain import explain
+from harbortrainer.config.trusted_tasks import HARNESS_TABLE, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat import llm_client, prepare, raised_loading_task
 from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
 from harbortrainer.trials.harbor_result import summarize_failure
 from harbortrainer.trials.model_calls import record_calls
@@ -163,7 +165,8 @@ async def run_trial(
         proxy: Model proxy of an agent that runs inside its sandbox; `spec.model` has its address.
 
     Raises:
-        UserError: The task cannot be loaded, the agent cannot be made, or the environment type is unknown.
+        UserError: The task cannot be loaded, the agent cannot be made, or the environment type is unknown. The task
+            accesses this machine and is not trusted.
         asyncio.CancelledError: The caller cancelled, and the sandbox was removed. Harbor ignores a cancellation while
             it removes the sandbox; the record is then returned.
     """
@@ -182,11 +185,15 @@ async def run_trial(
 
 
 def _with_chosen_environment(spec: TrialSpec) -> TrialSpec:
-    """Return the spec with `auto` replaced by the environment type chosen for the task."""
+    """Return the spec with `auto` replaced by the environment type chosen for the task; refuse an exposed one."""
     try:
         choice = choose_environment(spec.task_dir, spec.environment_type, spec.environment_kwargs)
+        exposure = [] if spec.trusted else TaskRequirements(spec.task_dir).exposure(choice.kind)
     except (OSError, ValueError) as error:
         raise _bad_task(spec, error) from error
+    if exposure:
+        what = f"the task can access this machine: {'; '.join(exposure)}"
+        raise UserError(what, where=str(spec.task_dir), do=trust_remedy([spec.task_dir.name], HARNESS_TABLE))
     return spec.model_copy(update={"environment_type": choice.kind, "environment_kwargs": choice.kwargs})
 
 

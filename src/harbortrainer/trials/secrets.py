@@ -9,12 +9,13 @@
 import functools
 import logging
 import os
-import re
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from harbortrainer.config.secret_names import is_secret
 
 if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
@@ -56,7 +57,6 @@ type _Exec = Callable[..., Awaitable[ExecResult]]
 
 logger = logging.getLogger(__name__)
 
-_SECRET = re.compile("KEY|SECRET|TOKEN|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 _MIN_EQUAL_CHARS = 8
 """A shorter value may equal a secret by chance."""
 _MIN_SUBSTRING_CHARS = 12
@@ -105,7 +105,7 @@ def remove_secrets(env: Mapping[str, str], given: Collection[str]) -> dict[str, 
         given: Values that may stay.
     """
     secrets = {
-        name: value for name, value in os.environ.items() if _SECRET.search(name) and not _is_given(value, given)
+        name: value for name, value in os.environ.items() if is_secret(name, value) and not _is_given(value, given)
     }
     kept = {
         name: value

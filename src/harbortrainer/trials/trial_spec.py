@@ -82,6 +82,8 @@ class TrialSpec(BaseModel):
     """`local`, a Harbor environment type, `module:Class`, or `auto` (see `sandbox.environment_types`)."""
     environment_kwargs: dict[str, object] = Field(default_factory=dict)
     """Keyword arguments of the environment's class."""
+    trusted: bool = False
+    """Whether the task may access this machine; other tasks that do so are refused."""
     timeout_multiplier: float = Field(default=1.0, gt=0)
     """Factor for all timeouts of the task."""
     agent_timeout_s: float | None = Field(default=None, gt=0)

@@ -15,6 +15,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import BaseLLM, LLMResponse
 from harbor.models.agent.context import AgentContext
 
+from harbortrainer.config.trusted_tasks import is_trusted
 from harbortrainer.tasks.task_check import TOP_REWARD
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.trials.agent import TrainableTerminus2
@@ -87,19 +88,28 @@ async def replay(
     *,
     environment_type: str,
     environment_kwargs: Mapping[str, object] | None = None,
+    trusted: Sequence[str] = (),
     work_dir: Path,
     report: Callable[[], None] = lambda: None,
 ) -> list[Demonstration]:
     """Replay the solutions of tasks and return the demonstrations that reach the top reward.
 
-    Trial folders are created below `work_dir` and removed at the end. `report` is called after each trial.
+    Trial folders are created below `work_dir` and removed at the end. `report` is called after each trial. Tasks that
+    `trusted` names may access this machine.
     """
     gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(task: TaskRef, folder: Path) -> Demonstration | None:
         async with gate:
             answers = answers_of((task.path / SOLUTION).read_text())
-            turns = await run_scripted_trial(task.path, answers, folder, environment_type, environment_kwargs)
+            turns = await run_scripted_trial(
+                task.path,
+                answers,
+                folder,
+                environment_type,
+                environment_kwargs,
+                trusted=is_trusted(task.name, trusted),
+            )
         report()
         return turns
 
@@ -114,6 +124,8 @@ async def run_scripted_trial(
     folder: Path,
     environment_type: str,
     environment_kwargs: Mapping[str, object] | None = None,
+    *,
+    trusted: bool = False,
 ) -> Demonstration | None:
     """Run one scripted trial and return its demonstration; None without the top reward."""
     spec = TrialSpec(
@@ -123,6 +135,7 @@ async def run_scripted_trial(
         agent_kwargs={"answers": list(answers), "max_turns": len(answers)},
         environment_type=environment_type,
         environment_kwargs=dict(environment_kwargs or {}),
+        trusted=trusted,
         keep_trials="all",
     )
     record = await run_trial(spec)

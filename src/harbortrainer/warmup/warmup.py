@@ -122,8 +122,14 @@ def _replay_solutions(
     tasks: Sequence[TaskRef], config: WarmupConfig, folder: Path, display: Display
 ) -> list[Demonstration]:
     with display.bar("warm-up: replaying solutions", len(tasks)) as bar:
-        kind, kwargs = config.environment_type, config.environment_kwargs
-        playing = replay(tasks, environment_type=kind, environment_kwargs=kwargs, work_dir=folder, report=bar.advance)
+        playing = replay(
+            tasks,
+            environment_type=config.environment_type,
+            environment_kwargs=config.environment_kwargs,
+            trusted=config.trusted_tasks,
+            work_dir=folder,
+            report=bar.advance,
+        )
         found = asyncio.run(playing)
     if not found:
         raise UserError(
