@@ -128,8 +128,8 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
 def root_mistakes(plan, tmp_path, monkeypatch):
     """Findings on images and networks of local sandboxes."""
 
-    def on(kind="local", **kwargs):
-        harness = {"environment_type": kind, "environment_kwargs": kwargs}
+    def on(kind="local", trusted=(), **kwargs):
+        harness = {"environment_type": kind, "environment_kwargs": kwargs, "trusted_tasks": list(trusted)}
         taskset = {"id": "harbor_env", "tasks_dir": "tasks"}
         return plan(sources=[{"env": {"taskset": taskset, "agent": {"harness": harness}}}])
 
@@ -150,6 +150,7 @@ def root_mistakes(plan, tmp_path, monkeypatch):
     yield task_checks.check_requirements(on(image="host"))
     (tmp_path / "tasks/one/environment/docker-compose.yaml").write_text("services: {main: {privileged: true}}")
     yield task_checks.check_requirements(on("docker"))
+    yield task_checks.check_requirements(on("docker", trusted=["*"]))
 
 
 def difficulty_mistakes(plan, tmp_path):

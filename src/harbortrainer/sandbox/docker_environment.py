@@ -78,9 +78,9 @@ class DockerSandbox(ComposeOverrideDocker):
 
     @cached_property
     def _named_variables(self) -> set[str]:
-        """Variables that the task's files refer to; a task that names a secret runs only if it is trusted."""
+        """Variables that compose files refer to: the user's, and the task's, which names a secret only if trusted."""
         in_env = {variable for _, variable in host_variables.variables_of_env(self.task_env_config.env)}
-        return in_env | set(host_variables.compose_variables(self.environment_dir))
+        return in_env | set(host_variables.compose_variables(self.environment_dir, self.extra_docker_compose_paths))
 
     @override
     async def run_without_compose(self, call: ComposeCall) -> ExecResult | None:

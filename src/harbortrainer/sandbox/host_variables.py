@@ -8,7 +8,7 @@ Sources:
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harbortrainer.config.secret_names import is_secret
@@ -67,10 +67,10 @@ def variables_of_env(env: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield from ((name, variable) for variable in variables_of_text(str(value)))
 
 
-def compose_variables(folder: Path) -> Named:
-    """Return the variables that Compose takes from this machine for the compose files of a folder."""
+def compose_variables(folder: Path, more: Sequence[Path] = ()) -> Named:
+    """Return the variables that Compose takes from this machine for the compose files of a folder, and for `more`."""
     found: Named = {}
-    for file in compose_files(folder):
+    for file in [*compose_files(folder), *more]:
         try:
             project = as_mapping(read_compose(file))
         except ComposeFileError:
