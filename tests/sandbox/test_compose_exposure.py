@@ -233,6 +233,14 @@ def test_reports_env_file_that_steers_compose(tmp_path: Path, line: str) -> None
     assert "Harbor's own" in compose_exposure(tmp_path / "none", defined=["HOST_AGENT_LOGS_PATH", "MODE"])[0]
 
 
+def test_text_of_task_is_printed_without_control_characters(tmp_path: Path) -> None:
+    exposure_of(tmp_path, 'services: {main: {volumes: ["/a\\u001b[2J:/x:ro"], pid: "' + "x" * 1000 + '"}}')
+    (tmp_path / "task.toml").write_text("")
+    pid, mount = TaskRequirements(tmp_path).exposure("docker")
+    assert mount == "main can read /a?[2J of this machine"
+    assert len(pid) == 300
+
+
 def test_includes_containers_of_separate_verifier(tmp_path: Path) -> None:
     for folder in ("environment", "tests"):
         (tmp_path / folder).mkdir()

@@ -66,6 +66,13 @@ def test_finds_secrets_in_env_file_and_top_level_tables(tmp_path: Path) -> None:
     assert exposed_by(tmp_path, "services: [$MY_PAT") == ["MY_PAT"]
 
 
+def test_env_file_is_a_default(tmp_path: Path) -> None:
+    compose = "services: {main: {environment: {A: '${POSTGRES_PASSWORD}', B: '${DB_PASSWORD}'}}}"
+    assert exposed_by(tmp_path, compose, **{".env": "POSTGRES_PASSWORD=postgres\nDB_PASSWORD=postgres\n"}) == [
+        "DB_PASSWORD"
+    ]
+
+
 def task(tmp_path: Path, toml: str, compose: str = "") -> TaskRequirements:
     (tmp_path / "environment").mkdir()
     (tmp_path / "task.toml").write_text(toml)
@@ -106,6 +113,23 @@ def test_variables_that_task_defines_are_not_the_machines(tmp_path: Path) -> Non
     assert TaskRequirements(tmp_path).exposure("docker", HOST) == access
     assert TaskRequirements(tmp_path).exposure("modal", HOST) == access, "providers pass named variables on"
     assert TaskRequirements(tmp_path).exposure("local", HOST) == []
+
+
+def test_task_cannot_hide_a_setting_of_docker_by_defining_it(tmp_path: Path) -> None:
+    compose = "services: {main: {environment: {A: '${HTTPS_PROXY}'}}}"
+    requirements = task(tmp_path, '[environment.env]\nHTTPS_PROXY = "x"\n', compose)
+    assert requirements.exposure("docker", {"HTTPS_PROXY": "http://me:hunter2@proxy"}) != []
+
+
+@pytest.mark.parametrize("name", ["environment", "tests", "instruction.md", "steps/one/solution"])
+def test_links_out_of_task_count_as_access(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "task"
+    (folder / "steps/one").mkdir(parents=True)
+    (folder / "task.toml").write_text("")
+    (folder / "shared").mkdir()
+    (folder / "other").symlink_to("shared")
+    (folder / name).symlink_to("/etc")
+    assert TaskRequirements(folder).exposure("local", {}) == [f"{name} is a link to /etc of this machine"]
 
 
 def test_compose_gets_no_secret_and_no_setting_of_its_programs_from_task() -> None:

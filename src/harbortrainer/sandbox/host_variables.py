@@ -23,6 +23,7 @@ from harbortrainer.sandbox.compose_files import (
 
 _REFERENCE = re.compile(r"\$(?:\$|\{?(?P<name>[A-Za-z_]\w*)(?P<default>:?[-+])?)")
 _LINE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*$", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*[=:]", re.MULTILINE)
 _HARBOR_TEMPLATE = re.compile(r"\$\{([^}:]+)(:-.*)?\}")
 _STEERING = re.compile(
     r"(DOCKER|COMPOSE|BUILDX|BUILDKIT|LD|XDG|SSH|GIT|SSL)_\w+|GO[A-Z]+|PATH|HOME|TMPDIR|\w+_proxy", re.IGNORECASE
@@ -90,7 +91,15 @@ def compose_variables(folder: Path, more: Sequence[Path] = ()) -> Named:
             if "environment" in entry
         ]
         _add(found, dict.fromkeys(bare, False))
+        for name in _ASSIGNMENT.findall(_read(folder / ".env")):
+            if name in found and not steers(name):
+                found[name] = True
     return found
+
+
+def steers(name: str) -> bool:
+    """Return whether a variable steers the programs that start containers, so that a task cannot set it for them."""
+    return _STEERING.fullmatch(name) is not None
 
 
 def exposed(named: Named, variables: Mapping[str, str], defined: Collection[str] = ()) -> list[str]:
@@ -122,7 +131,7 @@ def compose_environment(
     own = {
         name
         for name, value in env.items()
-        if name in infra or (name in named and (host.get(name) == value or not _STEERING.fullmatch(name)))
+        if name in infra or (name in named and (host.get(name) == value or not steers(name)))
     }
     machine = {name for name in host if _DOCKERS_OWN.fullmatch(name) or not is_secret(name, host[name])}
     return {name: env[name] if name in own else host[name] for name in env if name in own | machine}

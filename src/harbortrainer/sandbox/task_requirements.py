@@ -24,6 +24,7 @@ from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.named_ports import named_ports
 
 _LOCALHOST = re.compile(r"://(?:[^/@]*@)?((?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?)(?:/|$)")
+_MAX_SHOWN = 300
 _ROOT_ONLY = "only root can give a sandbox other users"
 
 
@@ -92,15 +93,21 @@ class TaskRequirements:
             variables: This machine's environment variables; None means this process's.
         """
         host, entry = os.environ if variables is None else variables, environment_entry(kind)
-        found = list(dict.fromkeys(self._secrets_in_tables(host)))
-        if entry.needs_namespaces and not entry.needs_docker:
-            return found
-        for sandbox in self.sandboxes():
-            defined = _table(sandbox.table, "env")
+        found = [*dict.fromkeys(self._secrets_in_tables(host)), *self._links_out()]
+        for sandbox in self.sandboxes() if entry.needs_docker or not entry.needs_namespaces else ():
+            defined = [name for name in _table(sandbox.table, "env") if not host_variables.steers(name)]
             names = host_variables.exposed(host_variables.compose_variables(sandbox.folder), host, defined)
             found += [f"{sandbox.folder.name}/docker-compose.yaml has ${name} of this machine" for name in names]
-            found += [] if entry.remote else compose_exposure(sandbox.folder, self.folder, defined)
-        return found
+            found += [] if entry.remote else compose_exposure(sandbox.folder, self.folder, _table(sandbox.table, "env"))
+        return [_printable(what) for what in found]
+
+    def _links_out(self) -> Iterator[str]:
+        """Yield the task's files and folders that are links to a place outside; their content reaches the sandbox."""
+        root = os.path.realpath(self.folder)
+        for pattern in ("*", "steps/*", "steps/*/*"):
+            for path in sorted(self.folder.glob(pattern)):
+                if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+                    yield f"{path.relative_to(self.folder)} is a link to {path.readlink()} of this machine"
 
     def _secrets_in_tables(self, host: Mapping[str, str]) -> Iterator[str]:
         """Yield the entries of task.toml's env tables that hold a secret of this machine."""
@@ -262,6 +269,11 @@ def _table(table: TomlTable, key: str) -> TomlTable:
 def _tables(table: TomlTable, key: str) -> list[TomlTable]:
     found = table.get(key)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _printable(text: str) -> str:
+    """Return a text from a task's files without control characters, and not longer than a few lines."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_MAX_SHOWN])
 
 
 def _has_default(value: object) -> bool:
