@@ -1,11 +1,13 @@
 """Warm-up with real trials: prompts equal Terminus-2's, and solutions can be replayed."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from harbortrainer.errors import UserError
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.warmup.demonstrations import CONFIRMED
 from harbortrainer.warmup.replay import replay, run_scripted_trial
@@ -31,6 +33,22 @@ async def test_solution_replay_gives_demonstration(tmp_path: Path):
     (turns,) = await replay(load_folder(TASK), environment_type="local", environment_kwargs=HOST, work_dir=tmp_path)
     assert len(turns) == 3
     assert "sort grape.txt > bronze.txt" in turns[0][1]
+
+
+async def test_exposed_task_is_refused_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_PAT", "of the user")
+    for name in ("plain", "takes"):
+        shutil.copytree(TASK, tmp_path / "tasks" / name)
+    with (tmp_path / "tasks/takes/task.toml").open("a") as file:
+        file.write('\n[solution.env]\nX = "${MY_PAT}"\n')
+    (tmp_path / "tasks/takes/instruction.md").write_text("Another one.")
+    (work := tmp_path / "work").mkdir()
+    tasks = load_folder(tmp_path / "tasks")
+    with pytest.raises(UserError, match=r'takes .*add `trusted_tasks = \["takes"\]` to \[warmup\]'):
+        await replay(tasks, environment_type="local", environment_kwargs=HOST, work_dir=work)
+    assert list(work.iterdir()) == []
+    found = await replay(tasks, environment_type="local", environment_kwargs=HOST, trusted=["takes"], work_dir=work)
+    assert len(found) == 2
 
 
 async def test_wrong_solution_gives_no_demonstration(tmp_path: Path):

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+_MAX_NAMED = 5
 HARNESS_TABLE = "env.agent.harness"
 """Table of the run file that has the key."""
 
 
 def is_trusted(task: str, trusted: Iterable[str]) -> bool:
-    """Return whether a task's name matches one of the names and patterns."""
-    return any(fnmatchcase(task, pattern) for pattern in trusted)
+    """Return whether a task's name is one of the names, or matches one of the patterns."""
+    return any(task == pattern or fnmatchcase(task, pattern) for pattern in trusted)
 
 
 def trust_remedy(tasks: Sequence[str], table: str = "") -> str:
@@ -23,6 +24,7 @@ def trust_remedy(tasks: Sequence[str], table: str = "") -> str:
         tasks: Their names.
         table: The run file's table that has the key `trusted_tasks`; "" for a command without a run file.
     """
-    options = " ".join(f"--trust {name}" for name in tasks)
-    key = f"add `trusted_tasks = {json.dumps(list(tasks))}` to [{table}]" if table else f"pass `{options}`"
+    named = [*tasks[:_MAX_NAMED], *["..."] * (len(tasks) > _MAX_NAMED)]
+    options = " ".join(f"--trust {name}" for name in named)
+    key = f"add `trusted_tasks = {json.dumps(named)}` to [{table}]" if table else f"pass `{options}`"
     return f"read these tasks; if you trust them, {key}, else exclude them by name"

@@ -15,7 +15,10 @@ from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import BaseLLM, LLMResponse
 from harbor.models.agent.context import AgentContext
 
-from harbortrainer.config.trusted_tasks import is_trusted
+from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
+from harbortrainer.errors import UserError
+from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.task_check import TOP_REWARD
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.trials.agent import TrainableTerminus2
@@ -96,7 +99,11 @@ async def replay(
 
     Trial folders are created below `work_dir` and removed at the end. `report` is called after each trial. Tasks that
     `trusted` names may access this machine.
+
+    Raises:
+        UserError: Another task can access this machine. No trial was started.
     """
+    _refuse_exposed(tasks, environment_type, environment_kwargs or {}, trusted)
     gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(task: TaskRef, folder: Path) -> Demonstration | None:
@@ -116,6 +123,20 @@ async def replay(
     with tempfile.TemporaryDirectory(prefix="replay-", dir=work_dir) as name:
         found = await asyncio.gather(*(one(task, Path(name)) for task in tasks))
     return [demonstration for demonstration in found if demonstration is not None]
+
+
+def _refuse_exposed(
+    tasks: Sequence[TaskRef], environment_type: str, kwargs: Mapping[str, object], trusted: Sequence[str]
+) -> None:
+    exposed: dict[str, str] = {}
+    for task in tasks:
+        kind = choose_environment(task.path, environment_type, kwargs).kind
+        if not is_trusted(task.name, trusted) and (found := TaskRequirements(task.path).exposure(kind)):
+            exposed[task.name] = "; ".join(found)
+    if exposed:
+        name, access = next(iter(exposed.items()))
+        what = f"sandboxes can access this machine in {len(exposed)} of {len(tasks)} tasks: {name} ({access}), ..."
+        raise UserError(what, where="warmup.tasks", do=trust_remedy(list(exposed), "warmup"))
 
 
 async def run_scripted_trial(
