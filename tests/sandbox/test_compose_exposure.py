@@ -1,5 +1,8 @@
 """Access to this machine that a task's compose files grant: found in every spelling that Compose takes."""
 
+import json
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,7 @@ def test_harmless_settings_are_not_reported(tmp_path: Path) -> None:
         "x: &a [1,1,1,1,1,1,1,1,1]\n"
         + "".join(f"x{i}: &x{i} [{','.join([f'*{"a" if i == 0 else f"x{i - 1}"}'] * 9)}]\n" for i in range(9)),
         "services: !unknown {}",
+        "services: {}\n" + "# padding\n" * 200_000,
     ],
 )
 def test_what_cannot_be_read_counts_as_access(tmp_path: Path, text: str) -> None:
@@ -87,6 +91,24 @@ def test_file_of_other_encoding_counts_as_access(tmp_path: Path) -> None:
     exposure_of(tmp_path, "")
     (tmp_path / "environment/docker-compose.yaml").write_bytes("services: {}".encode("utf-16"))
     assert "cannot be read" in compose_exposure(tmp_path / "environment")[0]
+
+
+def test_hostile_values_raise_no_error(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    keys = re.findall(r"\w+", HARMLESS)
+
+    def value(depth: int = 0) -> object:
+        kind = rng.random()
+        if depth > 3 or kind < 0.5:
+            return rng.choice([None, True, 0, -1, 1.5, "", "a:b:c", "/", "$X", "${X:-/}", "~", ".", "\0", "a=b", ":"])
+        if kind < 0.75:
+            return [value(depth + 1) for _ in range(rng.randint(0, 3))]
+        return {rng.choice(keys): value(depth + 1) for _ in range(4)}
+
+    (tmp_path / "task.toml").write_text("")
+    for _ in range(500):
+        exposure_of(tmp_path, json.dumps({"services": {"main": value(), "b": value()}, rng.choice(keys): value()}))
+        TaskRequirements(tmp_path).exposure("docker", {"X": "1"})
 
 
 ODD = "services: {main: {volumes: ['', ':', null, 3], environment: {1: null, x: [1]}, env_file: [null, {}]}}"
@@ -110,6 +132,8 @@ READS_VARIABLE = "has a mount that depends on a variable or has an unknown type:
         ("volumes: ['${DATA:-/srv}/x:/x:z,ro']", f"{READS_VARIABLE} ${{DATA:-/srv}}/x:/x:z,ro"),
         ("volumes: ['${X:-/:/host}']", f"{READS_VARIABLE} ${{X:-/:/host}}"),
         ("volumes: ['${HOST_X:-/etc}:/etc']", f"{READS_VARIABLE} ${{HOST_X:-/etc}}:/etc"),
+        ("volumes: ['${HOST_AGENT_LOGS_PATH:-../../x}:/x']", READS_VARIABLE),
+        ("volumes: ['${ENV_AGENT_LOGS_PATH}:/x']", "can write /logs of this machine"),
         (
             "volumes: ['${HOST_VERIFIER_LOGS_PATH}/../../..:/x:ro']",
             "can read ${HOST_VERIFIER_LOGS_PATH}/../../.. of this machine",

@@ -19,6 +19,7 @@ from harbortrainer.sandbox.compose_files import (
     compose_files,
     env_files,
     read_compose,
+    read_text,
 )
 from harbortrainer.sandbox.containers.shell import MAIN
 
@@ -64,7 +65,8 @@ _DEVICE = re.compile(
     r"/dev/(nvidia[\w-]*|nvidia-caps/[\w-]+|dri|dri/[\w-]+|kfd)|(nvidia|amd|intel)\.com/[\w-]+=[\w:,-]+"
 )
 _LOGGING = (None, "json-file", "local", "none")
-_HARBOR_MOUNT = re.compile(r"\$\{(?:HOST|ENV)_(?:VERIFIER_LOGS|AGENT_LOGS|ARTIFACTS)_PATH\}")
+_HARBOR_SOURCE = re.compile(r"\$\{HOST_(?:VERIFIER_LOGS|AGENT_LOGS|ARTIFACTS)_PATH\}")
+_HARBOR_TARGET = re.compile(r"\$\{ENV_(?:VERIFIER_LOGS|AGENT_LOGS|ARTIFACTS)_PATH\}")
 _HARBOR_NAME = re.compile(r"(?:HOST|ENV)_(?:VERIFIER_LOGS|AGENT_LOGS|ARTIFACTS)_PATH|CONTEXT_DIR|MAIN_IMAGE_NAME")
 _STEERING_LINE = re.compile(
     rf"^\s*(?:export\s+)?({_HARBOR_NAME.pattern}|(?:DOCKER|BUILDX|BUILDKIT|LD)_\w+|PATH|HOME)\s*[=:]", re.MULTILINE
@@ -174,7 +176,7 @@ class _Project:
             return ""
         if kind != "bind":
             return f"has a mount that depends on a variable or has an unknown type: {mount}"
-        if _HARBOR_MOUNT.fullmatch(source):
+        if _HARBOR_SOURCE.fullmatch(source):
             return ""
         read_only = settings.get("read_only") in (True, "true")
         if self._is_outside(source):
@@ -229,9 +231,7 @@ def _build_files(build: dict) -> list[str]:
 
 def _steering_names(file: Path) -> list[str]:
     """Return the variables of a `.env` file that change what Harbor's variables mean, or which daemon is used."""
-    if not file.is_file():
-        return []
-    return _STEERING_LINE.findall(file.read_text(encoding="utf-8", errors="replace"))
+    return _STEERING_LINE.findall(read_text(file))
 
 
 def _unknown(table: dict, known: re.Pattern[str]) -> list[str]:
@@ -270,7 +270,7 @@ def _keeps_security(option: object) -> bool:
 
 def _short_mount(text: str) -> dict:
     """Return a mount in its long form, without a type if it depends on a variable other than Harbor's."""
-    plain = _HARBOR_MOUNT.sub("@", text)
+    plain = _HARBOR_TARGET.sub("/logs", _HARBOR_SOURCE.sub("@", text))
     plain = f"%{plain.removeprefix(_OWN_FOLDER)}" if plain.startswith(_OWN_FOLDER) else plain
     if "$" in plain:
         return {}

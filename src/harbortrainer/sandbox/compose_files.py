@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 NAMES = ("docker-compose.yaml", "docker-compose.yml")
+_MAX_READ = 1_000_000
 _MAX_NODES = 50_000
 
 
@@ -41,9 +42,11 @@ def read_compose(file: Path) -> object:
     """Return the document of a compose file.
 
     Raises:
-        ComposeFileError: The file is not UTF-8 or YAML, has several documents, or grows too large with its aliases.
+        ComposeFileError: The file is not UTF-8 or YAML, has several documents, or is too large with its aliases.
     """
     try:
+        if file.stat().st_size > _MAX_READ:
+            raise ComposeFileError(f"more than {_MAX_READ} bytes")
         loader = _Loader(file.read_text(encoding="utf-8"))
         try:
             node = loader.get_single_node()
@@ -72,6 +75,17 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     inside = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
     known[id(node)] = size = 1 + sum(_size(part, known) for part in inside)
     return size
+
+
+def read_text(file: Path) -> str:
+    """Return the beginning of a regular file; "" for anything else, and for a file that cannot be read."""
+    try:
+        if not file.is_file():
+            return ""
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return opened.read(_MAX_READ)
+    except (OSError, ValueError):
+        return ""
 
 
 def env_files(service: dict) -> list[str]:

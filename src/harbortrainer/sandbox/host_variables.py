@@ -19,6 +19,7 @@ from harbortrainer.sandbox.compose_files import (
     compose_files,
     env_files,
     read_compose,
+    read_text,
 )
 
 _REFERENCE = re.compile(r"\$(?:\$|\{?(?P<name>[A-Za-z_]\w*)(?P<default>:?[-+])?)")
@@ -31,7 +32,6 @@ _STEERING = re.compile(
 """Variables that steer the programs `docker` and `git`; a task sets none of them."""
 _DOCKERS_OWN = re.compile(r"DOCKER_(HOST|CONTEXT|CONFIG|CERT_PATH|TLS_VERIFY|AUTH_CONFIG)|\w+_proxy", re.IGNORECASE)
 """Variables that the program `docker` needs, even with a password inside."""
-_MAX_READ = 1_000_000
 
 type Named = dict[str, bool]
 """Names of variables, each with whether every use of it has a default."""
@@ -75,11 +75,11 @@ def compose_variables(folder: Path, more: Sequence[Path] = ()) -> Named:
         try:
             project = as_mapping(read_compose(file))
         except ComposeFileError:
-            _add(found, variables_of_text(_read(file)))
+            _add(found, variables_of_text(read_text(file)))
             continue
         services = [as_mapping(service) for service in as_mapping(project.get("services")).values()]
         files = [folder / ".env", *(folder / path for service in services for path in env_files(service))]
-        contents = [_read(path) for path in files]
+        contents = [read_text(path) for path in files]
         for text in [*_texts(project), *contents]:
             _add(found, variables_of_text(text))
         bare = [name for service in services for name in _bare_names(service)]
@@ -91,7 +91,7 @@ def compose_variables(folder: Path, more: Sequence[Path] = ()) -> Named:
             if "environment" in entry
         ]
         _add(found, dict.fromkeys(bare, False))
-        for name in _ASSIGNMENT.findall(_read(folder / ".env")):
+        for name in _ASSIGNMENT.findall(read_text(folder / ".env")):
             if name in found and not steers(name):
                 found[name] = True
     return found
@@ -160,14 +160,3 @@ def _bare_names(service: dict) -> Iterator[str]:
     for table in (service.get("environment"), as_mapping(service.get("build")).get("args")):
         yield from (str(line) for line in as_list(table) if "=" not in str(line))
         yield from (str(name) for name, value in as_mapping(table).items() if value is None)
-
-
-def _read(file: Path) -> str:
-    """Return the beginning of a regular file; "" for anything else."""
-    try:
-        if not file.is_file():
-            return ""
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            return opened.read(_MAX_READ)
-    except (OSError, ValueError):
-        return ""
