@@ -56,6 +56,7 @@ def test_compose_access_to_this_machine_is_red_unless_task_is_trusted(tasks, pla
     assert found.level is Level.RED
     assert "sandboxes can access this machine in 1 task: sidecar (main can write / of this machine)" in found.what
     assert 'add `trusted_tasks = ["sidecar"]` to [env.agent.harness]' in found.do
+    assert found.where.endswith("source[0].env.agent.harness.trusted_tasks")
     with pytest.raises(UserError, match=r"sidecar \(main can write / .*pass `--trust sidecar`"):
         task_checks.refuse_unsupported(load_folder(tasks), "docker", {}, "--environment", trusted=["plain"])
     trusting = task_checks.refuse_unsupported(load_folder(tasks), "docker", {}, "--environment", trusted=["side*"])

@@ -133,7 +133,8 @@ def _findings(found: TaskReport, kind: str, where: str, table: str = "") -> Iter
     if found.exposed:
         tasks = [f"{name} ({access})" for name, access in found.exposed.items()]
         what = f"sandboxes can access this machine in {_listed(tasks)}"
-        yield red("sandboxes", what, trust_remedy(list(found.exposed), table), where)
+        key = f"{where.rpartition('.')[0]}.trusted_tasks" if table else where
+        yield red("sandboxes", what, trust_remedy(list(found.exposed), table), key)
     if found.unsupported:
         what = f"environment_type = {kind!r} cannot run {_listed(found.unsupported)}"
         yield red("sandboxes", what, _remedy(kind), where)
