@@ -49,6 +49,7 @@ TROUBLES = {
     "agent-raises": Trouble(harness={"agent": "defective_agent:Defective"}),
     "sandbox-cannot-be-built": Trouble(task=partial(make_task, dockerfile="FROM debian:12-slim\nRUN exit 3\n")),
     "verifier-says-nothing": Trouble(task=partial(make_task, test="true")),
+    "verifier-edits-its-tests": Trouble(task=partial(make_task, test="sed -i '$a true' /tests/test.sh; exit 1")),
     "verifier-hangs": Trouble(task=partial(make_task, test="sleep 600", verifier_timeout_s=3.0)),
 }
 

@@ -34,6 +34,8 @@ class Feature:
     """Body of each step's test.sh by the step's name."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Further files of the task; those named .sh are executable."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Symbolic links of the task: target by path."""
     prompted: str = ""
     """Text that the model's first message must contain."""
     host_env: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +66,9 @@ class Feature:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"#!/bin/bash\n{text}\n" if name.endswith(".sh") else text)
             path.chmod(0o755 if name.endswith(".sh") else 0o644)
+        for name, target in self.links.items():
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(target)
         (folder / "environment").mkdir(exist_ok=True)
         return folder
 

@@ -1,6 +1,6 @@
 """Harbor's features, each a row of the table in docs/harbor.md."""
 
-from parity_feature import SOLVED, Feature, Place
+from parity_feature import DOCKERFILE, SOLVED, Feature, Place
 
 ONE = "echo 1 > /logs/verifier/reward.txt"
 SEPARATE = """
@@ -295,6 +295,26 @@ SURROUNDINGS = (
         types="(while sleep 0.1; do touch /app/alive; done) &",
         test="rm -f /app/alive; for i in $(seq 50); do test -f /app/alive && break; sleep 0.1; done; "
         "test -f /app/alive && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt",
+    ),
+    Feature(
+        name="links in tests, a process that the agent leaves running",
+        links={"tests/again.sh": "test.sh", "tests/a": "more/b", "tests/gone": "/nowhere"},
+        files={"tests/more/b": "b"},
+        types="(while sleep 0.1; do touch /app/alive; done) &",
+        test="rm -f /app/alive; for i in $(seq 50); do test -f /app/alive && break; sleep 0.1; done; "
+        "test -f /app/alive && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt",
+    ),
+    Feature(
+        name="a verifier that edits its tests and gives no reward",
+        files={"tests/expected": "VALUE"},
+        types="(while sleep 0.1; do touch /app/alive; done) &",
+        test="sed -i s/VALUE/1/ /tests/expected; rm -f /app/alive; sleep 1; test -f /app/alive && exit 1; "
+        "echo 0 > /logs/verifier/reward.txt",
+    ),
+    Feature(
+        name="files of the image in /tests",
+        dockerfile=DOCKERFILE + "RUN mkdir -p /tests/data && echo 1 > /tests/data/expected\n",
+        test="cp /tests/data/expected /logs/verifier/reward.txt; ls /tests",
     ),
     Feature(
         name="test.sh that ends with an error, files beside it",

@@ -154,7 +154,7 @@ class DockerSandbox(ComposeOverrideDocker):
             found.signs.append(self._full_disk)
             await docker_examination.check_fresh_container(found, self.image)
         else:
-            await docker_examination.examine(found, self._label, self._uploaded, self._events)
+            await docker_examination.examine(found, self._label, self._events)
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found
@@ -183,20 +183,30 @@ class DockerSandbox(ComposeOverrideDocker):
         commands = [*self._commands, (command, cwd, env, timeout_sec, user)]
         done = await super().exec(*commands[-1])
         if self._uploaded:
-            if not self._has_reward() and not await self._is_gradable():
-                await self._upload_again(self._uploaded)
-                for again in commands:  # including the one that made the tests executable
-                    done = await super().exec(*again)
+            if not self._has_reward():
+                intact = await self._uploads_intact()
+                if not intact or await self.exhausted_limit():
+                    done = await self._grade_again(commands)
+                    if not intact and not await self._uploads_intact():
+                        # The verifier edits its tests: the agent did not, and its services ended for nothing.
+                        for path in self._reward_paths():
+                            path.unlink(missing_ok=True)
             self._commands = tuple(commands)
         return done
 
+    async def _grade_again(self, commands: Sequence[_Command]) -> ExecResult:
+        """Upload again and repeat the commands without the processes that the agent left running."""
+        await self._upload_again(self._uploaded)
+        for command in commands:  # including the one that made the tests executable
+            done = await super().exec(*command)
+        return done
+
+    def _reward_paths(self) -> tuple[Path, ...]:
+        return self.trial_paths.reward_text_path, self.trial_paths.reward_json_path
+
     def _has_reward(self) -> bool:
         """Whether the verifier has written a reward into its folder, which is mounted."""
-        return self.trial_paths.reward_text_path.exists() or self.trial_paths.reward_json_path.exists()
-
-    async def _is_gradable(self) -> bool:
-        """Whether no leftover process has taken the verifier's resources or its files."""
-        return not await self.exhausted_limit() and await self._uploads_intact()
+        return any(path.exists() for path in self._reward_paths())
 
     async def _uploads_intact(self) -> bool:
         targets, container = {target for _, target in self._uploaded}, self._direct.container

@@ -19,7 +19,7 @@ from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox.containers.container_exit import DIE_ACTION, EXIT_EVENT_WAIT_S, EXTERNAL_ACTIONS, ExitEvents
 from harbortrainer.sandbox.containers.usage import exhausted_limit
 from harbortrainer.sandbox.post_mortem import PROBE, PROBE_TIMEOUT_S, SHELLS, PostMortem, probe_problem
-from harbortrainer.sandbox.uploaded_tests import Uploads, changed_uploads, is_intact, upload_size
+from harbortrainer.sandbox.uploaded_tests import Uploads, is_intact, upload_size
 
 _START_S = 60.0
 _ARCHIVE_SLACK_B, _SPOOL_MAX_B = 64 << 20, 8 << 20
@@ -101,13 +101,12 @@ async def _copy_out(container: str, path: str, archive: IO[bytes], most: int) ->
             await process.wait()
 
 
-async def examine(found: PostMortem, label: str, uploaded: Uploads, events: ExitEvents | None) -> None:
+async def examine(found: PostMortem, label: str, events: ExitEvents | None) -> None:
     """Record what is wrong in the labelled container and, if something is, whether the daemon can start another.
 
     Args:
         found: The post-mortem to add to.
         label: The label of the trial's container.
-        uploaded: The uploads for grading.
         events: The daemon's events about the container's exit; None if nobody listened.
     """
     daemon = await docker("version", "--format", "{{.Server.Version}}")
@@ -118,7 +117,6 @@ async def examine(found: PostMortem, label: str, uploaded: Uploads, events: Exit
             (details,) = json.loads(inspected.out)
             if details["State"]["Running"]:
                 await _examine_running(found, container)
-                found.signs += await changed_uploads(uploaded, partial(_read, container))
                 found.signs += await _exhausted_limits(container, label)
             else:
                 await _examine_exit(found, container, details, events)
@@ -143,11 +141,6 @@ def full_filesystems(result: str) -> list[str]:
         elif files and not free:
             full.append(f"{line[5]} was full of files")
     return full
-
-
-async def _read(container: str, path: str) -> bytes | None:
-    result = await docker("exec", "-u", "0", container, "cat", path)
-    return result.raw if result.code == 0 else None
 
 
 async def containers(label: str) -> list[str]:

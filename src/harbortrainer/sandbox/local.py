@@ -82,7 +82,6 @@ class LocalEnvironment(OpenEnvironment):
         self._sandbox: RunningSandbox | None = None
         self._processes: list[InteractiveProcess] = []
         self._grading, self._graded = False, False
-        self._uploaded: list[tuple[Path, str]] = []  # uploads of this grading
         self._network, self._slirp4netns_path = network, ""
         self._setting, self._env, self._images_gb = image, env or {}, images_gb
         self._image = Image()
@@ -171,11 +170,11 @@ class LocalEnvironment(OpenEnvironment):
         What has exhausted a limit is killed; with `kill`, all of the agent's processes are.
         """
         await self._running.set_grading(active=True, kill=kill)
-        self._grading, self._graded, self._uploaded = True, False, []
+        self._grading, self._graded = True, False
 
     async def restore_limits(self) -> None:
         """Restore the agent's limits, and run commands in its namespaces again."""
-        self._grading, self._graded, self._uploaded = False, False, []
+        self._grading, self._graded = False, False
         await self._running.set_grading(active=False)
 
     async def _after_grading(self) -> None:
@@ -203,7 +202,7 @@ class LocalEnvironment(OpenEnvironment):
         """Report what is wrong in the sandbox, and whether a fresh one of the same kind works."""
         found = PostMortem()
         if self._sandbox is not None:
-            await local_examination.examine(found, self._sandbox, self._uploaded, self._start_fresh)
+            await local_examination.examine(found, self._sandbox, self._start_fresh)
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found
@@ -274,8 +273,6 @@ class LocalEnvironment(OpenEnvironment):
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         await self._upload(target_dir, Path(source_dir))
-        if self._grading:
-            self._uploaded.append((Path(source_dir), target_dir))
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:

@@ -7,26 +7,21 @@ sandbox's memory limit. A helper or init process that was killed from outside le
 
 import os
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from harbortrainer.sandbox.errors_and_changes import SandboxError
 from harbortrainer.sandbox.inside.messages import Command
 from harbortrainer.sandbox.post_mortem import PROBE, PROBE_TIMEOUT_S, SHELLS, PostMortem, probe_problem
 from harbortrainer.sandbox.running_sandbox import RunningSandbox
-from harbortrainer.sandbox.uploaded_tests import Uploads, changed_uploads
 
 _MAX_FILE_B = 64 << 20
 
 
-async def examine(
-    found: PostMortem, sandbox: RunningSandbox, uploaded: Uploads, fresh: Callable[[], Awaitable[RunningSandbox]]
-) -> None:
+async def examine(found: PostMortem, sandbox: RunningSandbox, fresh: Callable[[], Awaitable[RunningSandbox]]) -> None:
     """Record what is wrong in a sandbox, and whether a fresh one of the same kind works.
 
     Args:
         found: The post-mortem to add to.
         sandbox: The sandbox to examine.
-        uploaded: The uploads for grading.
         fresh: Starts a sandbox of the same kind.
     """
     found.signs += [note.text for note in sandbox.notes if note.is_evidence]
@@ -35,7 +30,6 @@ async def examine(
         if wrong := await _probe(sandbox):
             found.signs.append(wrong)
         shells = await _read_shells(sandbox)
-        found.signs += await changed_uploads(uploaded, partial(read, sandbox))
     try:
         other = await fresh()
     except SandboxError as error:

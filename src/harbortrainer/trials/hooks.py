@@ -2,9 +2,9 @@
 
 | event | hook |
 |---|---|
-| agent start | start the model proxy, if the agent needs one |
+| agent start | keep the image's files in /tests; start the model proxy, if the agent needs one |
 | agent end | stop the proxy; list changed files; move the token lists out of Harbor's result |
-| verification start | empty the folders in which the verifier's tests and rewards are |
+| verification start | empty the folders in which the verifier's tests and rewards are; put the image's files back |
 | before the sandbox is removed | examine it, if the trial failed in a way that the agent may have caused |
 
 In shared mode Harbor grades inside the agent's sandbox. For a single-step task it clears nothing, so an agent that
@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 from harbortrainer.config.plugin import Leftovers
@@ -172,6 +173,10 @@ class _Hooks:
     leftovers: Leftovers
     proxy: ModelProxyProtocol | None
     observed: Observed = field(default_factory=Observed)
+    started: bool = False
+    """Whether an agent has started in the sandbox."""
+    image_tests: TemporaryDirectory[str] | None = None
+    """The files that the image has in the tests' folder."""
 
     async def forward_event(self, event: "TrialHookEvent") -> None:
         try:
@@ -194,13 +199,18 @@ class _Hooks:
     async def on_verification_start(self, event: "TrialHookEvent") -> None:
         del event
         inside, kill = _is_graded_in_agent_sandbox(self.trial), self.leftovers == "kill"
-        host_dir = self.trial.paths.verifier_dir
-        await clear_verifier_folders(self.trial.agent_environment, host_dir, inside=inside, kill=kill)
+        host_dir, environment = self.trial.paths.verifier_dir, self.trial.agent_environment
+        await clear_verifier_folders(environment, host_dir, inside=inside, kill=kill)
+        if inside and self.image_tests is not None:
+            await environment.upload_dir(self.image_tests.name, _tests_folder(environment))
         if self.observed.changes and (found := await self._changes()) is not None:
             self.observed.changes[-1] = found  # None in separate mode if the sandbox is gone
 
     async def on_agent_start(self, event: "TrialHookEvent") -> None:
         del event
+        if not self.started and _is_graded_in_agent_sandbox(self.trial):
+            self.image_tests = await _download_tests(self.trial.agent_environment)
+        self.started = True
         if isinstance(self.trial.agent_environment, Examinable):
             await self.trial.agent_environment.restore_limits()
         if self.proxy is not None:
@@ -220,6 +230,8 @@ class _Hooks:
                 if self.observed.post_mortem is None:
                     self.observed.post_mortem = await self._post_mortem()
             finally:
+                if self.image_tests is not None:
+                    self.image_tests.cleanup()
                 await stop(delete)
 
         setattr(environment, "stop", examine_and_stop)  # noqa: B010 - this object only, not its class
@@ -233,6 +245,29 @@ class _Hooks:
         except Exception as error:  # noqa: BLE001 - any infrastructure error means an unsound sandbox
             return PostMortem(unsound=[f"the sandbox cannot be examined: {error!r}"])
         return None
+
+
+def _tests_folder(environment: "BaseEnvironment") -> str:
+    from harbor.models.trial.paths import EnvironmentPaths
+
+    return str(EnvironmentPaths.for_os(environment.os).tests_dir)
+
+
+async def _download_tests(environment: "BaseEnvironment") -> TemporaryDirectory[str] | None:
+    """Download the files that the image has in the tests' folder; None if it has none."""
+    folder = _tests_folder(environment)
+    if not await environment.is_dir(folder, user="root"):
+        return None
+    files = TemporaryDirectory()
+    await environment.download_dir(folder, files.name)
+    if _has_entries(files.name):
+        return files
+    files.cleanup()
+    return None
+
+
+def _has_entries(folder: str) -> bool:
+    return any(Path(folder).iterdir())
 
 
 def _check_for_lost_answers(trial: "Trial", turns: list[TurnTokens]) -> None:
