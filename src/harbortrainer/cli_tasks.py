@@ -33,6 +33,7 @@ def tasks_check(
     parallel: Annotated[int, typer.Option(help="Tasks to check in parallel.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Oracle trials per task; rewards that differ are a failure.")] = 3,
     cheats: Annotated[str, typer.Option(help="Cheating agents to run: all, none, or NAME,NAME.")] = "all",
+    reward_key: Annotated[str | None, typer.Option(help="Key of the rewards to train on, as in the run file.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Folder to keep the trials in.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Skip tasks that passed before.")] = False,
     json: Annotated[Path | None, typer.Option(help="JSON file to write all trials to.")] = None,
@@ -42,7 +43,14 @@ def tasks_check(
     from harbortrainer.commands.check_tasks import CheckPlan, SandboxOptions, check_tasks
 
     plan = CheckPlan(
-        repeats=repeats, cheats=cheats, parallel=parallel, keep=keep, resume=resume, json=json, markdown=markdown
+        repeats=repeats,
+        cheats=cheats,
+        reward_key=reward_key,
+        parallel=parallel,
+        keep=keep,
+        resume=resume,
+        json=json,
+        markdown=markdown,
     )
     raise typer.Exit(check_tasks(tasks, SandboxOptions(environment, environment_kwarg or [], trust or []), plan))
 

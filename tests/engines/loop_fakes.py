@@ -44,7 +44,7 @@ def rollout(reward: float | None, *, version: int = 0, outcome: str = "", error:
         total_tokens=0 if failed else 3,
         reward_snapshot=None
         if failed
-        else RewardSnapshot(trial, "completed", reward, {"reward": reward}, None, (0, 3, 0)),
+        else RewardSnapshot(trial, "completed", reward, {"reward": reward}, None, None, (0, 3, 0)),
     )
 
 

@@ -274,6 +274,25 @@ def test_failed_repeat_is_flaky_and_failed_cheat_is_no_problem() -> None:
     assert sound.problem == "" and sound.forged == {}
 
 
+@pytest.mark.parametrize(
+    ("rewards", "reward", "key", "words"),
+    [
+        ({"reward": 1.0, "grader_failed": 1.0}, 1.0, None, []),
+        ({"accuracy": 1.0}, 1.0, None, []),
+        ({"score": 1.0, "style": 1.0}, 1.0, None, ["score, style and no 'reward'", "--reward-key"]),
+        ({"score": 1.0, "chars": 5000.0}, 2500.5, None, ["a reward is 2500.5, above 1", "chars: by name a counter"]),
+        ({"score": 1.0, "chars": 5000.0}, 1.0, "score", []),
+        ({"overall": 1.0, "grader_failed": 1.0}, 1.0, None, ["grader_failed: by name a counter or a failure flag"]),
+    ],
+)
+def test_doubts_name_numbers_that_may_be_no_reward(rewards, reward, key, words) -> None:
+    oracle = trial("oracle", reward).model_copy(update={"rewards": rewards, "reward_key": key})
+    verdict = verdict_of("t", "", [oracle, trial("nop", 0.0)])
+    assert verdict.problem == ""
+    assert all(word in "; ".join(verdict.doubts) for word in words)
+    assert bool(verdict.doubts) == bool(words)
+
+
 def test_verdict_seconds_are_oracle_means() -> None:
     trials = [trial("oracle", 1), trial("oracle", 1), trial("nop", 0)]
     trials[0].seconds.verifier, trials[2].seconds.verifier = 3.0, 100.0

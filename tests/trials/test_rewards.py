@@ -16,6 +16,12 @@ def test_mean_of_values_without_key_reward():
     assert scalar_reward({"speed": 1.0, "style": 0.5}) == 0.75
 
 
+def test_reward_key_is_taken_and_never_replaced_by_another():
+    rewards = {"reward": 1.0, "score": 0.25, "chars": 5000.0}
+    assert scalar_reward(rewards, key="score") == 0.25
+    assert scalar_reward(rewards, key="accuracy") is None
+
+
 @pytest.mark.parametrize("rewards", [None, {}, {"reward": math.nan}, {"reward": 1.0, "style": -math.inf}])
 def test_missing_or_nonfinite_reward_is_none(rewards):
     assert scalar_reward(rewards) is None

@@ -32,13 +32,18 @@ from harbortrainer.tasks.verdict import NOP, ORACLE, CheckedTrial, Verdict
 
 def verdict_line(verdict: Verdict) -> str:
     """Format one verdict for the terminal."""
-    word = "BAD " if verdict.problem else "WEAK" if verdict.forged else "ok  "
+    word = "BAD " if verdict.problem else "WEAK" if is_weak(verdict) else "ok  "
     return f"{word} {verdict.task}  {findings_text(verdict)}".rstrip()
+
+
+def is_weak(verdict: Verdict) -> bool:
+    """Whether a task that is fit to train on has a reward to look at first."""
+    return bool(verdict.forged or verdict.doubts)
 
 
 def findings_text(verdict: Verdict) -> str:
     """Describe the findings on one task; empty when there are none."""
-    return "; ".join(filter(None, (verdict.problem, rewarded_cheats(verdict), verdict.note)))
+    return "; ".join(filter(None, (verdict.problem, rewarded_cheats(verdict), *verdict.doubts, verdict.note)))
 
 
 def rewarded_cheats(verdict: Verdict) -> str:
@@ -124,6 +129,8 @@ class CheckPlan:
     """Oracle trials per task."""
     cheats: str = "all"
     """`all`, `none`, or comma-separated names."""
+    reward_key: str | None = None
+    """The run's `reward_key`."""
     parallel: int = 2
     """Tasks to check in parallel."""
     keep: Path | None = None
@@ -239,6 +246,7 @@ def run_trials(
             trusted=where.trusted,
             repeats=plan.repeats,
             cheats=cheats,
+            reward_key=plan.reward_key,
             concurrency=plan.parallel,
             keep=plan.keep,
             on_verdict=record,
@@ -272,7 +280,8 @@ def report(plan: CheckPlan, verdicts: Sequence[Verdict], unread: Sequence[str], 
 def print_summary(verdicts: Sequence[Verdict], *, fit_before: int, of: int) -> int:
     """Print the last line and return the exit code."""
     fit = [verdict for verdict in verdicts if not verdict.problem]
-    weak = sum(bool(verdict.forged) for verdict in fit)
-    more = f"; {weak} of them reward a cheat" if weak else ""
+    cheated, doubtful = sum(bool(v.forged) for v in fit), sum(bool(v.doubts) for v in fit)
+    more = f"; {cheated} of them reward a cheat" if cheated else ""
+    more += f"; {doubtful} of them have a doubtful reward" if doubtful else ""
     print(f"{len(fit) + fit_before} of {of} tasks are fit to train on{more}")
     return 0 if len(fit) + fit_before == of else 1

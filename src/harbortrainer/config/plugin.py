@@ -135,6 +135,8 @@ class HarnessKeys(PluginKeys):
     """Minimum seconds before a model call counts as stalled."""
     reward_bound: float = Field(REWARD_BOUND, gt=0, allow_inf_nan=False)
     """Maximum absolute reward. A larger one is a verifier error, and the trial is not trained on."""
+    reward_key: str | None = None
+    """Reward to train on, by its key in reward.json; by default `reward`, or the mean of all where there is none."""
     context_limit: int | None = Field(None, ge=1)
     """Context limit of Terminus-2 in tokens of prompt and answer; by default the model server's, else 32768."""
     keep_trials: KeepTrials = "failed"

@@ -168,6 +168,7 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             trusted=is_trusted(data.name or "", config.trusted_tasks),
             timeout_multiplier=config.timeout_multiplier,
             reward_bound=config.reward_bound,
+            reward_key=config.reward_key,
             leftovers=config.leftovers,
             keep_trials=config.keep_trials,
         )

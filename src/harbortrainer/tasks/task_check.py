@@ -84,6 +84,7 @@ async def check_tasks(
     trusted: Sequence[str] = (),
     repeats: int = 1,
     cheats: Sequence[str] = (),
+    reward_key: str | None = None,
     concurrency: int = 2,
     keep: Path | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
@@ -97,6 +98,7 @@ async def check_tasks(
         trusted: Names or patterns of tasks that may access this machine.
         repeats: Number of oracle trials.
         cheats: Names of the cheats to try.
+        reward_key: Key of the verifier's rewards to train on, as in a run.
         concurrency: Tasks checked in parallel.
         keep: Folder for Harbor's trial folders; None removes them.
         on_verdict: Called with each verdict when its task is done.
@@ -111,6 +113,7 @@ async def check_tasks(
             environment_type=choice.kind,
             environment_kwargs=choice.kwargs,
             trusted=is_trusted(task.name, trusted),
+            reward_key=reward_key,
             keep_trials="all",
         )
         requirements = TaskRequirements(task.path)

@@ -4,13 +4,14 @@ Invariants: a verdict without a `problem` means that all its oracle and `nop` tr
 always reached the top reward, and `nop` never did. `forged` has only cheats with more reward than any `nop` trial.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
 from harbortrainer.trials.harbor_result import summarize_in_one_line
-from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.outcome import DEFAULT_KEY, Outcome
 from harbortrainer.trials.record import Timings, TrialRecord
 
 TOP_REWARD = 1.0
@@ -21,6 +22,11 @@ LAST_LINES = 3
 
 ORACLE, NOP = "oracle", "nop"
 
+_NO_SCORE = re.compile(
+    r"fail|error|timeout|skip|invalid|count|chars|characters|tokens|lines|steps|seconds|duration|_ms$"
+)
+"""Names of rewards that look like counters or failure flags."""
+
 
 class CheckedTrial(BaseModel):
     """One trial of a check."""
@@ -28,6 +34,10 @@ class CheckedTrial(BaseModel):
     agent: str
     """`oracle`, `nop`, or the name of a cheat."""
     outcome: Outcome
+    rewards: dict[str, float] = Field(default_factory=dict)
+    """The verifier's rewards by name."""
+    reward_key: str | None = None
+    """The name of `reward` among them, where one is set."""
     reward: float | None
     """None when the outcome does not train."""
     seconds: Timings
@@ -49,6 +59,8 @@ class Verdict(BaseModel):
     """Problems of the task; empty if there are none."""
     forged: dict[str, float] = Field(default_factory=dict)
     """Reward of each cheat that got one, by name."""
+    doubts: list[str] = Field(default_factory=list)
+    """Reasons why the verifier's numbers may be no reward; empty if there are none."""
     note: str = ""
     """Warnings, and what was not checked; empty if there are none."""
     trials: list[CheckedTrial] = Field(default_factory=list)
@@ -75,6 +87,8 @@ def checked_trial(agent: str, record: TrialRecord) -> CheckedTrial:
     return CheckedTrial(
         agent=agent,
         outcome=record.outcome,
+        rewards=record.rewards or {},
+        reward_key=record.reward_key,
         reward=record.reward,
         seconds=record.timings,
         failure="" if record.outcome is Outcome.completed else failure,
@@ -89,6 +103,7 @@ def verdict_of(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
     flaky = [f"flaky: {agent} got {_listed(of)}" for agent, of in ((ORACLE, oracle), (NOP, nop)) if _differ(of)]
     problems = [*_failures(trials), *flaky, *([] if flaky else [*_unsolved(oracle), *_too_easy(nop)])]
     verdict.problem = "; ".join(problems)
+    verdict.doubts = _doubts(trials)
     if not oracle:
         verdict.note = "no solution, so the oracle was not run"
     if not flaky:
@@ -99,6 +114,23 @@ def verdict_of(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
             if trial.agent not in (ORACLE, NOP) and trial.reward is not None and trial.reward > most
         }
     return verdict
+
+
+def _doubts(trials: Sequence[CheckedTrial]) -> list[str]:
+    doubts = []
+    if high := max((t.reward for t in trials if t.reward is not None and t.reward > TOP_REWARD), default=None):
+        doubts.append(f"a reward is {high:g}, above {TOP_REWARD:g}")
+    names = sorted(
+        {name for t in trials if t.reward_key is None and DEFAULT_KEY not in t.rewards for name in t.rewards}
+    )
+    if len(names) > 1:
+        doubts.append(
+            f"the verifier gives {', '.join(names)} and no {DEFAULT_KEY!r}, so their mean is trained on: "
+            "set reward_key (here --reward-key)"
+        )
+    if suspects := list(filter(_NO_SCORE.search, names)):
+        doubts.append(f"{', '.join(suspects)}: by name a counter or a failure flag, and no score")
+    return doubts
 
 
 def _failures(trials: Sequence[CheckedTrial]) -> list[str]:

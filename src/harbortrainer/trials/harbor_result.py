@@ -11,11 +11,19 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from harbortrainer.config.plugin import REWARD_BOUND
 from harbortrainer.harbor_compat import raised_by_agent
 from harbortrainer.sandbox.build_log import shorten_instructions
 from harbortrainer.sandbox.post_mortem import PostMortem
-from harbortrainer.trials.outcome import EXAMINED_OUTCOMES, Outcome, Phase, all_finite, classify, scalar_reward, worst
+from harbortrainer.trials.outcome import (
+    EXAMINED_OUTCOMES,
+    Outcome,
+    Phase,
+    RewardRule,
+    all_finite,
+    classify,
+    scalar_reward,
+    worst,
+)
 from harbortrainer.trials.record import (
     Failure,
     StepRecord,
@@ -109,11 +117,12 @@ def record_from_result(
     steps = result.step_results or []
     contexts = [part.agent_result for part in (steps or [result]) if part.agent_result is not None]
     rewards = result.verifier_result.rewards if result.verifier_result else None
-    outcome = _outcome(result, rewards, stop, spec.reward_bound)
+    rule = RewardRule(spec.reward_bound, spec.reward_key)
+    outcome = _outcome(result, rewards, stop, rule)
     self_inflicted = outcome in EXAMINED_OUTCOMES and post_mortem is not None and post_mortem.agent_at_fault
     if self_inflicted:
         outcome = Outcome.self_inflicted
-    records = [_step(step, stop if step is steps[-1] else None, spec.reward_bound) for step in steps]
+    records = [_step(step, stop if step is steps[-1] else None, rule) for step in steps]
     failure = next((part.exception_info for part in [result, *steps] if part.exception_info), None)
     return TrialRecord(
         outcome=outcome,
@@ -123,7 +132,8 @@ def record_from_result(
         trial_name=result.trial_name,
         trial_dir=str((spec.trials_dir / result.trial_name).absolute()),
         rewards=only_finite(rewards),
-        reward=0.0 if self_inflicted else scalar_reward(rewards, spec.reward_bound) if outcome.trains else None,
+        reward_key=rule.key,
+        reward=0.0 if self_inflicted else scalar_reward(rewards, *rule) if outcome.trains else None,
         timings=_timings(result),
         turns=_count(contexts, "n_episodes"),
         parse_errors=_count(contexts, "parse_errors"),
@@ -132,7 +142,7 @@ def record_from_result(
             completion=sum(context.n_output_tokens or 0 for context in contexts),
         ),
         steps=[_blame_agent(record) for record in records] if self_inflicted else records,
-        error=_failure(failure, outcome, rewards, spec.reward_bound),
+        error=_failure(failure, outcome, rewards, rule),
         evidence=str(post_mortem or ""),
     )
 
@@ -147,7 +157,7 @@ def needs_examination(result: "TrialResult") -> bool:
     graded = any(part.verifier and part.verifier.finished_at for part in parts)
     agent_ran = any(part.agent_execution for part in parts)
     rewards = result.verifier_result.rewards if result.verifier_result else None
-    return agent_ran and (failed or graded) and _outcome(result, rewards, None, REWARD_BOUND) in EXAMINED_OUTCOMES
+    return agent_ran and (failed or graded) and _outcome(result, rewards, None, RewardRule()) in EXAMINED_OUTCOMES
 
 
 def _blame_agent(step: StepRecord) -> StepRecord:
@@ -170,18 +180,18 @@ def pop_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
     return turns
 
 
-def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None, bound: float) -> Outcome:
+def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None, rule: RewardRule) -> Outcome:
     steps = result.step_results or []
-    own = _classify(result, rewards, stop, bound) if result.exception_info or not steps else None
-    step_outcomes = [_step(step, stop if step is steps[-1] else None, bound).outcome for step in steps]
+    own = _classify(result, rewards, stop, rule) if result.exception_info or not steps else None
+    step_outcomes = [_step(step, stop if step is steps[-1] else None, rule).outcome for step in steps]
     outcome = worst([*step_outcomes, *([own] if own else [])])
     # Each step may have rewards although Harbor's combination of them is none.
-    return Outcome.verifier_error if outcome.trains and scalar_reward(rewards, bound) is None else outcome
+    return Outcome.verifier_error if outcome.trains and scalar_reward(rewards, *rule) is None else outcome
 
 
-def _step(step: "StepResult", stop: str | None, bound: float) -> StepRecord:
+def _step(step: "StepResult", stop: str | None, rule: RewardRule) -> StepRecord:
     rewards = step.verifier_result.rewards if step.verifier_result else None
-    outcome = _classify(step, rewards, stop, bound)
+    outcome = _classify(step, rewards, stop, rule)
     turns = _turns(step.agent_result)
     return StepRecord(name=step.step_name, outcome=outcome, rewards=only_finite(rewards), turns=turns)
 
@@ -193,7 +203,7 @@ def _turns(context: "AgentContext | None") -> int | None:
 
 
 def _classify(
-    part: "TrialResult | StepResult", rewards: dict[str, Any] | None, stop: str | None, bound: float
+    part: "TrialResult | StepResult", rewards: dict[str, Any] | None, stop: str | None, rule: RewardRule
 ) -> Outcome:
     info = part.exception_info
     metadata = (part.agent_result.metadata if part.agent_result else None) or {}
@@ -205,7 +215,8 @@ def _classify(
         phase=_phase(part, info) if info else "agent",
         ending=Outcome(ending) if ending else None,
         stop=stop,
-        bound=bound,
+        bound=rule.bound,
+        reward_key=rule.key,
     )
 
 
@@ -218,14 +229,18 @@ def _phase(part: "TrialResult | StepResult", info: "ExceptionInfo") -> Phase:
 
 
 def _failure(
-    info: "ExceptionInfo | None", outcome: Outcome, rewards: dict[str, Any] | None, bound: float
+    info: "ExceptionInfo | None", outcome: Outcome, rewards: dict[str, Any] | None, rule: RewardRule
 ) -> Failure | None:
     if info is not None:
         return Failure(type=info.exception_type, message=summarize_failure(_message(info)))
     if outcome is Outcome.verifier_error:
         if not all_finite(rewards):
             return Failure(type="RewardNotFiniteError", message=summarize_failure(f"the verifier gave {rewards}"))
-        message = f"the verifier gave {rewards}; the largest allowed absolute value is {bound:g} (reward_bound)"
+        if rule.key is not None and rule.key not in (rewards or {}):
+            message = f"the verifier gave {rewards}, which has no {rule.key!r} (reward_key)"
+            return Failure(type="RewardKeyError", message=summarize_failure(message))
+        bound = f"{rule.bound:g} (reward_bound)"
+        message = f"the verifier gave {rewards}; the largest allowed absolute value is {bound}"
         return Failure(type="RewardOutOfBoundError", message=summarize_failure(message))
     return None
 

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from harbortrainer.config.plugin import REWARD_BOUND
 
@@ -199,15 +199,30 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max  # an int can be larger than any float
 
 
-def scalar_reward(rewards: Mapping[str, float] | None, bound: float = REWARD_BOUND) -> float | None:
-    """Return the reward for training: the key "reward" if present, else the mean of all values.
+class RewardRule(NamedTuple):
+    """How a verifier's rewards become the one that is trained on; see `scalar_reward`."""
+
+    bound: float = REWARD_BOUND
+    key: str | None = None
+
+
+DEFAULT_KEY = "reward"
+"""Name of the reward that is trained on, where a verifier gives several."""
+
+
+def scalar_reward(
+    rewards: Mapping[str, float] | None, bound: float = REWARD_BOUND, key: str | None = None
+) -> float | None:
+    """Return the reward for training: the one named `key`, else the one named "reward", else the mean of all.
 
     Args:
         rewards: The verifier's rewards.
         bound: Largest allowed absolute value of the result.
+        key: The name of the reward to take; None for the rule above.
 
     Returns:
-        None, never 0, if there are no rewards, one is not a finite number, or the result exceeds the bound.
+        None, never 0, if there are no rewards, one is not a finite number, `key` is missing, or the result exceeds the
+        bound.
 
     Example:
         >>> scalar_reward({"speed": 1.0, "style": 0.5})
@@ -215,7 +230,12 @@ def scalar_reward(rewards: Mapping[str, float] | None, bound: float = REWARD_BOU
     """
     if rewards is None or not all_finite(rewards):
         return None
-    value = float(rewards["reward"]) if "reward" in rewards else sum(map(float, rewards.values())) / len(rewards)
+    if (name := key or DEFAULT_KEY) in rewards:
+        value = float(rewards[name])
+    elif key is None:
+        value = sum(map(float, rewards.values())) / len(rewards)
+    else:
+        return None
     return value if abs(value) <= bound else None
 
 
@@ -228,6 +248,7 @@ def classify(
     ending: Outcome | None = None,
     stop: str | None = None,
     bound: float = REWARD_BOUND,
+    reward_key: str | None = None,
 ) -> Outcome:
     """Return the outcome of one trial, or of one step of it.
 
@@ -239,13 +260,14 @@ def classify(
         ending: Limit at which the agent reports that it ended.
         stop: Condition with which the interception endpoint stopped the rollout (`max_turns`, ...).
         bound: Largest allowed absolute value of the scalar reward.
+        reward_key: The name of the scalar reward, as for `scalar_reward`.
 
     Returns:
         An outcome that trains only if all rewards are finite numbers and the scalar reward is within the bound.
     """
     limit = ending or outcome_of_stop(stop) or outcome_of_refusal(message)
     cause = _cause(exception, phase, limit) if exception else limit or Outcome.completed
-    if cause.trains and scalar_reward(rewards, bound) is None:
+    if cause.trains and scalar_reward(rewards, bound, reward_key) is None:
         return _without_reward(exception, cause)
     return cause
 

@@ -90,6 +90,8 @@ class TrialRecord(BaseModel):
     """Harbor's folder of the trial; None after pruning."""
     rewards: dict[str, float] | None = None
     """Finite rewards of the verifier, by name, also if the outcome does not train."""
+    reward_key: str | None = None
+    """The name of `reward` among them, where the run sets one."""
     reward: float | None = None
     """Scalar reward for training; None if the outcome does not train."""
     failed_attempts: int = 0

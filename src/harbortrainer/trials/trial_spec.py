@@ -90,6 +90,8 @@ class TrialSpec(BaseModel):
     """Agent timeout in seconds, instead of the task's."""
     reward_bound: float = Field(default=REWARD_BOUND, gt=0)
     """Largest allowed absolute reward; a larger one is a `verifier_error`."""
+    reward_key: str | None = None
+    """Key of the verifier's rewards to train on; None for `reward`, or the mean of all rewards where it is missing."""
     leftovers: Leftovers = "keep"
     """Whether processes that the agent left running are kept or killed before grading in its sandbox."""
     keep_trials: KeepTrials = "all"

@@ -46,6 +46,8 @@ class RewardSnapshot:
     reward: float
     rewards: Mapping[str, float] | None
     """The verifier's dictionary, where the trial has a record."""
+    reward_key: str | None
+    """The name of the reward among them; None for the default."""
     trial_dir: str | None
     """Harbor's folder of the trial, which may have been deleted."""
     lengths: tuple[int, int, int]
@@ -71,6 +73,7 @@ def snapshot_of(trace: "WireTrace") -> RewardSnapshot:
         outcome=str(record.get("outcome", "")),
         reward=float("nan") if reward is None else float(reward),
         rewards=None if rewards is None else dict(rewards),
+        reward_key=record.get("reward_key"),
         trial_dir=record.get("trial_dir"),
         lengths=(sampled, trace.num_total_tokens - sampled, trace.num_turns),
         tampered=bool(record.get("changed_tools")),
@@ -123,7 +126,7 @@ def _checked_snapshot(rollout: "Rollout") -> RewardSnapshot:
         raise ProofError(f"{_where(rollout)}: it has the record of trial {snapshot.trial}")
     if rollout.reward != snapshot.reward:
         raise ProofError(f"{_where(rollout)}: its reward is {rollout.reward}, but its record says {snapshot.reward}")
-    verifier_reward = scalar_reward(snapshot.rewards)
+    verifier_reward = scalar_reward(snapshot.rewards, key=snapshot.reward_key)
     zeroed = snapshot.reward == 0.0 and snapshot.may_be_zero
     if verifier_reward not in (None, snapshot.reward) and not zeroed:
         raise ProofError(f"{_where(rollout)}: its reward is {rollout.reward}, but its verifier gave {verifier_reward}")
