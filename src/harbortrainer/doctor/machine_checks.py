@@ -22,6 +22,7 @@ from harbortrainer.sandbox.probe import missing_tools, problem
 from harbortrainer.tasks.measured_rates import filter_by_pass_rate, read_rates, unmeasured
 from harbortrainer.tasks.task_folder import BadTasksError, TaskRef
 from harbortrainer.tasks.task_store import is_available, load_source
+from harbortrainer.trials.http_proxies import proxy_variables, unusable_proxies
 
 
 def check_tools(plan: LaunchPlan) -> Iterator[Finding]:
@@ -47,6 +48,17 @@ def check_ports(plan: LaunchPlan) -> Iterator[Finding]:
         yield red("ports", f"port {port} ({name}) is in use", do, plan.where(key))
     if plan.ports and not taken:
         yield green("ports", f"free: {', '.join(str(port) for _, port, _ in plan.ports)}")
+
+
+def check_proxies(plan: LaunchPlan) -> Iterator[Finding]:
+    """Say what goes through the proxies of the environment."""
+    del plan
+    if unusable := unusable_proxies():
+        do = "run `pip install socksio`, or unset the variable"
+        yield yellow("proxies", f"{', '.join(unusable)}: a SOCKS proxy needs socksio, so it is ignored", do)
+    if names := [name for name in proxy_variables() if name not in unusable]:
+        what = "the hub, W&B, sandbox providers and https:// model servers; http:// model servers are reached directly"
+        yield green("proxies", f"through {', '.join(names)} go {what}")
 
 
 def is_free(port: int) -> bool:

@@ -24,6 +24,7 @@ from harbortrainer.environment.taskset import HarborTask
 from harbortrainer.environment.verifiers_compat import PRIVATE_APIS, enable_cache_salt, with_flat_sampling
 from harbortrainer.harbor_compat import keep_litellm_offline
 from harbortrainer.runs.memory import freeze_gc
+from harbortrainer.trials.http_proxies import bypass_proxies
 
 
 class HarborEnvironment(Env[HarborEnvConfig]):
@@ -43,6 +44,7 @@ class HarborEnvironment(Env[HarborEnvConfig]):
 
     async def run_slot(self, slot: RunSlot, ctx: ModelContext, *args: object, **kwargs: object) -> Episode:
         """Run one episode; further arguments differ between verifiers releases and are passed through."""
+        bypass_proxies([ctx.client.base_url])
         return await super().run_slot(slot, with_flat_sampling(ctx), *args, **kwargs)  # ty: ignore[invalid-argument-type]
 
     async def run(self, task: Task, agents: Agents) -> None:

@@ -30,6 +30,7 @@ from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
 from harbortrainer.trials.harbor_result import summarize_failure
+from harbortrainer.trials.http_proxies import bypass_proxies
 from harbortrainer.trials.model_calls import record_calls
 from harbortrainer.trials.outcome import Outcome, outcome_of_stop
 from harbortrainer.trials.record import Failure, TrialRecord
@@ -171,6 +172,7 @@ async def run_trial(
             it removes the sandbox; the record is then returned.
     """
     prepare()
+    bypass_proxies([spec.model.base_url] if spec.model is not None else [])
     from harbortrainer.trials.trial_spec import trial_config
 
     spec = _with_chosen_environment(spec)

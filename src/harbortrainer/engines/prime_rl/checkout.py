@@ -17,6 +17,7 @@ from harbortrainer.engines.programs import program_output
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat import LITELLM_OFFLINE
 from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE
+from harbortrainer.trials.http_proxies import bypass_proxies
 
 PIN = "559b44772e471d1538537b8805cc77f3824a5e64"
 """Commit that the plugin and the configs are written for."""
@@ -114,7 +115,9 @@ def rl_environment(checkout: Checkout, *, run: str, trials: Path) -> dict[str, s
         # Prime-RL's processes rename themselves. Without this, that overwrites the environment by which we find them.
         "SPT_NOENV": "1",
     }
-    return dotenv() | dict(os.environ) | own
+    variables = dotenv() | dict(os.environ) | own
+    bypass_proxies([], variables)
+    return variables
 
 
 def dotenv() -> dict[str, str]:
