@@ -87,7 +87,14 @@ def test_finds_last_intact_checkpoint_of_run(tmp_path: Path) -> None:
     checkpoint(tmp_path / "run", 3, base)
     (checkpoint(tmp_path / "run", 10, base) / "adapter_model.safetensors").write_text("damaged")
     found = PolicyFiles.find(str(tmp_path / "run"))
-    assert found.adapter == tmp_path / "run" / "checkpoints" / "step_3"
+    kept = tmp_path / "run" / "checkpoints"
+    assert found.adapter == kept / "step_3"
+    what = "adapter_model.safetensors has changed since it was written"
+    assert found.passed_over == (f"passed over {kept / 'step_10'}: {what}",)
+    (kept / "step_3" / "files.json").unlink()
+    (kept / "step_3" / "progress.json").unlink()
+    with pytest.raises(UserError, match=rf"no intact checkpoint in this run \(step_10: {what}\)"):
+        PolicyFiles.find(str(tmp_path / "run"))
 
 
 def test_rules_come_from_the_run(tmp_path: Path) -> None:

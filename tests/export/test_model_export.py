@@ -181,6 +181,26 @@ def test_failed_export_leaves_no_output(
     assert not [path for path in tmp_path.iterdir() if path.name in ("out", ".out.new")]
 
 
+def test_export_names_checkpoints_that_it_passed_over(
+    run: TrainedRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    kept = copy / "checkpoints"
+    weights = kept / "step_2" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    (kept / "step_3").mkdir()
+    assert main(["export", str(copy), "--out", str(tmp_path / "out")]) == 0
+    printed = capfd.readouterr()
+    assert [line for line in printed.err.splitlines() if "passed over" in line] == [
+        f"warning: passed over {kept / 'step_3'}: files.json is missing",
+        f"warning: passed over {kept / 'step_2'}: adapter_model.safetensors has changed since it was written",
+    ]
+    assert "step 1, a LoRA" in printed.out
+    assert main(["export", str(copy), "--step", "1", "--out", str(tmp_path / "chosen")]) == 0
+    assert "passed over" not in capfd.readouterr().err
+
+
 def test_model_card_warns_if_vllm_cannot_serve_adapter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = {"r": 16, "bias": "none", "modules_to_save": None, "alpha_pattern": {}}
     assert vllm_obstacles(plain, ["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]) == []

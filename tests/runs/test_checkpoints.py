@@ -4,7 +4,16 @@ import pytest
 
 from harbortrainer.config.runfile import CkptConfig
 from harbortrainer.errors import UserError
-from harbortrainer.runs.checkpoints import Progress, latest, prune, save, set_aside_damaged, steps_in, steps_to_keep
+from harbortrainer.runs.checkpoints import (
+    Progress,
+    latest,
+    prune,
+    save,
+    set_aside_damaged,
+    steps_in,
+    steps_to_keep,
+    write_file_list,
+)
 
 
 def one_file(folder):
@@ -27,12 +36,34 @@ def test_latest_returns_last_step_and_progress(tmp_path):
     assert found[1] == Progress(step=10, train_s=15.0, schedule={"drawn": {"s": 3}, "again": []})
 
 
-def test_partial_checkpoint_is_ignored(tmp_path):
+def test_unfinished_checkpoint_leaves_no_folder(tmp_path):
     save(tmp_path, one_file, Progress(step=1))
     with pytest.raises(OSError, match="disk full"):
         save(tmp_path, disk_full, Progress(step=2))
-    (tmp_path / "step_3").mkdir()
+    (tmp_path / "step_03").mkdir()
+    (tmp_path / "step_4").write_text("")
     assert steps_in(tmp_path) == [1]
+
+
+def test_step_folder_without_files_is_named(tmp_path):
+    save(tmp_path, one_file, Progress(step=1))
+    (tmp_path / "step_3").mkdir()
+    assert set_aside_damaged(tmp_path) == [
+        "checkpoint step_3 is damaged (files.json is missing): set aside as damaged_step_3"
+    ]
+    assert steps_in(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("name", ["progress.json", "files.json"])
+def test_deeply_nested_json_is_damage(name, tmp_path):
+    for step in (1, 2):
+        save(tmp_path, one_file, Progress(step=step))
+    (tmp_path / "step_2" / name).write_text("[" * 100_000)
+    if name == "progress.json":
+        write_file_list(tmp_path / "step_2")
+    assert set_aside_damaged(tmp_path) == [
+        f"checkpoint step_2 is damaged ({name} cannot be read): set aside as damaged_step_2"
+    ]
 
 
 def test_latest_is_none_without_checkpoint(tmp_path):

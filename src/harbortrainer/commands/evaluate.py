@@ -6,6 +6,7 @@ verifiers, torch or Harbor is imported.
 
 import asyncio
 import os
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -194,7 +195,9 @@ def eval_identity(
 
 
 def check_available(candidate: Candidate, rules: EvalRules) -> None:
-    """Raise `UserError` when the model server or the sandbox is not available."""
+    """Raise `UserError` when the model server or the sandbox is not available; name damaged checkpoints passed over."""
+    for line in candidate.files.passed_over if isinstance(candidate, LocalModel) else ():
+        print(f"warning: {line}", file=sys.stderr)
     candidate.check()
     if not environment_entry(rules.environment_type).needs_namespaces:
         from harbortrainer.sandbox.environment_types import environment_config

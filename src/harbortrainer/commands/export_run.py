@@ -1,6 +1,7 @@
 """`harbortrainer export`: write the trained model, or a dataset of successful trials."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def export_run(order: ExportOrder) -> int:
         UserError: The export is not possible; nothing was written.
     """
     weights = TrainedWeights.find(order.run, order.step)
+    for line in weights.passed_over:
+        print(f"warning: {line}", file=sys.stderr)
     export = ModelExport.plan(weights, merged=order.merged, out=order.out, evaluated=order.evaluated)
     require_extra("torch", "transformers", "peft", "huggingface_hub")
     if order.repo is not None:

@@ -5,14 +5,14 @@ Contract: `find` checks that the files exist. The adapter is loaded as in the ru
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from harbortrainer.config.runfile import ModelName, Quantization
 from harbortrainer.engines.model_folder import check_model_folder
 from harbortrainer.errors import UserError
-from harbortrainer.runs.checkpoints import checkpoint_damage, steps_in
+from harbortrainer.runs.checkpoints import checkpoint_damage, newest_intact, passed_over_lines, steps_in
 
 if TYPE_CHECKING:
     from harbortrainer.engines.local.sampler import Sampler
@@ -30,6 +30,8 @@ class PolicyFiles:
     """Folder of a peft adapter for the base."""
     quantization: Quantization | None = None
     """Quantization of the base in the adapter's run; None for an adapter outside a run."""
+    passed_over: tuple[str, ...] = field(default=(), compare=False)
+    """A line for each newer damaged checkpoint of the run."""
 
     @classmethod
     def find(cls, named: str) -> Self:
@@ -38,23 +40,23 @@ class PolicyFiles:
         Raises:
             UserError: The folder does not exist or has no policy.
         """
-        folder = Path(named)
+        folder, passed_over = Path(named), ()
         if not folder.is_dir():
             if folder.exists() or named.startswith((".", "/", "~")) or (folder.parent.name and folder.parent.is_dir()):
                 raise UserError("no such folder", where=named, do="pass a model folder or a hub id")
             return cls(named)
         if (folder / "checkpoints").is_dir():
-            folder = _last_checkpoint(folder)
+            folder, passed_over = _last_checkpoint(folder)
         if not (folder / ADAPTER_CONFIG).is_file():
             check_model_folder(folder)
-            return cls(named if folder == Path(named) else str(folder))
+            return cls(named if folder == Path(named) else str(folder), passed_over=passed_over)
         if not (folder / ADAPTER_FILE).is_file():
             raise UserError(
                 f"no {ADAPTER_FILE} beside {ADAPTER_CONFIG}",
                 where=str(folder),
                 do="pass the folder of a complete adapter",
             )
-        return cls(_base_of(folder), folder, _quantization_of(folder))
+        return cls(_base_of(folder), folder, _quantization_of(folder), passed_over)
 
     def __str__(self) -> str:
         base = f"{self.base} in {self.quantization}" if self.quantization else self.base
@@ -96,12 +98,13 @@ def _quantization_of(checkpoint: Path) -> Quantization | None:
     return ModelName.model_validate(run.get("model", {}), extra="ignore").quantization
 
 
-def _last_checkpoint(run: Path) -> Path:
+def _last_checkpoint(run: Path) -> tuple[Path, tuple[str, ...]]:
     folder = run / "checkpoints"
-    for step in reversed(steps_in(folder)):
-        if checkpoint_damage(folder / f"step_{step}") is None:
-            return folder / f"step_{step}"
-    raise UserError("no intact checkpoint in this run", where=str(folder), do="pass a model or an adapter")
+    found, damaged = newest_intact(folder, steps_in(folder), checkpoint_damage)
+    if found is None:
+        what = "".join(f" (step_{step}: {what})" for step, what in list(damaged.items())[:1])
+        raise UserError(f"no intact checkpoint in this run{what}", where=str(folder), do="pass a model or an adapter")
+    return found, passed_over_lines(folder, damaged)
 
 
 def _base_of(adapter: Path) -> str:

@@ -18,7 +18,7 @@ from harbortrainer.config.table import TomlTable
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.policy_files import ADAPTER_CONFIG, ADAPTER_FILE
 from harbortrainer.export.hub_push import BaseModelOrigin
-from harbortrainer.runs.checkpoints import NAME, checkpoint_damage, steps_in
+from harbortrainer.runs.checkpoints import checkpoint_damage, newest_intact, passed_over_lines, steps_in
 from harbortrainer.runs.provenance import FILE, LOCAL_CONFIG, PRIME_CONFIG, Provenance, base_policy, run_config
 
 STABLE = "STABLE"
@@ -35,6 +35,8 @@ class TrainedWeights:
     """Number of updates; also the policy version."""
     folder: Path
     """Folder of the weights."""
+    passed_over: tuple[str, ...] = ()
+    """A line for each newer step with damaged or incomplete weights."""
 
     @classmethod
     def find(cls, run: Path, step: int | None = None) -> Self:
@@ -54,33 +56,20 @@ class TrainedWeights:
 
     @classmethod
     def _of(cls, run: Path, engine: str, kept: Path, step: int | None) -> Self:
-        steps = steps_in(kept) if engine == "local" else _broadcast(kept)
+        steps = [number for number in steps_in(kept) if engine == "local" or number]  # Prime-RL's 0 is the base
         if not steps:
             raise UserError("no trained weights in this run", where=str(kept), do=_no_weights_hint(run, engine))
         if step is not None and step not in steps:
             kept_steps = ", ".join(map(str, steps))
             raise UserError(f"step {step} is not kept here", where=str(kept), do=f"choose --step among {kept_steps}")
-        faults: list[str] = []
-        for number in [step] if step is not None else reversed(steps):
-            found = cls(run, engine, number, kept / f"step_{number}")
-            if (fault := found._fault()) is None:
-                return found
-            faults.append(f"step_{number}: {fault}")
-        raise UserError(
-            f"no complete weights ({faults[0]})", where=str(kept), do="choose another --step, or export later"
+        found, faults = newest_intact(
+            kept, [step] if step is not None else steps, lambda folder: _fault(folder, engine)
         )
-
-    def _fault(self) -> str | None:
-        if self.engine == "local" and (wrong := checkpoint_damage(self.folder)):
-            return wrong
-        if self.engine == "prime-rl" and not (self.folder / STABLE).exists():
-            return f"{STABLE} is missing, so it is incomplete"
-        if (self.folder / ADAPTER_CONFIG).is_file():
-            return None if (self.folder / ADAPTER_FILE).is_file() else f"{ADAPTER_FILE} is missing"
-        if next(self.folder.glob("*.safetensors"), None) is None:
-            return "there are no *.safetensors"
-        whole = self.engine == "prime-rl" or (self.folder / "config.json").is_file()
-        return None if whole else f"{ADAPTER_CONFIG} is missing"
+        if found is not None:
+            return cls(run, engine, int(found.name.removeprefix("step_")), found, passed_over_lines(kept, faults))
+        number, fault = next(iter(faults.items()))
+        what = f"no complete weights (step_{number}: {fault})"
+        raise UserError(what, where=str(kept), do="choose another --step, or export later")
 
     @property
     def is_adapter(self) -> bool:
@@ -130,9 +119,18 @@ class TrainedWeights:
         return BaseModelOrigin.of(str(named or base_policy(self.run)), self.provenance.weights)
 
 
-def _broadcast(folder: Path) -> list[int]:
-    matches = [NAME.fullmatch(path.name) for path in folder.glob("step_*") if path.is_dir()]
-    return sorted(int(match[1]) for match in matches if match and match[1] != "0")
+def _fault(folder: Path, engine: str) -> str | None:
+    """Describe the damage of a step's weights; None if they are complete."""
+    if engine == "local" and (wrong := checkpoint_damage(folder)):
+        return wrong
+    if engine == "prime-rl" and not (folder / STABLE).exists():
+        return f"{STABLE} is missing, so it is incomplete"
+    if (folder / ADAPTER_CONFIG).is_file():
+        return None if (folder / ADAPTER_FILE).is_file() else f"{ADAPTER_FILE} is missing"
+    if next(folder.glob("*.safetensors"), None) is None:
+        return "there are no *.safetensors"
+    whole = engine == "prime-rl" or (folder / "config.json").is_file()
+    return None if whole else f"{ADAPTER_CONFIG} is missing"
 
 
 def _no_weights_hint(run: Path, engine: str) -> str:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -45,13 +45,13 @@ def file_damage(folder: Path) -> str | None:
         return None if (folder / "progress.json").exists() else f"{FILE_LIST} is missing"
     try:
         files = dict(json.loads((folder / FILE_LIST).read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        return f"{FILE_LIST} cannot be read"
-    for name, digest in files.items():
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if _digest(folder / name) != digest:
-            return f"{name} has changed since it was written"
+        for name, digest in files.items():
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+            if _digest(folder / name) != digest:
+                return f"{name} has changed since it was written"
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return f"{getattr(error, 'filename', None) or FILE_LIST} cannot be read"
     return None
 
 
@@ -62,7 +62,7 @@ def _digest(path: Path) -> list[object]:
 
 PROGRESS = "progress.json"
 KEPT_NEWEST = 2
-NAME = re.compile(r"step_(\d+)")
+NAME = re.compile(r"step_(0|[1-9][0-9]*)")
 STEP_FILE = re.compile(r"(?:eval_)?step_(\d+)\.jsonl")
 
 
@@ -102,9 +102,36 @@ class Progress:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps with a checkpoint, intact or damaged, in ascending order."""
-    matches = [NAME.fullmatch(path.parent.name) for path in folder.glob("*/*.json")]
-    return sorted({int(match[1]) for match in matches if match})
+    """Return the steps with a folder `step_N`, intact or damaged, in ascending order."""
+    matches = [NAME.fullmatch(path.name) for path in folder.glob("step_*") if path.is_dir()]
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def newest_intact(
+    folder: Path, steps: Sequence[int], damage: Callable[[Path], str | None]
+) -> tuple[Path | None, dict[int, str]]:
+    """Find the newest intact `step_N`.
+
+    Args:
+        folder: The folder of the checkpoints.
+        steps: Steps to choose from, in ascending order.
+        damage: Describes the damage of a folder; returns None if it is intact.
+
+    Returns:
+        The folder, or None if all are damaged; and the damage of each newer step, newest first.
+    """
+    passed_over: dict[int, str] = {}
+    for step in reversed(steps):
+        path = folder / f"step_{step}"
+        if (what := damage(path)) is None:
+            return path, passed_over
+        passed_over[step] = what
+    return None, passed_over
+
+
+def passed_over_lines(folder: Path, passed_over: Mapping[int, str]) -> tuple[str, ...]:
+    """Format a line for each damaged step that a command passed over."""
+    return tuple(f"passed over {folder / f'step_{step}'}: {what}" for step, what in passed_over.items())
 
 
 def save(folder: Path, write: Callable[[Path], None], progress: Progress) -> None:
@@ -130,20 +157,21 @@ def set_aside_damaged(folder: Path) -> list[str]:
     Raises:
         UserError: All checkpoints are damaged; nothing was renamed.
     """
-    found: list[tuple[int, str]] = []
-    steps = steps_in(folder)
-    while steps and (what := checkpoint_damage(folder / f"step_{steps[-1]}")):
-        found.append((steps.pop(), what))
-    if found and not steps:
+    intact, damaged = newest_intact(folder, steps_in(folder), checkpoint_damage)
+    if damaged and intact is None:
+        step, what = next(iter(damaged.items()))
         raise UserError(
-            f"all checkpoints are damaged ({found[0][1]})",
-            where=str(folder / f"step_{found[0][0]}"),
+            f"all checkpoints are damaged ({what})",
+            where=str(folder / f"step_{step}"),
             do="restore that file, or start another run, for example from this run's model",
         )
-    for step, _ in found:
+    for step in damaged:
         shutil.rmtree(folder / f"damaged_step_{step}", ignore_errors=True)
         (folder / f"step_{step}").rename(folder / f"damaged_step_{step}")
-    return [f"checkpoint step_{step} is damaged ({what}): set aside as damaged_step_{step}" for step, what in found]
+    return [
+        f"checkpoint step_{step} is damaged ({what}): set aside as damaged_step_{step}"
+        for step, what in damaged.items()
+    ]
 
 
 def checkpoint_damage(path: Path) -> str | None:
@@ -152,7 +180,7 @@ def checkpoint_damage(path: Path) -> str | None:
     if what is None:
         try:
             _progress(path)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return f"{PROGRESS} cannot be read"
     return what
 
