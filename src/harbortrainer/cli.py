@@ -13,6 +13,7 @@ import typer
 
 from harbortrainer import __version__
 from harbortrainer.cli_tasks import TASKS_HELP, EnvironmentKwargOption, TrustOption, tasks_app
+from harbortrainer.commands.encoding import escape_unprintable, restart_in_utf8
 from harbortrainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, RunStoppedError, UserError
 
 app = typer.Typer(
@@ -281,7 +282,10 @@ def config_upgrade(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code; without `arguments`, those of the process."""
+    if arguments is None:
+        restart_in_utf8()
+    escape_unprintable()
     try:
         code = typer.main.get_command(app).main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name="harbortrainer", standalone_mode=False

@@ -3,8 +3,11 @@
 from importlib.metadata import version
 
 import pytest
+from harbor.models.task.task import Task
+from harbor.models.trial.config import TrialConfig
+from pydantic import ValidationError
 
-from harbortrainer.harbor_compat import DOWNLOADS, TERMINUS, TRIALS, raised_by_agent, raised_loading_task
+from harbortrainer.harbor_compat import DOWNLOADS, TERMINUS, TRIALS, raised_by_agent, raised_reading_task
 from harbortrainer.harbor_compat.job_folder import JOBS
 from harbortrainer.private_apis import PrivateApi, fault_at
 
@@ -24,5 +27,9 @@ def test_finds_agent_frame_only_in_its_traceback():
 
 
 def test_finds_task_loading_frame():
-    assert raised_loading_task(["create", "_load_task"])
-    assert not raised_loading_task(["create"])
+    with pytest.raises(TypeError) as of_task:
+        Task(None)  # ty: ignore[invalid-argument-type]
+    assert raised_reading_task(of_task.value)
+    with pytest.raises(ValidationError) as of_trial:
+        TrialConfig.model_validate({})
+    assert not raised_reading_task(of_trial.value)

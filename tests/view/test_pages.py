@@ -243,3 +243,18 @@ def test_export_escapes_script_and_style_end_tags(tmp_path) -> None:
     export_run(store, tmp_path / "run.html", trials=1)
     text = (tmp_path / "run.html").read_text()
     assert text.count("</script>") == 1 and text.count("</style>") == 1
+
+
+@pytest.mark.parametrize(("depth", "status"), [(100_000, 500), (900, 200), (500, 200)])
+def test_deeply_nested_line_gives_a_page(tmp_path, depth: int, status: int) -> None:
+    run = run_folder(tmp_path / "run", [trial_row("a__1")])
+    file = run / "rollouts" / "step_1.jsonl"
+    client = open_client(run)
+    nested = f'{{"x": {"[" * depth}{"]" * depth}, '
+    file.write_text(file.read_text() + file.read_text().replace("a__1", "b__1").replace("{", nested, 1))
+    for address in ("/", "/tasks", "/trials", "/group/group1", "/trial/a__1", "/trial/b__1"):
+        response = client.get(address)
+        assert response.status_code == status, address
+        if status == 500:
+            assert f"{file}: the line at byte" in page_text(response) and "is nested too deeply" in page_text(response)
+    assert client.get("/stamp").status_code == status

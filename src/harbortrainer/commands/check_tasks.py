@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from harbortrainer.commands.tasks import plain
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.task_source import task_source
 from harbortrainer.doctor import docker_daemon
@@ -22,9 +23,8 @@ from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.disk_faults import disk_error
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.durable import write_whole
-from harbortrainer.sandbox.environment_types import choose_environment
-from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.cheats import CHEATS
+from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source
 from harbortrainer.tasks.verdict import NOP, ORACLE, CheckedTrial, Verdict
@@ -206,13 +206,13 @@ def find_tasks(source: str, where: SandboxOptions, *, resume: bool) -> FoundTask
 
     unreadable: list[UserError] = []
     tasks = load_source(task_source(source), skip=unreadable.append)
-    kinds = {task.name: choose_environment(task.path, where.kind, where.kwargs).kind for task in tasks}
-    passed = {kind: passed_keys(kind) if resume else set() for kind in kinds.values()}
-    pending = {task.name: task for task in tasks if task.key not in passed[kinds[task.name]]}
-    if in_docker := [task for task in tasks if environment_entry(kinds[task.name]).needs_docker]:
-        closed = any(TaskRequirements(task.path).restricts_network for task in in_docker)
+    found = list(inspected(tasks, where.kind, where.kwargs, lambda task, error: unreadable.append(error)))
+    passed = {choice.kind: passed_keys(choice.kind) if resume else set() for _, choice, _ in found}
+    pending = {task.name: task for task, choice, _ in found if task.key not in passed[choice.kind]}
+    if in_docker := [needs for _, choice, needs in found if environment_entry(choice.kind).needs_docker]:
+        closed = any(needs.restricts_network for needs in in_docker)
         stop_on_red(list(docker_daemon.needed("--environment", closed=closed)))
-    return FoundTasks(pending, len(tasks) - len(pending), [str(error) for error in unreadable])
+    return FoundTasks(pending, len(found) - len(pending), [str(error) for error in unreadable])
 
 
 def run_trials(
@@ -228,7 +228,7 @@ def run_trials(
 
     with Display() as display, display.bar("checking tasks", len(found.pending)) as bar:
         for error in found.unreadable:
-            display.line(f"BAD  {error}")
+            display.line(plain(f"BAD  {error}"))
         if found.passed_before:
             display.line(f"{found.passed_before} tasks passed before")
 
@@ -236,7 +236,7 @@ def run_trials(
             verdicts.append(verdict)
             if not verdict.problem:
                 record_passed([found.pending[verdict.task]], verdict.environment)
-            display.line(verdict_line(verdict))
+            display.line(plain(verdict_line(verdict)))
             bar.advance()
 
         checking = check(

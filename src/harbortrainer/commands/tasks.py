@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +18,7 @@ from harbortrainer.tasks.measured_rates import read_rates
 from harbortrainer.tasks.near_duplicates import copy_groups, overlap
 from harbortrainer.tasks.split import SavedSplit, Side, assign_sides, read_split, write_split
 from harbortrainer.tasks.task_check import passed_environments
+from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TASK_FILE, BadTasksError, TaskRef, load_folder
 from harbortrainer.tasks.task_listing import TaskRow, task_row
 from harbortrainer.tasks.task_store import FetchedTasks, TasksLock, fetch, load_source, make_lock
@@ -38,7 +40,8 @@ def list_tasks(text: str, *, difficulty: Path | None, as_json: bool) -> int:
     checked, rows = passed_environments(), []
     for task in load_source(task_source(text), skip=unreadable.append, report_progress=report_progress):
         try:
-            rows.append(task_row(task, checked, rates))
+            with reading_task(task.path):
+                rows.append(task_row(task, checked, rates))
         except UserError as error:
             unreadable.append(error)
     if as_json:
@@ -47,7 +50,7 @@ def list_tasks(text: str, *, difficulty: Path | None, as_json: bool) -> int:
     else:
         print_table(rows, measured=difficulty is not None)
         for error in unreadable:
-            print(f"BAD {error}")
+            print(plain(f"BAD {error}"))
     return 1 if unreadable else 0
 
 
@@ -138,8 +141,16 @@ def copy(folder: Path, lock: TasksLock, to: Path) -> None:
     is_task = bool(lock.tasks) and (folder / TASK_FILE).is_file()
     with atomic_folder(to) as fresh:
         for name in lock.tasks:
-            shutil.copytree(folder if is_task else folder / name, fresh / name, symlinks=True)
+            source = folder if is_task else folder / name
+            shutil.copytree(source, fresh / name, symlinks=True, ignore=_special_files)
         lock.write(fresh)
+
+
+def _special_files(folder: str, names: list[str]) -> list[str]:
+    """Return the pipes, sockets and devices; a task's content key leaves them out too."""
+    paths = {name: Path(folder, name) for name in names}
+    kinds = {name: path.lstat().st_mode for name, path in paths.items()}
+    return [name for name, kind in kinds.items() if not (S_ISREG(kind) or S_ISDIR(kind) or S_ISLNK(kind))]
 
 
 SHOWN = 20

@@ -13,8 +13,7 @@ from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.programs import program_output
-from harbortrainer.sandbox.environment_types import choose_environment
-from harbortrainer.sandbox.task_requirements import TaskRequirements
+from harbortrainer.tasks.task_errors import inspected
 
 DEFAULT_NETWORKS = 31
 """Networks in Docker's default address pools: 15 of 172.17.0.0/12 in /16 and 16 of 192.168.0.0/16 in /20."""
@@ -72,12 +71,14 @@ def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) 
 def closes_networks(plan: LaunchPlan) -> bool:
     """Whether a task that runs in Docker restricts its network."""
     return any(
-        TaskRequirements(task.path).restricts_network
+        needs.restricts_network
         for key, harness in plan.harnesses.items()
-        for task in plan.tasks[f"{key.removesuffix('.agent.harness')}.taskset"]
-        if environment_entry(
-            choose_environment(task.path, harness.environment_type, harness.environment_kwargs).kind
-        ).needs_docker
+        for _, choice, needs in inspected(
+            plan.tasks[f"{key.removesuffix('.agent.harness')}.taskset"],
+            harness.environment_type,
+            harness.environment_kwargs,
+        )
+        if environment_entry(choice.kind).needs_docker
     )
 
 

@@ -11,7 +11,7 @@ from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu
 from harbortrainer.engines.prime_rl.checkout import Checkout
-from harbortrainer.sandbox.environment_types import choose_environment
+from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_limits import tasks_by_taskset
 
@@ -80,9 +80,8 @@ class LaunchPlan:
         if candidates is None:
             return [harness.environment_type]
         tasks = self.tasks[f"{key.removesuffix('.agent.harness')}.taskset"]
-        found = {
-            choose_environment(task.path, harness.environment_type, harness.environment_kwargs).kind for task in tasks
-        }
+        placed = inspected(tasks, harness.environment_type, harness.environment_kwargs)
+        found = {choice.kind for _, choice, _ in placed}
         return sorted(found) or [candidates[0]]
 
     def key_of_type(self, has: Callable[[EnvironmentEntry], bool]) -> str | None:

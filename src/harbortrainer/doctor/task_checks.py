@@ -24,6 +24,7 @@ from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.ignored_keys import ignored_keys
 from harbortrainer.tasks.near_duplicates import CopyPair, overlap
 from harbortrainer.tasks.split import select_side
+from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_limits import available_tasks
 
@@ -84,28 +85,44 @@ def inspect_tasks(
     """
     found = TaskReport()
     for task in tasks:
-        choice, requirements = choose_environment(task.path, environment_type, kwargs), TaskRequirements(task.path)
-        found.placements.setdefault(choice.kind, []).append(task.name)
-        if choice.reasons:
-            found.fallback_reasons[task.name] = "; ".join(choice.reasons)
-        if unsupported := requirements.unsupported(choice.kind, choice.kwargs):
-            found.unsupported.append(f"{task.name} ({'; '.join(unsupported)})")
-        if unset := requirements.unset_variables(variables):
-            found.unset_variables.append(f"{task.name} ({'; '.join(unset)})")
-        if exposure := "; ".join(requirements.exposure(choice.kind, variables)):
-            if is_trusted(task.name, trusted):
-                found.trusted.append(f"{task.name} ({exposure})")
-            else:
-                found.exposed[task.name] = exposure
-        if requirements.uses_host_network(choice.kind, choice.kwargs) and choice.kwargs.get("network") != "host":
-            found.host_network.append(task.name)
-        if ports := requirements.shared_ports(choice.kind, choice.kwargs):
-            found.shared_ports.append(f"{task.name} ({', '.join(map(str, ports))})")
-        if urls := requirements.localhost_variables(choice.kind, choice.kwargs, variables):
-            found.localhost_variables.append(f"{task.name} ({'; '.join(urls)})")
-        if keys := ignored_keys(requirements.config):
-            found.ignored_keys.append(f"{task.name} ({', '.join(keys)})")
+        try:
+            with reading_task(task.name):
+                _inspect(found, task, environment_type, kwargs, variables, trusted)
+        except UserError as error:
+            found.unsupported.append(f"{task.name} ({error.what})")
     return found
+
+
+def _inspect(
+    found: TaskReport,
+    task: TaskRef,
+    environment_type: str,
+    kwargs: Mapping[str, object],
+    variables: Mapping[str, str],
+    trusted: Sequence[str],
+) -> None:
+    """Add the results of one task to the report."""
+    choice, requirements = choose_environment(task.path, environment_type, kwargs), TaskRequirements(task.path)
+    found.placements.setdefault(choice.kind, []).append(task.name)
+    if choice.reasons:
+        found.fallback_reasons[task.name] = "; ".join(choice.reasons)
+    if unsupported := requirements.unsupported(choice.kind, choice.kwargs):
+        found.unsupported.append(f"{task.name} ({'; '.join(unsupported)})")
+    if unset := requirements.unset_variables(variables):
+        found.unset_variables.append(f"{task.name} ({'; '.join(unset)})")
+    if exposure := "; ".join(requirements.exposure(choice.kind, variables)):
+        if is_trusted(task.name, trusted):
+            found.trusted.append(f"{task.name} ({exposure})")
+        else:
+            found.exposed[task.name] = exposure
+    if requirements.uses_host_network(choice.kind, choice.kwargs) and choice.kwargs.get("network") != "host":
+        found.host_network.append(task.name)
+    if ports := requirements.shared_ports(choice.kind, choice.kwargs):
+        found.shared_ports.append(f"{task.name} ({', '.join(map(str, ports))})")
+    if urls := requirements.localhost_variables(choice.kind, choice.kwargs, variables):
+        found.localhost_variables.append(f"{task.name} ({'; '.join(urls)})")
+    if keys := ignored_keys(requirements.config):
+        found.ignored_keys.append(f"{task.name} ({', '.join(keys)})")
 
 
 def check_requirements(plan: LaunchPlan) -> Iterator[Finding]:

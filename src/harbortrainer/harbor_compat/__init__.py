@@ -12,7 +12,9 @@ Invariant: importing this module imports neither harbor nor litellm.
 """
 
 import os
+import traceback
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.private_apis import PrivateApi
@@ -100,9 +102,14 @@ def raised_by_agent(traceback: str) -> bool:
     return "in _run_agent_phase" in traceback
 
 
-def raised_loading_task(function_names: list[str]) -> bool:
-    """Whether `Trial.create` failed to read the task, judged by the function names on the stack."""
-    return "_load_task" in function_names
+def raised_reading_task(error: Exception) -> bool:
+    """Whether Harbor failed to read the task, when it created or ran the trial; judged by the functions on the stack.
+
+    A trial reads the task again for its checksum.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    of_task = Path("harbor", "models", "task").as_posix()
+    return any(frame.name == "_load_task" or of_task in Path(frame.filename).as_posix() for frame in frames)
 
 
 def llm_client(agent: "BaseAgent") -> "BaseLLM | None":

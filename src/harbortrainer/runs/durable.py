@@ -80,7 +80,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         return dict(json.loads(line))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"line {number} cannot be read", where=str(path), do="remove that line") from error
 
 
@@ -109,7 +109,8 @@ def atomic_folder(path: Path) -> Generator[Path]:
         yield fresh
         for parent, _, names in os.walk(fresh):
             for name in [*names, ""]:
-                flush(Path(parent) / name)
+                if not (file := Path(parent) / name).is_symlink():  # a link may lead nowhere, or to a pipe
+                    flush(file)
     except BaseException:  # also for Ctrl-C: no half-written folder stays
         shutil.rmtree(fresh, ignore_errors=True)
         raise

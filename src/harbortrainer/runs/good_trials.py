@@ -114,7 +114,7 @@ def _episode(content: bytes) -> dict[str, object]:
     """Parse an episode's line; empty for a line that is still being written."""
     try:
         episode = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return episode if isinstance(episode, dict) else {}
 

@@ -174,7 +174,7 @@ def _read(path: Path) -> Provenance | None:
         return Provenance.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (ValueError, ValidationError) as error:
+    except (ValueError, ValidationError, RecursionError) as error:
         raise UserError(
             "cannot be read", where=str(path), do="restore the file, or remove it to continue without the comparison"
         ) from error
@@ -192,7 +192,7 @@ def run_config(run: Path) -> TomlTable:
     try:
         text = file.read_text(encoding="utf-8")
         config: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot be read ({error})", where=str(file), do="restore the file") from None
     if not isinstance(config, dict):
         raise UserError("is not a config", where=str(file), do="restore the file")

@@ -57,7 +57,7 @@ def read_compose(file: Path) -> object:
             return loader.construct_document(node)
         finally:
             loader.dispose()
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ComposeFileError(" ".join(str(error).split())[:200]) from error
 
 

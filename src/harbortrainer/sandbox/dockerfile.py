@@ -157,8 +157,14 @@ class Recipe:
     """Parts of the Dockerfile that need an image, for messages."""
 
 
+MAX_BYTES = 16 << 20
+"""Largest Dockerfile that is read."""
+
+
 def read_dockerfile(folder: Path) -> str:
-    """Read a folder's Dockerfile without a byte order mark; SandboxBuildError if it is not UTF-8."""
+    """Read a folder's Dockerfile without a byte order mark; SandboxBuildError if it is too large or not UTF-8."""
+    if (folder / "Dockerfile").stat().st_size > MAX_BYTES:
+        raise SandboxBuildError(f"the Dockerfile is larger than {MAX_BYTES >> 20} MB")
     try:
         return (folder / "Dockerfile").read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:

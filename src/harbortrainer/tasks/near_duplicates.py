@@ -231,12 +231,23 @@ def _environment_key(task: TaskRef) -> str:
 
 def _tests_words(task: TaskRef) -> list[str]:
     files = [file for folder in _tests_folders(task.path) for file in sorted(folder.rglob("*")) if file.is_file()]
-    return [word for file in files for word in _file_words(file.read_bytes())]
+    return [word for file in files for word in _file_words(file)]
 
 
-def _file_words(data: bytes) -> list[str]:
+def _file_words(path: Path) -> list[str]:
     try:
-        text = data.decode("utf-8") if len(data) <= LONGEST_TEXT else None
+        with path.open("rb") as file:
+            data = file.read(LONGEST_TEXT + 1)
+            if len(data) <= LONGEST_TEXT and (text := _decoded(data)) is not None:
+                return words(text, signs=True)
+            file.seek(0)
+            return [hashlib.file_digest(file, "sha256").hexdigest()]
+    except OSError:  # for example a link into /proc
+        return []
+
+
+def _decoded(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError:
-        text = None
-    return [hashlib.sha256(data).hexdigest()] if text is None else words(text, signs=True)
+        return None

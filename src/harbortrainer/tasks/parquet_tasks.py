@@ -5,19 +5,25 @@ error is reported with its name; one broken row does not affect the others.
 """
 
 import glob
-import shutil
 from collections.abc import Iterator, Sequence
 from hashlib import file_digest, sha256
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from harbortrainer.config.task_source import TaskSource
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_archive import unpack_task
+from harbortrainer.tasks.task_archive import remove_tree, unpack_task
+from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe, reading_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COLUMNS = ("path", "task_binary")
 ROWS_AT_ONCE = 64
 ENDING = ".parquet"
+MAX_NAME = 1000
+"""Most characters of a task's name."""
 
 
 def require_parquet() -> None:
@@ -122,7 +128,8 @@ def unpack_rows(files: Sequence[Path], target: Path) -> dict[str, str]:
         for number, (path, packed) in enumerate(_rows(file)):
             name = _task_name(path)
             if name is None:
-                broken[f"row {number} of {file.name}"] = f"{path!r} is not a valid task name"
+                what = describe(path) if isinstance(path, Exception) else repr(path)[:200]
+                broken[f"row {number} of {file.name}"] = f"{what} is not a valid task name"
                 continue
             parents = {str(parent) for parent in PurePosixPath(name).parents} - {"."}
             if name in seen or name in above or parents & seen:
@@ -139,11 +146,13 @@ def _unpack(packed: object, folder: Path) -> str | None:
     """Unpack a row's archive into `folder`; return its error, or None. On an error, `folder` is removed."""
     if not isinstance(packed, bytes):
         return f"{COLUMNS[1]} is not bytes"
-    folder.mkdir(parents=True)
     try:
-        unpack_task(packed, folder)
+        with reading_task(folder.name):
+            folder.mkdir(parents=True)
+            unpack_task(packed, folder)
     except UserError as error:
-        shutil.rmtree(folder)
+        if folder.is_dir():
+            remove_tree(folder)
         return error.what
     return None
 
@@ -159,16 +168,37 @@ def _rows(file: Path) -> Iterator[tuple[object, object]]:
             has = ", ".join(table.schema_arrow.names)
             raise UserError(f"has no column {missing[0]}", where=str(file), do=f"its columns are {has}")
         for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(COLUMNS)):
-            yield from zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True)
-    except pa.ArrowException as error:
+            yield from zip(*(_values(batch.column(name)) for name in COLUMNS), strict=True)
+    except (pa.ArrowException, OSError, ValueError) as error:  # a damaged page is an OSError
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+            raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"not a parquet file: {what}", where=str(file), do="write the file again") from error
 
 
+def _values(column: "pa.Array") -> list[object]:
+    """Return the values of a column; a value that cannot be decoded is its error, as an exception."""
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):  # text that is not UTF-8, or a date out of range
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: "pa.Scalar") -> object:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError) as error:
+        return error
+
+
 def _task_name(path: object) -> str | None:
     """Return a row's task name, a safe relative path; None if the path is not safe."""
-    if not isinstance(path, str) or not path.strip() or set(path) & set("\\\0\n"):
+    if not isinstance(path, str) or not path.strip() or set(path) & set("\\\0\n") or len(path) > MAX_NAME:
         return None
     parts = PurePosixPath(path).parts
     odd = path.startswith("/") or any(part.startswith((".", "__")) for part in parts)
-    return None if odd or any(len(part.encode()) > 200 for part in parts) else PurePosixPath(path).as_posix()
+    return (
+        None
+        if odd or any(len(part.encode("utf-8", "replace")) > 200 for part in parts)
+        else PurePosixPath(path).as_posix()
+    )

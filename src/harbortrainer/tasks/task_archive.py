@@ -4,18 +4,17 @@ Invariants: nothing is written outside the task's folder, no link leads out of i
 at most `MAX_BYTES` and `MAX_FILES`, since an archive of a few kilobytes can unpack to any size.
 """
 
-import errno
 import gzip
 import io
 import os
 import stat
 import tarfile
-import zlib
 from pathlib import Path
 from typing import override
 
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_folder import TASK_FILE
+from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe
+from harbortrainer.tasks.task_folder import MAX_DEPTH, TASK_FILE
 
 MAX_BYTES = 4 << 30
 MAX_FILES = 100_000
@@ -73,16 +72,23 @@ def unpack_task(packed: bytes, folder: Path, *, max_bytes: int = MAX_BYTES, max_
     try:
         with tarfile.open(fileobj=bounded, mode="r:") as tar:
             for number, member in enumerate(tar):
-                if number >= max_files:
-                    raise tarfile.ReadError(f"it has more than {max_files} entries")
+                _check_entry(number, member, max_files)
                 tar.extract(member, folder, filter="data")
             while bounded.read(AT_ONCE):  # read to the end, where gzip has its checksum
                 pass
-    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    except Exception as error:  # tarfile raises nearly anything over a crafted header
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
             raise
-        raise UserError(f"not a valid task archive: {error}", do="pack it again, or leave it out") from error
+        what = " ".join(str(error).split())[:300] if isinstance(error, tarfile.TarError | OSError) else describe(error)
+        raise UserError(f"not a valid task archive: {what}", do="pack it again, or leave it out") from error
     inspect_tree(folder, max_bytes=max_bytes, max_files=max_files)
+
+
+def _check_entry(number: int, member: tarfile.TarInfo, max_files: int) -> None:
+    if number >= max_files:
+        raise tarfile.ReadError(f"it has more than {max_files} entries")
+    if member.name.count("/") > MAX_DEPTH:
+        raise tarfile.ReadError(f"its folders are nested more than {MAX_DEPTH} deep")
 
 
 def inspect_tree(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:
@@ -93,6 +99,9 @@ def inspect_tree(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX
     """
     home, size, count = os.path.realpath(root), 0, 0
     for parent, folders, files in os.walk(root):
+        if parent.count(os.sep) - os.fspath(root).count(os.sep) > MAX_DEPTH:
+            what = f"its folders are nested more than {MAX_DEPTH} deep"
+            raise UserError(what, where=str(root), do="leave this task out")
         for name in (*folders, *files):
             path = Path(parent, name)
             found = path.lstat()
@@ -101,6 +110,17 @@ def inspect_tree(root: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX
                 what = f"has more than {max_files} files or {max_bytes >> 20} MB"
                 raise UserError(what, where=str(root), do="leave this task out")
             _refuse_unsafe(path, home, found.st_mode)
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a folder of any depth. `shutil.rmtree` recurses into each folder up to Python 3.12."""
+    for parent, folders, files in os.walk(root, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(parent, name))  # noqa: PTH108, PTH118 - thousands of files
+        for name in folders:
+            path = Path(parent, name)
+            path.unlink() if path.is_symlink() else path.rmdir()
+    root.rmdir()
 
 
 def drop_links_above_tasks(root: Path) -> None:

@@ -27,6 +27,7 @@ from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_en
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.cheats import CHEATING_AGENT
 from harbortrainer.tasks.ignored_keys import ignored_keys
+from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe, reading_task
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, CheckedTrial, Verdict, checked_trial, verdict_of
 from harbortrainer.trials.outcome import Outcome
@@ -106,23 +107,27 @@ async def check_tasks(
     gate = asyncio.Semaphore(concurrency)
 
     async def one(task: TaskRef, trials_dir: Path) -> Verdict:
-        choice = choose_environment(task.path, environment_type, environment_kwargs or {})
-        spec = TrialSpec(
-            task_dir=task.path,
-            trials_dir=trials_dir,
-            environment_type=choice.kind,
-            environment_kwargs=choice.kwargs,
-            trusted=is_trusted(task.name, trusted),
-            reward_key=reward_key,
-            keep_trials="all",
-        )
-        requirements = TaskRequirements(task.path)
-        async with gate:
-            verdict = _unsupported(task, requirements, spec) or await _verdict(
-                task, requirements, spec, repeats, cheats
-            )
-        verdict.environment = choice.kind
-        verdict.note = "; ".join(filter(None, (verdict.note, *_notes(requirements, choice, spec.trusted))))
+        verdict = Verdict(task=task.name, key=task.key)
+        try:
+            with reading_task(task.path):
+                choice = choose_environment(task.path, environment_type, environment_kwargs or {})
+                spec = TrialSpec(
+                    task_dir=task.path,
+                    trials_dir=trials_dir,
+                    environment_type=choice.kind,
+                    environment_kwargs=choice.kwargs,
+                    trusted=is_trusted(task.name, trusted),
+                    reward_key=reward_key,
+                    keep_trials="all",
+                )
+                requirements = TaskRequirements(task.path)
+                notes, unsupported = list(_notes(requirements, choice, spec.trusted)), _unsupported(task, requirements, spec)
+            async with gate:
+                verdict = unsupported or await _verdict(task, requirements, spec, repeats, cheats)
+            verdict.environment = choice.kind
+            verdict.note = "; ".join(filter(None, (verdict.note, *notes)))
+        except UserError as error:
+            verdict.problem = str(error)
         on_verdict(verdict)
         return verdict
 
@@ -178,6 +183,10 @@ async def _verdict(
         verdict = verdict_of(task.name, task.key, [trial async for trial in _trials(task, spec, repeats, cheats)])
     except UserError as error:
         return Verdict(task=task.name, key=task.key, problem=str(error))
+    except Exception as error:  # raised by Harbor over this task's files
+        if isinstance(error, OSError) and (error.errno in MACHINE_ERRORS or not spec.trials_dir.is_dir()):
+            raise
+        return Verdict(task=task.name, key=task.key, problem=f"its trial cannot be run: {describe(error)}")
     if verdict.problem and (scripts := crlf_scripts(task.path, requirements.config)):
         verdict.problem += f"; {crlf_warning(scripts)}"
     return verdict

@@ -17,8 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.task_errors import read_text, reading_task
 
 TASK_FILE = "task.toml"
+MAX_DEPTH = 200
+"""Most folders inside each other."""
+LINKED_DEPTH = 1
+"""Levels below a link that are searched for tasks."""
+HASHED_AT_ONCE = 1 << 20
+MAX_FOLDER_BYTES = 64 << 30
+"""Most bytes of one task."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def named_folders(root: Path) -> dict[str, Path]:
     """Return the task folders below `root` by name, sorted. Raises `UserError` if there is none."""
     try:
         folders = [root] if _holds_task(root) else sorted(_task_folders(root))
-    except PermissionError as error:
+    except OSError as error:
         raise _unreadable(error, root) from None
     if not folders:
         raise _no_tasks_error(root)
@@ -119,7 +127,8 @@ def _load(
             problems.append(UserError(broken[name], where=name, do="exclude it by name, or set skip_bad = true"))
             continue
         try:
-            tasks.append(load_task(folder, name))
+            with reading_task(folder):
+                tasks.append(load_task(folder, name))
         except UserError as error:
             problems.append(error)
     if problems and (skip is None or not tasks):
@@ -132,6 +141,7 @@ def _load(
 def load_task(folder: Path, name: str = "") -> TaskRef:
     """Read and hash one task. Raises `UserError` if its files are missing or malformed."""
     folder = folder.resolve()
+    _check_name(name or folder.name, folder)
     steps = _step_names(folder / TASK_FILE)
     paths = [folder / "steps" / step / "instruction.md" for step in steps] or [folder / "instruction.md"]
     return TaskRef(
@@ -143,9 +153,17 @@ def load_task(folder: Path, name: str = "") -> TaskRef:
     )
 
 
+def _check_name(name: str, folder: Path) -> None:
+    """Refuse a name that could not be sent as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the name {name!r} is not UTF-8", where=ascii(str(folder)), do="rename the folder") from None
+
+
 def _key(folder: Path) -> str:
     try:
-        return content_key(folder)
+        return content_key(folder, lambda path: _check_link(path, folder))
     except OSError as error:
         raise _unreadable(error, folder) from None
     except UnicodeEncodeError as error:  # Harbor hashes file names, too
@@ -153,21 +171,43 @@ def _key(folder: Path) -> str:
         raise UserError(f"the file name {name!r} is not UTF-8", where=str(folder), do="rename the file") from None
 
 
+def _check_link(path: str, folder: Path) -> None:
+    """Refuse a link that holds the task itself or the kernel's files: Harbor hashes what it follows, without end."""
+    target = Path(os.path.realpath(path))
+    pseudo = any(target.is_relative_to(root) for root in ("/proc", "/sys", "/dev")) and target != Path(os.devnull)
+    if target in folder.parents or pseudo:
+        what = f"the link leads to {target}"
+        raise UserError(what, where=path, do="remove it, or copy the files that the task needs")
+
+
 def _unreadable(error: OSError, path: Path) -> UserError:
     do = "make it readable for the user who trains" if isinstance(error, PermissionError) else "replace it with a file"
     return UserError(f"cannot be read: {error.strerror}", where=str(error.filename or path), do=do)
 
 
-def content_key(folder: Path) -> str:
-    """Hash of every file below `folder`: its relative path, executable bit (or link target) and bytes."""
-    digest = hashlib.sha256()
+def content_key(folder: Path, check_link: Callable[[str], None] = lambda path: None) -> str:
+    """Hash of every file below `folder`: its relative path, executable bit (or link target) and bytes.
+
+    Args:
+        folder: The folder.
+        check_link: Called with the path of each link.
+    """
+    digest, left = hashlib.sha256(), MAX_FOLDER_BYTES
     for name, entry in sorted(_files(os.fspath(folder))):
         if entry.is_symlink():
+            check_link(entry.path)
             digest.update(f"link\0{name}\0{os.readlink(entry.path)}\0".encode())  # noqa: PTH115 - see _files
-        else:
-            data = Path(entry.path).read_bytes()
-            executable = bool(entry.stat().st_mode & 0o100)
-            digest.update(f"file\0{name}\0{int(executable)}\0{len(data)}\0".encode() + data)
+            continue
+        status = entry.stat()
+        left -= status.st_size
+        if left < 0:
+            do = "remove large files"
+            raise UserError(f"larger than {MAX_FOLDER_BYTES >> 30} GB", where=str(folder), do=do)
+        executable = bool(status.st_mode & 0o100)
+        digest.update(f"file\0{name}\0{int(executable)}\0{status.st_size}\0".encode())
+        with open(entry.path, "rb") as file:  # noqa: PTH123 - see _files
+            while data := file.read(HASHED_AT_ONCE):
+                digest.update(data)
     return digest.hexdigest()
 
 
@@ -181,6 +221,9 @@ def _files(folder: str, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]
             if entry.is_symlink() or entry.is_file(follow_symlinks=False):
                 yield above + entry.name, entry
             elif entry.is_dir(follow_symlinks=False) and entry.name != "__pycache__":
+                if above.count("/") >= MAX_DEPTH:
+                    do = "remove the inner ones"
+                    raise UserError(f"folders are nested more than {MAX_DEPTH} deep", where=folder[:200], do=do)
                 yield from _files(entry.path, f"{above}{entry.name}/")
 
 
@@ -198,24 +241,32 @@ def _without_duplicates(root: Path, tasks: list[TaskRef], skip: Callable[[UserEr
     return list(first.values())
 
 
-def _task_folders(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+def _task_folders(root: Path, above: tuple[Path, ...] = (), left: int = MAX_DEPTH) -> Iterator[Path]:
     """Yield the folders below `root` that are tasks or look like tasks.
 
-    Other folders (scripts, notes) and links to a parent folder are ignored.
+    Other folders (scripts, notes), links to a parent folder and links inside a task are ignored. Below a link only
+    `LINKED_DEPTH` levels are searched, since a link may lead to a whole disk.
     """
+    if left < 0:
+        return
     above = (*above, root.resolve())
-    for path in root.iterdir():
-        if path.is_dir() and not path.name.startswith((".", "__")) and path.resolve() not in above:
-            yield from _task_or_nested(path, above)
+    paths = list(root.iterdir())
+    ignores_links = _looks_like_task(root)
+    for path in paths:
+        if not path.is_dir() or path.name.startswith((".", "__")) or (ignores_links and path.is_symlink()):
+            continue
+        found = path.resolve()
+        if not any(one.is_relative_to(found) for one in above):
+            yield from _task_or_nested(path, above, min(left - 1, LINKED_DEPTH) if path.is_symlink() else left - 1)
 
 
-def _task_or_nested(folder: Path, above: tuple[Path, ...]) -> list[Path]:
+def _task_or_nested(folder: Path, above: tuple[Path, ...], left: int) -> list[Path]:
     try:
         if _holds_task(folder):
             return [folder]
-        inside = list(_task_folders(folder, above))
+        inside = list(_task_folders(folder, above, left))
         return inside if any(map(_holds_task, inside)) or not _looks_like_task(folder) else [folder]
-    except PermissionError:
+    except OSError:
         return [folder]  # it may be a task; loading it reports the error
 
 
@@ -253,14 +304,14 @@ def _step_names(path: Path) -> list[str]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise UserError(
             f"no {TASK_FILE} in this folder",
             where=str(path.parent),
             do="add one, or exclude the folder by name",
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also for a number of more than 4300 digits
         raise UserError(f"not valid TOML: {error}", where=str(path), do="correct the file") from None
     except OSError as error:
         raise _unreadable(error, path) from None
@@ -272,7 +323,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _instruction(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_text(path).strip()
     except FileNotFoundError:
         raise UserError(
             "no instruction.md", where=str(path.parent), do="write there what the agent has to do"

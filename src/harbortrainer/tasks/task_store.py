@@ -12,10 +12,9 @@ changed is refused.
 import hashlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.locks import waiting_lock
 from harbortrainer.tasks import harbor_download, parquet_tasks
-from harbortrainer.tasks.task_archive import drop_links_above_tasks, inspect_tree
+from harbortrainer.tasks.task_archive import drop_links_above_tasks, inspect_tree, remove_tree
+from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef, load_folder, load_task, named_folders
 
 LOCK_FILE = "tasks.lock.json"
@@ -203,12 +203,14 @@ def _make_folder(folder: Path) -> Path:
 def _scratch(home: Path) -> Generator[Path]:
     """Temporary folder beside `home`, whose lock is held; leftovers of killed fetches are removed first."""
     for left in home.parent.glob(f".{home.name}.*.part"):
-        shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(left)
     scratch = Path(tempfile.mkdtemp(prefix=f".{home.name}.", suffix=".part", dir=home.parent))
     try:
         yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(scratch)
 
 
 def _download(source: TaskSource, target: Path, scratch: Path) -> dict[str, str]:
@@ -233,13 +235,15 @@ def _inspect_download(source: TaskSource, folder: Path, broken: Mapping[str, str
         names = {}
     for name, path in names.items():
         try:
-            inspect_tree(path)
+            with reading_task(path):
+                inspect_tree(path)
         except UserError as error:
-            shutil.rmtree(path)
+            remove_tree(path)
             unreadable[name] = error.what
             continue
         try:
-            tasks.append(load_task(path, name))
+            with reading_task(path):
+                tasks.append(load_task(path, name))
         except UserError as error:
             unreadable[name] = error.what
     if not tasks:

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from harbortrainer.config.explain import explain
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, trust_remedy
 from harbortrainer.errors import UserError
-from harbortrainer.harbor_compat import llm_client, prepare, raised_loading_task
+from harbortrainer.harbor_compat import llm_client, prepare, raised_reading_task
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
@@ -191,7 +191,9 @@ def _with_chosen_environment(spec: TrialSpec) -> TrialSpec:
     try:
         choice = choose_environment(spec.task_dir, spec.environment_type, spec.environment_kwargs)
         exposure = [] if spec.trusted else TaskRequirements(spec.task_dir).exposure(choice.kind)
-    except (OSError, ValueError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # the task's files can be anything
         raise _bad_task(spec, error) from error
     if exposure:
         what = f"the task can access this machine: {'; '.join(exposure)}"
@@ -202,7 +204,11 @@ def _with_chosen_environment(spec: TrialSpec) -> TrialSpec:
 def _bad_task(spec: TrialSpec, error: Exception) -> UserError:
     if isinstance(error, ValidationError):
         return explain(error, str(spec.task_dir / "task.toml"))
-    return UserError(" ".join(str(error).split()), where=str(spec.task_dir), do="check the task's files")
+    return UserError(
+        " ".join(str(error).split())[:500] or type(error).__name__,
+        where=str(spec.task_dir),
+        do="check the task's files",
+    )
 
 
 async def _run(
@@ -229,7 +235,12 @@ async def _run(
         reuse_installed_agent(trial.agent, agent_model_settings(spec.agent).entry.program)
     client = llm_client(trial.agent)
     calls = record_calls(client) if client is not None else None
-    result = await trial.run()
+    try:
+        result = await trial.run()
+    except Exception as error:
+        if raised_reading_task(error):
+            raise _bad_task(spec, error) from error
+        raise
     if observed.defect is not None:
         raise observed.defect
     record = record_from_result(result, spec, stop=stop(), post_mortem=observed.post_mortem)
@@ -255,9 +266,9 @@ async def _create(spec: TrialSpec, config: "TrialConfig") -> "Trial":
         with secrets.provide_api_key(spec.model.api_key.get_secret_value() if spec.model else secrets.NO_KEY):
             return await Trial.create(config)
     except Exception as error:  # raised by any task's or agent's code; errors that the user can fix become `UserError`
-        frames = traceback.extract_tb(error.__traceback__)
-        if raised_loading_task([frame.name for frame in frames]):
+        if raised_reading_task(error):
             raise _bad_task(spec, error) from error
+        frames = traceback.extract_tb(error.__traceback__)
         if any(frame.filename.endswith("harbor/agents/factory.py") for frame in frames):
             reason = " ".join(str(error).split())
             raise UserError(

@@ -22,13 +22,15 @@ type JsonLine = dict[str, object]
 
 def parse_line(line: bytes, location: LineLocation) -> JsonLine:
     """Parse a line that holds one JSON object. Raises `UserError` for anything else."""
+    what = "is not a JSON object"
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError) as error:
         row = None
+        what = "is nested too deeply" if isinstance(error, RecursionError) else what
     if not isinstance(row, dict):
         where = f"{location.path}: the line at byte {location.offset}"
-        raise UserError("is not a JSON object", where=where, do="remove that line or restore the file")
+        raise UserError(what, where=where, do="remove that line or restore the file")
     return row
 
 

@@ -85,6 +85,8 @@ class Site:
             return self._error_page(404, str(error))
         except UserError as error:
             return self._error_page(400 if isinstance(error, AddressError) else 500, str(error))
+        except RecursionError:
+            return self._error_page(500, "A value on this page is nested too deeply to be shown.")
         head = self._store.head()
         return HTMLResponse(render_page(title, inside, head, self._links, here=here, stamp=stamp), headers=HEADERS)
 
