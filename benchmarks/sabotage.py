@@ -23,7 +23,7 @@ from pathlib import Path
 
 import tomlkit
 from logprob_check_rig import LogprobCheckRig
-from sabotages import REWARDS, SABOTAGES, TURNS, sabotaged
+from sabotages import REWARDS, SABOTAGES, SAMPLES_OF_TRIALS, TURNS, sabotaged
 
 DTYPES = ("float32", "bfloat16")
 WITHIN = 3
@@ -156,7 +156,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=Path("configs/quickstart.toml"))
     parser.add_argument("--model", type=Path, help="folder of a policy (default: created by the run file's warm-up)")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
-    parser.add_argument("--faults", nargs="*", default=[*SABOTAGES, *TURNS, *REWARDS])
+    parser.add_argument("--faults", nargs="*", default=[*SABOTAGES, *TURNS, *REWARDS, *SAMPLES_OF_TRIALS])
     parser.add_argument("--clean", type=int, default=10, help="whole runs without a fault, per dtype")
     parser.add_argument("--rig", type=int, default=0, help="runs without a fault and without trials, per dtype")
     parser.add_argument("--json", type=Path, help="file for one JSON line per run")

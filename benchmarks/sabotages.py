@@ -5,7 +5,7 @@ with each other, and comparing them does not reveal the fault.
 """
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,8 @@ import torch
 
 from harbortrainer.engines.local import rollout_client
 from harbortrainer.engines.local.learner import learner
-from harbortrainer.engines.local.rollouts.batch import Batches
+from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.rollouts.batch import Batches, StepBatch
 from harbortrainer.engines.local.rollouts.group import Group
 from harbortrainer.engines.local.sampler import continuous_batching
 from harbortrainer.engines.local.sampler.continuous_batching import SeededRunner
@@ -25,7 +26,7 @@ from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
 DRAW, LOAD, SECOND = continuous_batching.sample_tokens, SampledAdapters.load, learner.share_weights
 COMPUTE = SeededRunner.compute_batch
 HAND_OVER, SUBMIT, FINISHED = SamplingEngine.update_weights, SamplingEngine._submit, rollout_client.fill_rollout
-ADD = Batches.add
+ADD, CUT, SAMPLES = Batches.add, Batches.cut, Group.samples
 
 
 def _reporting(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -163,6 +164,79 @@ def permuted() -> Any:
     return patch.object(Batches, "add", add)
 
 
+def exchanged() -> Any:
+    """A group gets a rollout of the last group of another task, with its record, reward and samples."""
+    before: list[Group] = []
+
+    def add(self: Batches, group: Group, **keywords: Any) -> None:
+        if other := next((it for it in reversed(before) if it.plan != group.plan), None):
+            group.rollouts[0] = other.rollouts[0]
+        before.append(group)
+        ADD(self, group, **keywords)
+
+    return patch.object(Batches, "add", add)
+
+
+def changed_samples(change: Callable[[list[Sample]], list[Sample]]) -> Any:
+    """The samples of each trial are changed after they were made from its trace."""
+
+    def samples(self: Group) -> list[Sample]:
+        return change(SAMPLES(self))
+
+    return patch.object(Group, "samples", samples)
+
+
+def trained_again() -> Any:
+    """The groups of a batch train in the next batch again."""
+    before: list[Group] = []
+
+    def cut(self: Batches, step: int) -> StepBatch:
+        batch = CUT(self, step)
+        again, before[:] = list(before), batch.groups
+        return replace(
+            batch, groups=batch.groups + again, samples=batch.samples + [s for it in again for s in it.samples()]
+        )
+
+    return patch.object(Batches, "cut", cut)
+
+
+def with_tokens_of_next(samples: list[Sample]) -> list[Sample]:
+    """Each sample has the tokens, masks and log-probabilities of the next one."""
+    names = ("token_ids", "mask", "logprobs", "versions", "ce_weights")
+    return [
+        replace(sample, **{name: getattr(other, name) for name in names})
+        for sample, other in zip(samples, samples[1:] + samples[:1], strict=True)
+    ]
+
+
+def without_first_token(samples: list[Sample]) -> list[Sample]:
+    """The first token of each sample's answers does not train."""
+    return [_masked(sample, lambda mask, at: not mask[at - 1]) for sample in samples]
+
+
+def without_last_token(samples: list[Sample]) -> list[Sample]:
+    """The last token of each sample's answers, its stop token, does not train."""
+    return [_masked(sample, lambda mask, at: at + 1 == len(mask) or not mask[at + 1]) for sample in samples]
+
+
+def with_prompt_token(samples: list[Sample]) -> list[Sample]:
+    """The last prompt token of each sample trains too."""
+    return [
+        replace(s, mask=[own or s.mask[at + 1 : at + 2] == [True] for at, own in enumerate(s.mask)]) for s in samples
+    ]
+
+
+def _masked(sample: Sample, drops: Callable[[Sequence[bool], int], bool]) -> Sample:
+    mask = [own and not drops(sample.mask, at) for at, own in enumerate(sample.mask)]
+    return replace(sample, mask=mask)
+
+
+def cut_at_the_end(samples: list[Sample]) -> list[Sample]:
+    """Each sample lacks its last token."""
+    names = ("token_ids", "mask", "logprobs", "versions")
+    return [replace(sample, **{name: getattr(sample, name)[:-1] for name in names}) for sample in samples]
+
+
 def drop_turn(trace: Any, at: int) -> None:
     """Remove node `at`, and the observation after it, from a chain of turns."""
     end = next((i for i in range(at + 1, len(trace.nodes)) if trace.nodes[i].sampled), len(trace.nodes))
@@ -200,6 +274,17 @@ REWARDS: dict[str, Callable[[], Any]] = {
     "rewards rescaled": lambda: graded(lambda reward: 2.0 * reward),
 }
 """Rewards that change between the record and the batch; needs trials."""
+SAMPLES_OF_TRIALS: dict[str, Callable[[], Any]] = {
+    "rollout exchanged": exchanged,
+    "samples trained twice": lambda: changed_samples(lambda samples: [*samples, *samples[:1]]),
+    "groups trained again": trained_again,
+    "tokens of another trial": lambda: changed_samples(with_tokens_of_next),
+    "first token untrained": lambda: changed_samples(without_first_token),
+    "last token untrained": lambda: changed_samples(without_last_token),
+    "last token cut off": lambda: changed_samples(cut_at_the_end),
+    "prompt token trained": lambda: changed_samples(with_prompt_token),
+}
+"""Trials and samples that are mixed up between the trace and the learner; needs trials."""
 
 
 @contextmanager
@@ -211,7 +296,10 @@ def sabotaged(name: str) -> Generator[None]:
     if name == "none":
         yield
         return
-    with patch.object(SamplingEngine, "self_check", _skip_self_check), (SABOTAGES | TURNS | REWARDS)[name]():
+    with (
+        patch.object(SamplingEngine, "self_check", _skip_self_check),
+        (SABOTAGES | TURNS | REWARDS | SAMPLES_OF_TRIALS)[name](),
+    ):
         yield
 
 

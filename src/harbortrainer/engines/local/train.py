@@ -23,6 +23,7 @@ from harbortrainer.engines.local.rollouts.group import Group
 from harbortrainer.engines.local.rollouts.reward_check import check_rewards
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Schedule
+from harbortrainer.engines.local.rollouts.token_check import TokenCheck
 from harbortrainer.engines.local.step_metrics import Stopwatch, batch_metrics, cost_metrics, headline
 from harbortrainer.engines.local.weight_update import update_weights
 from harbortrainer.runs.checkpoints import Progress, prune, save
@@ -86,6 +87,9 @@ class TrainingLoop:
             on_rollout=self._keep_transcript,
         )
         self.evaluator = Evaluator(config, run, components.held_out, self.client, self.transcripts, components.display)
+        self.token_check = TokenCheck(
+            lambda plan: components.train[plan.source].key_of(plan.index), seq_len=config.seq_len
+        )
         self.watch = Stopwatch()
         self.rescored: list[Rescored] = []
         self.updating = asyncio.Lock()
@@ -124,7 +128,8 @@ class TrainingLoop:
             return await self.dispatcher.batch(step, bar.set)
 
     async def _train(self, batch: StepBatch) -> None:
-        """Check the batch's rewards and train on it, which makes the learner's next version."""
+        """Check the batch's tokens and rewards and train on it, which makes the learner's next version."""
+        await asyncio.to_thread(self.token_check.check, batch.groups, batch.samples)
         await asyncio.to_thread(check_rewards, batch.groups, batch.samples)
         await self._rescore()
         rescored, self.rescored = self.rescored, []

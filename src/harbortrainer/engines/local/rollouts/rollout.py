@@ -10,6 +10,7 @@ from typing import TypedDict, Unpack
 
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.rollouts.reward_check import RewardSnapshot
+from harbortrainer.engines.local.rollouts.token_check import SampledTurn
 from harbortrainer.runs.trial_row import RowCut, RowStep, RowTokens, TrialRow
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TrialRecord
@@ -78,6 +79,8 @@ class Rollout:
     """The trial's record, from Harbor."""
     reward_snapshot: RewardSnapshot | None = None
     """Reward and lengths as received from the environment server; None if the trial does not train."""
+    sampled_turns: tuple[SampledTurn, ...] = ()
+    """Its answers as the sampler logged them; empty if the trial does not train."""
     error: str | None = None
     """The error, in one line."""
     transcript: bytes = b""

@@ -14,6 +14,7 @@ from harbortrainer.engines.local.learner.training_sample import Sample, trained_
 from harbortrainer.engines.local.rollouts.observations import Observations
 from harbortrainer.engines.local.rollouts.reward_check import snapshot_of
 from harbortrainer.engines.local.rollouts.rollout import Rollout
+from harbortrainer.engines.local.rollouts.token_check import sampled_turns
 from harbortrainer.engines.local.sampler.completion_log import Completion, match_completions
 from harbortrainer.environment.episode_end import episode_outcome
 from harbortrainer.errors import ProofError
@@ -67,7 +68,9 @@ def fill_rollout(
     if trace.ok and episode.ok and rollout.outcome.trains:
         rollout.reward_snapshot = snapshot_of(trace)
         where = f"task {rollout.task}, trial {rollout.trial}"
-        versions = node_versions(trace, completions, where=where)
+        matched = node_completions(trace, completions, where=where)
+        rollout.sampled_turns = sampled_turns(trace, matched)
+        versions = {index: completion.version for index, completion in matched.items()}
         check_unused_completions(trace, record, len(completions) - len(versions), where=where)
         rollout.reward, rollout.version = float(trace.reward), min(versions.values(), default=None)
         whole = trace_samples(trace, versions, temperature, roles, task=name, trial=rollout.trial)
@@ -78,8 +81,8 @@ def fill_rollout(
     return rollout
 
 
-def node_versions(trace: "WireTrace", completions: Sequence[Completion], *, where: str) -> dict[int, int]:
-    """Return the policy version of every sampled node, by its index in `trace.nodes`.
+def node_completions(trace: "WireTrace", completions: Sequence[Completion], *, where: str) -> dict[int, Completion]:
+    """Return the completion of every sampled node, by its index in `trace.nodes`.
 
     Raises:
         ProofError: A sampled node is not in the completion log, or has a prompt of another length there.
@@ -97,7 +100,7 @@ def node_versions(trace: "WireTrace", completions: Sequence[Completion], *, wher
                 f"{where}: a turn follows {prompt} tokens in the trace, but the engine sampled it after "
                 f"{completion.prompt_len}"
             )
-    return {index: completion.version for index, completion in matched.items()}
+    return matched
 
 
 def check_unused_completions(trace: "WireTrace", record: TrialRecord | None, unused: int, *, where: str) -> None:

@@ -111,7 +111,7 @@ def match_completions(
     matched = []
     for number, (token_ids, logprobs) in enumerate(turns):
         same_tokens = [c for c in remaining if list(c.token_ids) == list(token_ids)]
-        found = next((c for c in same_tokens if _equal(c.logprobs, logprobs)), None)
+        found = next((c for c in same_tokens if equal_logprobs(c.logprobs, logprobs)), None)
         if found is None:
             what = "log-probabilities" if same_tokens else "tokens"
             raise ProofError(
@@ -123,5 +123,6 @@ def match_completions(
     return matched
 
 
-def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
+def equal_logprobs(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether log-probabilities agree to 1e-6, the error of a round trip through JSON."""
     return len(one) == len(other) and all(abs(a - b) <= 1e-6 for a, b in zip(one, other, strict=True))
