@@ -121,7 +121,8 @@ async def check_tasks(
                     keep_trials="all",
                 )
                 requirements = TaskRequirements(task.path)
-                notes, unsupported = list(_notes(requirements, choice, spec.trusted)), _unsupported(task, requirements, spec)
+                notes = list(_notes(requirements, choice, spec.trusted))
+                unsupported = _unsupported(task, requirements, spec)
             async with gate:
                 verdict = unsupported or await _verdict(task, requirements, spec, repeats, cheats)
             verdict.environment = choice.kind
