@@ -11,12 +11,12 @@ import httpx
 from benchmarks.engine_setting import ALPHA, RANK, TARGETS, Setting
 
 
-def post_all(url: str, bodies: list[dict]) -> tuple[float, list[dict]]:
+def post_all(url: str, key: str, bodies: list[dict]) -> tuple[float, list[dict]]:
     """Post all bodies at once; return the seconds until the last reply, and each reply's first choice."""
 
     async def run() -> tuple[float, list[dict]]:
-        limits = httpx.Limits(max_connections=len(bodies))
-        async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+        limits, headers = httpx.Limits(max_connections=len(bodies)), {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(timeout=600, limits=limits, headers=headers) as client:
             start = time.perf_counter()
             replies = await asyncio.gather(*[client.post(f"{url}/inference/v1/generate", json=b) for b in bodies])
             seconds = time.perf_counter() - start
@@ -77,7 +77,7 @@ class Ours:
             {"token_ids": p, "sampling_params": {"max_tokens": n, "ignore_eos": True, "logprobs": 1}}
             for p, n in zip(prompts, lengths, strict=True)
         ]
-        return self.client.submit(post_all, self.sampler.url, bodies).result()
+        return self.client.submit(post_all, self.sampler.url, self.sampler.api_key, bodies).result()
 
     def sample_afresh(self, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[dict]]:
         """Sample with an empty cache, as for the first trials of a policy version."""

@@ -116,7 +116,8 @@ class LogprobCheckRig:
     ) -> Sample:
         params = {"max_tokens": length_factor * self.max_tokens, "temperature": 1.0, "ignore_eos": length_factor > 1}
         body = {"token_ids": list(prompt), "sampling_params": params}
-        url, headers = f"{sampler.url}/inference/v1/generate", {"X-Session-ID": session}
+        url = f"{sampler.url}/inference/v1/generate"
+        headers = {"X-Session-ID": session, "Authorization": f"Bearer {sampler.api_key}"}
         client.post(url, json=body, headers=headers).raise_for_status()
         (done,) = sampler.completion_log.pop(session)
         before, length = len(prompt), len(done.token_ids)

@@ -1,5 +1,6 @@
 """Helpers of the sampler's tests: requests, a reference forward pass, and random adapters."""
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler.http_server import KEY_VARIABLE
+
+API_KEY = os.environ.setdefault(KEY_VARIABLE, "the key of the tests")
+"""Key of every sampler that a test starts without one."""
+http = httpx.Client(headers={"Authorization": f"Bearer {API_KEY}"}, limits=httpx.Limits(max_keepalive_connections=0))
+"""Sends requests with that key, each over a connection of its own."""
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
 
@@ -21,7 +28,7 @@ def generate(url: str, prompt: Sequence[int], *, session: str = "", timeout: flo
     """Send one request and return its first choice; raises on an error status."""
     body = {"token_ids": list(prompt), "sampling_params": {"max_tokens": 16, "logprobs": 1, **sampling}}
     headers = {"X-Session-ID": session} if session else {}
-    reply = httpx.post(f"{url}/inference/v1/generate", json=body, headers=headers, timeout=timeout)
+    reply = http.post(f"{url}/inference/v1/generate", json=body, headers=headers, timeout=timeout)
     reply.raise_for_status()
     return reply.json()["choices"][0]
 

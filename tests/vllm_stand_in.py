@@ -115,7 +115,8 @@ def build_app(lock: PolicyLock):
     from safetensors.torch import load_file
 
     app, sampler, options = FastAPI(), lock.sampler, lock.options
-    sampler_client = httpx.AsyncClient(base_url=sampler.url, timeout=None)
+    key = {"Authorization": f"Bearer {sampler.api_key}"}
+    sampler_client = httpx.AsyncClient(base_url=sampler.url, timeout=None, headers=key)
 
     @app.get("/health")
     async def health() -> Response:

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from patience import HANG_S
 from starlette.testclient import TestClient
 
 from harbortrainer.cli import main as command_line
+from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
 from harbortrainer.runs.transcript_files import read_transcript, transcript_place
 from harbortrainer.runs.trial_row import read_rows
 from harbortrainer.trials.outcome import Outcome
@@ -188,6 +190,18 @@ def test_kill_keeps_finished_steps(trained):
     after = lines(trained.run_dir / "metrics.jsonl")
     assert len(before) == done
     assert all(row in after for row in before)
+
+
+def test_run_key_is_in_its_file_only(trained):
+    file = trained.run_dir / "log" / RUN_KEY_FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    key = RunKey(json.loads(file.read_text())["key"])
+    secrets = [text.encode() for text in (key.secret, key.sampler_key)]
+    others = [path for path in trained.run_dir.rglob("*") if path.is_file() and path != file]
+    contents = [gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in others]
+    assert len(others) > 20
+    assert not [path for path, content in zip(others, contents, strict=True) if any(s in content for s in secrets)]
+    assert key.secret not in trained.output and key.sampler_key not in trained.output
 
 
 def test_trained_logprobs_equal_sampled_logprobs(trained):

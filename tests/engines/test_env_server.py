@@ -38,7 +38,7 @@ def config(*sources: dict) -> OrchestratorConfig:
 def test_sources_with_other_tasks_share_server(tmp_path):
     run = RunFolder(tmp_path)
     sources = config(env("a"), env("b"), env("a", keep_trials="all")).train.source
-    assert len(plan_servers(sources, run)) == 2
+    assert len(plan_servers(sources, run, {})) == 2
 
 
 def test_other_plugins_do_not_share_server():
@@ -49,7 +49,7 @@ def test_other_plugins_do_not_share_server():
 def test_refuses_rollout_details(tmp_path):
     sources = config(env("a", capture="rollout_details", vllm_base_url="http://localhost:1/v1")).train.source
     with pytest.raises(UserError, match="capture"):
-        plan_servers(sources, RunFolder(tmp_path))
+        plan_servers(sources, RunFolder(tmp_path), {})
 
 
 def test_server_load_error_has_cause(tmp_path):

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from sampler_setup import generate, logprobs_of, random_prompt
+from sampler_setup import generate, http, logprobs_of, random_prompt
 from tiny_model import build_tiny_model
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -106,9 +106,8 @@ def test_frequencies_follow_model_distribution(sampler, reference):
 
 
 def _choices(url: str, prompt: list[int], **sampling) -> list[dict]:
-    import httpx
 
-    reply = httpx.post(
+    reply = http.post(
         f"{url}/inference/v1/generate", json={"token_ids": prompt, "sampling_params": sampling}, timeout=60
     )
     reply.raise_for_status()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from patience import HANG_S, wait_until
-from sampler_setup import generate, random_prompt
+from sampler_setup import generate, http, random_prompt
 
 from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
@@ -28,7 +28,7 @@ class BrokenAfter:
 
 def request_completion(url: str, length: int) -> httpx.Response:
     body = {"token_ids": random_prompt(length, length), "sampling_params": {"max_tokens": 200, "ignore_eos": True}}
-    return httpx.post(url + "/inference/v1/generate", json=body, timeout=HANG_S)
+    return http.post(url + "/inference/v1/generate", json=body, timeout=HANG_S)
 
 
 def test_dead_engine_fails_running_and_new_requests(folder):
@@ -38,8 +38,8 @@ def test_dead_engine_fails_running_and_new_requests(folder):
             replies = list(pool.map(lambda n: request_completion(sampler.url, n), (5, 6, 7, 8)))
         assert {reply.status_code for reply in replies} == {500}
         assert all("engine" in reply.json()["error"]["message"] for reply in replies)
-        wait_until(lambda: httpx.get(sampler.url + "/health").status_code != 200)
-        health = httpx.get(sampler.url + "/health")
+        wait_until(lambda: http.get(sampler.url + "/health").status_code != 200)
+        health = http.get(sampler.url + "/health")
         assert health.status_code == 503
         assert "out of memory" in health.json()["error"]["message"]
         assert request_completion(sampler.url, 5).status_code == 500
@@ -60,7 +60,7 @@ def test_stop_fails_running_requests(folder):
     sampler = Sampler(folder, max_model_len=2048).start()
     with ThreadPoolExecutor(1) as pool:
         body = {"token_ids": [5], "sampling_params": {"max_tokens": 2000, "ignore_eos": True, "n": 64}}
-        running = pool.submit(httpx.post, sampler.url + "/inference/v1/generate", json=body, timeout=HANG_S)
+        running = pool.submit(http.post, sampler.url + "/inference/v1/generate", json=body, timeout=HANG_S)
         while not sampler.stats()["running"]:
             time.sleep(0.001)
         begin = time.monotonic()
@@ -70,7 +70,7 @@ def test_stop_fails_running_requests(folder):
             assert running.result().status_code == 500
     sampler.stop()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(sampler.url + "/health")
+        http.get(sampler.url + "/health")
 
 
 def test_sampler_starts_after_another_was_stopped(folder):

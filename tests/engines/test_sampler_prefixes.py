@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from sampler_setup import LORA, Reference, agrees, generate, random_adapter, random_prompt
+from sampler_setup import LORA, Reference, agrees, generate, http, random_adapter, random_prompt
 
 from harbortrainer.engines import memory_parts
 from harbortrainer.engines.local.sampler import Sampler
@@ -41,7 +41,7 @@ def request_answers(url: str, prompt: Sequence[int], count: int = 1, **sampling)
     """Request several answers to one prompt at the same time."""
     sampling = {"max_tokens": 20, "ignore_eos": True, "n": count, **sampling}
     body = {"token_ids": list(prompt), "sampling_params": sampling}
-    reply = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=60)
+    reply = http.post(f"{url}/inference/v1/generate", json=body, timeout=60)
     reply.raise_for_status()
     return reply.json()["choices"]
 

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 
-import httpx
-from sampler_setup import generate
+from sampler_setup import generate, http
 from tiny_model import build_tiny_model
 
 COMMAND = [sys.executable, "-c", "import sys; from harbortrainer.cli import main; sys.exit(main())", "serve"]
@@ -18,7 +17,7 @@ def test_serves_under_given_name_until_stopped(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http"))
-        assert httpx.get(url + "/v1/models").json()["data"][0]["id"] == "policy"
+        assert http.get(url + "/v1/models").json()["data"][0]["id"] == "policy"
         assert generate(url, [5, 6])["token_ids"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0

@@ -7,10 +7,11 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
-from sampler_setup import generate, logprobs_of, random_prompt
+from sampler_setup import API_KEY, generate, http, logprobs_of, random_prompt
 from tiny_model import build_tiny_model
 
 from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler.http_server import KEY_VARIABLE
 from harbortrainer.engines.models import load_tokenizer
 from harbortrainer.errors import UserError
 
@@ -22,7 +23,7 @@ def sampler(folder):
 
 
 def post(sampler: Sampler, path: str, **body) -> httpx.Response:
-    return httpx.post(sampler.url + path, json=body, timeout=30)
+    return http.post(sampler.url + path, json=body, timeout=30)
 
 
 def chat(sampler: Sampler, **body) -> httpx.Response:
@@ -45,6 +46,16 @@ def test_generate_reply_has_renderers_format(sampler):
     assert [e["token"] for e in choice["logprobs"]["content"]] == [f"token_id:{t}" for t in choice["token_ids"]]
     assert all(math.isfinite(p) and p <= 0 for p in logprobs_of(choice))
     assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+
+
+@pytest.mark.parametrize("sent", [None, "Basic YTpi", "Bearer wrong", f"Bearer {API_KEY}x", "Bearer \xe9"])
+def test_refuses_requests_without_its_key(sampler, sent):
+    headers = [] if sent is None else [(b"Authorization", sent.encode("latin-1"))]
+    before = sampler.stats()["requests"]
+    for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("POST", "/inference/v1/generate")):
+        reply = httpx.request(method, sampler.url + path, headers=headers, timeout=30)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (401, "wrong or missing API key")
+    assert sampler.stats()["requests"] == before
 
 
 def test_stop_token_ends_completion_and_is_included(sampler):
@@ -101,11 +112,11 @@ def test_bad_request_error_names_the_key(sampler, body, status, words):
 
 def test_invalid_json_is_a_bad_request(sampler):
     for path in ("/inference/v1/generate", "/v1/chat/completions"):
-        assert httpx.post(sampler.url + path, content=b"{nonsense").status_code == 400
+        assert http.post(sampler.url + path, content=b"{nonsense").status_code == 400
 
 
 def test_unknown_path_is_404_in_error_format(sampler):
-    assert httpx.get(sampler.url + "/nothing").json()["error"]["code"] == 404
+    assert http.get(sampler.url + "/nothing").json()["error"]["code"] == 404
 
 
 def test_chat_returns_requested_ids(sampler, folder):
@@ -155,7 +166,7 @@ def test_chat_refuses_unsupported_settings(sampler, body, words):
 
 
 def test_models_lists_context_length(sampler):
-    (card,) = httpx.get(sampler.url + "/v1/models").json()["data"]
+    (card,) = http.get(sampler.url + "/v1/models").json()["data"]
     assert card["id"] == "policy"
     assert card["max_model_len"] == 256
 
@@ -168,7 +179,7 @@ async def test_renderers_client_accepts_the_replies(sampler, folder):
     from renderers.configs import DefaultRendererConfig
 
     renderer = create_renderer(load_for_rendering(str(folder)), DefaultRendererConfig())
-    client = AsyncOpenAI(base_url=sampler.url + "/v1", api_key="none", max_retries=0)
+    client = AsyncOpenAI(base_url=sampler.url + "/v1", api_key=API_KEY, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": "the quick brown fox"}]
     result = await render_and_generate(
         client=client, renderer=renderer, messages=messages, model="policy",
@@ -197,7 +208,7 @@ async def test_verifiers_train_client_recognizes_full_context(sampler, folder):
     from verifiers.v1.types import SamplingConfig
 
     config = TrainClientConfig(
-        base_url=sampler.url + "/v1", api_key_var="NONE", renderer=DefaultRendererConfig(),
+        base_url=sampler.url + "/v1", api_key_var=KEY_VARIABLE, renderer=DefaultRendererConfig(),
         renderer_model_name=str(folder),
     )  # fmt: skip
     client = TrainClient(config)
@@ -220,7 +231,7 @@ def test_disconnected_client_frees_its_slot(sampler):
     body = {"token_ids": random_prompt(8, 1), "sampling_params": {"max_tokens": 240, "ignore_eos": True, "n": 20}}
     before = sampler.stats()
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(sampler.url + "/inference/v1/generate", json=body, timeout=httpx.Timeout(5, read=0.05))
+        http.post(sampler.url + "/inference/v1/generate", json=body, timeout=httpx.Timeout(5, read=0.05))
     ended, deadline, after = 0, time.monotonic() + 60, before
     # A request counts as cancelled before the engine thread removes it from the cache.
     while (ended < 20 or after["cache_used_tokens"]) and time.monotonic() < deadline:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
-from sampler_setup import LORA, PROMPT, agrees, generate, random_prompt, sample_across_updates
+from sampler_setup import LORA, PROMPT, agrees, generate, http, random_prompt, sample_across_updates
 
 from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.sampler.continuous_batching import SeededRunner
@@ -125,7 +125,7 @@ def test_completions_match_their_version_across_updates(sampler, adapters, refer
 def test_cancelled_request_does_not_delay_update(sampler, adapters):
     body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 400, "ignore_eos": True, "n": 16}}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(sampler.url + "/inference/v1/generate", json=body, timeout=httpx.Timeout(5, read=0.05))
+        http.post(sampler.url + "/inference/v1/generate", json=body, timeout=httpx.Timeout(5, read=0.05))
     sampler.load_adapter(adapters[1], 1, config=LORA)
     assert generate(sampler.url, PROMPT)["token_ids"]
 

@@ -16,13 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import torch
 from leftovers import remaining_processes
 from patience import wait_until
-from sampler_setup import LORA, PROMPT, Reference, agrees, generate, logprobs_of, random_adapter, random_prompt
+from sampler_setup import LORA, PROMPT, Reference, agrees, generate, http, logprobs_of, random_adapter, random_prompt
 from tiny_model import build_tiny_model
 from vllm_stand_in import write_stand_in
 
@@ -176,13 +175,13 @@ def test_other_temperatures_and_truncated_samples_are_not_rescored(sampler):
 
 
 def test_bad_request_errors_match_embedded_sampler(sampler):
-    post = lambda path, body: httpx.post(f"{sampler.url}{path}", json=body, timeout=30)  # noqa: E731
+    post = lambda path, body: http.post(f"{sampler.url}{path}", json=body, timeout=30)  # noqa: E731
     long = post("/inference/v1/generate", {"token_ids": [5] * LENGTH, "sampling_params": {}})
     assert long.status_code == 400 and f"maximum context length is {LENGTH}" in long.text
     assert post("/inference/v1/generate", {"token_ids": [5], "model": "policy-1"}).status_code == 404
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     assert post("/v1/chat/completions", chat).status_code == 404
-    cards = httpx.get(f"{sampler.url}/v1/models").json()["data"]
+    cards = http.get(f"{sampler.url}/v1/models").json()["data"]
     assert [(model["id"], model["max_model_len"]) for model in cards] == [(sampler._settings.model, LENGTH)]
 
 
@@ -233,9 +232,9 @@ def test_dead_vllm_fails_requests_and_stops_run(vllm, model, tmp_path):
         os.killpg(sampler.processes[0].pid, signal.SIGKILL)
         with pytest.raises(RunStoppedError, match="vllm serve ended"):
             asyncio.run(watch(sampler.processes))
-        answer = httpx.post(f"{sampler.url}/inference/v1/generate", json={"token_ids": [5]}, timeout=30)
+        answer = http.post(f"{sampler.url}/inference/v1/generate", json={"token_ids": [5]}, timeout=30)
         assert answer.status_code == 500 and "vllm serve ended" in answer.text
-        assert httpx.get(f"{sampler.url}/health").status_code == 503
+        assert http.get(f"{sampler.url}/health").status_code == 503
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from tiny_model import build_tiny_model
 
+from harbortrainer.environment.request_check import RunKey
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_rules import EvalRules
@@ -35,11 +36,13 @@ def write_adapter(folder: Path, base: Path, *, does_something: bool) -> Path:
 
 def said_by(policy: Path) -> str:
     """Return the greedy answer of a policy."""
-    with LocalModel(PolicyFiles.find(str(policy))).serve(RULES) as served:
+    with LocalModel(PolicyFiles.find(str(policy))).serve(RULES, RunKey.random()) as served:
         assert served.seeded
         body = {"model": served.model, "messages": [{"role": "user", "content": "the quick brown"}], "temperature": 0}
         url = f"{served.client.base_url}/chat/completions"
-        reply = httpx.post(url, json=body | {"max_tokens": 24}, timeout=120, trust_env=False).raise_for_status()
+        headers = {"Authorization": f"Bearer {served.api_key}"}
+        reply = httpx.post(url, json=body | {"max_tokens": 24}, headers=headers, timeout=120, trust_env=False)
+        reply.raise_for_status()
         return reply.json()["choices"][0]["message"]["content"]
 
 

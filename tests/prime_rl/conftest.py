@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ class PrimeRL:
         environment = {**os.environ, **offline, "PYTHONPATH": self.path, **variables}
         with log.open("wb") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=config.parent)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def policy_key() -> Generator[None]:
+    """The sampler's key, in the variable from which Prime-RL takes the key of the policy's server."""
+    from sampler_setup import API_KEY
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", API_KEY)
+        yield
 
 
 @pytest.fixture(scope="session")

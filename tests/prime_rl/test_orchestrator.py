@@ -16,6 +16,7 @@ from stand_in_trainer import Sequence, StandInTrainer
 
 from harbortrainer.engines.local.sampler import Completion, Sampler
 from harbortrainer.engines.local.sampler.requests import GenerateRequest
+from harbortrainer.environment.request_check import RUN_KEY_FILE, RUN_KEY_FILE_VARIABLE, ModelServer, RunKey
 
 pytestmark = pytest.mark.prime_rl
 
@@ -67,10 +68,12 @@ def tail(log: Path) -> str:
 
 
 def run_orchestrator(prime_rl: PrimeRL, folder: Path, policy: Path, url: str) -> None:
-    """Run both programs until the orchestrator exits by itself."""
+    """Run both programs, with a run key as from our launcher, until the orchestrator exits by itself."""
     orchestrator_config, server_config = write_configs(folder, policy, url)
-    server = prime_rl.start("env-server", server_config, folder / "env_server.log")
-    orchestrator = prime_rl.start("orchestrator", orchestrator_config, folder / "orchestrator.log")
+    RunKey.create(folder / RUN_KEY_FILE, [ModelServer(base_url=f"{url}/v1", api_key_var="VLLM_API_KEY")])
+    key = {RUN_KEY_FILE_VARIABLE: str(folder / RUN_KEY_FILE)}
+    server = prime_rl.start("env-server", server_config, folder / "env_server.log", **key)
+    orchestrator = prime_rl.start("orchestrator", orchestrator_config, folder / "orchestrator.log", **key)
     try:
         code = orchestrator.wait(timeout=900)
     except subprocess.TimeoutExpired:
@@ -154,6 +157,7 @@ def test_three_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, poli
     assert any(advantage for batch in trainer.batches for s in batch for advantage in s.advantages)
     assert set(branches.values()) == {1}, "a trial is one sample"
     check_documented_metrics(tmp_path / "outputs" / "metrics.jsonl")
+    assert "no run key" not in (tmp_path / "env_server.log").read_text(), "requests are signed"
     print(
         f"{len({c.session_id for c in sampled})} trials run, {len(branches)} trained in {STEPS} batches, one branch "
         f"each; policy versions {sorted(versions)}; largest log-probability difference {max_difference:.2g}"

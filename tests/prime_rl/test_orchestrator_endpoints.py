@@ -7,7 +7,7 @@ import httpx
 import pytest
 import torch
 from orchestrator_endpoints import OrchestratorSampler
-from sampler_setup import LORA, PROMPT, Reference, agrees, generate
+from sampler_setup import LORA, PROMPT, Reference, agrees, generate, http
 from tiny_model import build_tiny_model
 
 
@@ -29,25 +29,25 @@ def test_adapter_is_loaded_and_unloaded_over_http(sampler, adapters, references,
     save(tmp_path / "step_7", adapters[2])
     url = sampler.url
     load = {"lora_name": "r8", "lora_path": str(tmp_path / "step_7")}
-    assert httpx.post(url + "/load_lora_adapter", json=load, timeout=30).json() == {"status": "ok"}
+    assert http.post(url + "/load_lora_adapter", json=load, timeout=30).json() == {"status": "ok"}
     assert sampler.version == 7
-    assert [card["id"] for card in httpx.get(url + "/v1/models").json()["data"]] == ["policy", "r8"]
+    assert [card["id"] for card in http.get(url + "/v1/models").json()["data"]] == ["policy", "r8"]
     body = {"model": "r8", "token_ids": PROMPT, "sampling_params": {"max_tokens": 8}}
-    reply = httpx.post(url + "/inference/v1/generate", json=body, timeout=30)
+    reply = http.post(url + "/inference/v1/generate", json=body, timeout=30)
     assert agrees(reply.json()["choices"][0], references[2])
-    assert httpx.post(url + "/unload_lora_adapter", json={"lora_name": "r8"}, timeout=30).status_code == 200
+    assert http.post(url + "/unload_lora_adapter", json={"lora_name": "r8"}, timeout=30).status_code == 200
     assert sampler.version == 0
     assert agrees(generate(url, PROMPT), references[0])
 
 
 def test_missing_adapter_is_404_and_broken_adapter_is_400(sampler, tmp_path):
     url = sampler.url + "/load_lora_adapter"
-    missing = httpx.post(url, json={"lora_name": "r8", "lora_path": str(tmp_path / "nothing")}, timeout=30)
+    missing = http.post(url, json={"lora_name": "r8", "lora_path": str(tmp_path / "nothing")}, timeout=30)
     assert missing.status_code == 404
     save(tmp_path / "broken", {"x": torch.zeros(1)})
-    broken = httpx.post(url, json={"lora_name": "r8", "lora_path": str(tmp_path / "broken")}, timeout=30)
+    broken = http.post(url, json={"lora_name": "r8", "lora_path": str(tmp_path / "broken")}, timeout=30)
     assert broken.status_code == 400
-    assert httpx.post(url, json={"lora_name": "r8"}, timeout=30).status_code == 400
+    assert http.post(url, json={"lora_name": "r8"}, timeout=30).status_code == 400
 
 
 def test_pause_finishes_running_requests_and_holds_new_ones(sampler):
@@ -56,15 +56,15 @@ def test_pause_finishes_running_requests_and_holds_new_ones(sampler):
         running = pool.submit(generate, url, PROMPT, max_tokens=200, ignore_eos=True)
         while not sampler.stats()["running"]:
             pass
-        paused = httpx.post(url + "/pause", params={"mode": "keep", "clear_cache": "false"}, timeout=60)
+        paused = http.post(url + "/pause", params={"mode": "keep", "clear_cache": "false"}, timeout=60)
         assert paused.json() == {"status": "paused"}
         assert running.done() or running.result(timeout=5)
         waiting = pool.submit(generate, url, PROMPT)
         while not sampler.stats()["waiting"]:
             pass
-        assert httpx.post(url + "/pause", timeout=10).status_code == 200
+        assert http.post(url + "/pause", timeout=10).status_code == 200
         assert not waiting.done()
-        assert httpx.post(url + "/resume", timeout=10).json() == {"status": "resumed"}
+        assert http.post(url + "/resume", timeout=10).json() == {"status": "resumed"}
         assert waiting.result(timeout=30)["token_ids"]
 
 
@@ -73,12 +73,12 @@ def test_full_weights_are_loaded_from_a_folder_while_paused(sampler, adapters, r
     for lora_layers in (False, True):
         if lora_layers:  # LoRA layers change the names of the weights
             sampler.load_adapter(adapters[1], 1, config=LORA)
-            httpx.post(sampler.url + "/unload_lora_adapter", json={"lora_name": "policy"})
+            http.post(sampler.url + "/unload_lora_adapter", json={"lora_name": "policy"})
             sampler.load_adapter({k: torch.zeros_like(t) for k, t in adapters[1].items()}, 2)
-        httpx.post(sampler.url + "/pause", timeout=10)
-        reply = httpx.post(sampler.url + "/update_weights", json={"weight_dir": str(other)}, timeout=30)
+        http.post(sampler.url + "/pause", timeout=10)
+        reply = http.post(sampler.url + "/update_weights", json={"weight_dir": str(other)}, timeout=30)
         assert reply.json() == {"status": "ok"}
-        httpx.post(sampler.url + "/resume", timeout=10)
+        http.post(sampler.url + "/resume", timeout=10)
         assert sampler.version == 3
         assert agrees(generate(sampler.url, PROMPT, ignore_eos=True), Reference(other))
 
@@ -87,17 +87,17 @@ def test_full_weights_are_loaded_from_a_folder_while_paused(sampler, adapters, r
     ("body", "status"), [({"weight_dir": None}, 400), ({"weight_dir": "/nowhere"}, 404), ([], 400)]
 )
 def test_missing_weights_are_refused(sampler, body, status):
-    assert httpx.post(sampler.url + "/update_weights", json=body, timeout=10).status_code == status
+    assert http.post(sampler.url + "/update_weights", json=body, timeout=10).status_code == status
 
 
 def test_non_json_bodies_are_bad_requests(sampler):
     for path in ("/load_lora_adapter", "/update_weights"):
-        assert httpx.post(sampler.url + path, content=b"{nonsense").status_code == 400
+        assert http.post(sampler.url + path, content=b"{nonsense").status_code == 400
 
 
 def test_metrics_are_prometheus_text_with_vllm_names(sampler):
     generate(sampler.url, [5, 6, 7], max_tokens=2)
-    text = httpx.get(sampler.url + "/metrics").text
+    text = http.get(sampler.url + "/metrics").text
     values = {}
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -116,4 +116,4 @@ def test_metrics_are_served_after_the_engine_died(sampler):
     sampler._model.forward = broken
     with pytest.raises(httpx.HTTPStatusError):
         generate(sampler.url, [5])
-    assert httpx.get(sampler.url + "/metrics").status_code == 200
+    assert http.get(sampler.url + "/metrics").status_code == 200

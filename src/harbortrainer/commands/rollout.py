@@ -5,7 +5,6 @@ Text from a model or a sandbox is hostile: its control characters are escaped be
 
 import asyncio
 import json
-import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from harbortrainer.config.task_source import task_source
 from harbortrainer.config.trusted_tasks import is_trusted
 from harbortrainer.doctor import task_checks
 from harbortrainer.doctor.task_checks import refuse_unsupported
+from harbortrainer.environment.request_check import RunKey
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import LocalModel, NoModel, ServedModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
@@ -171,7 +171,10 @@ def rollout(order: RolloutOrder) -> int:
 
         require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
     loading("Harbor" + (", torch and the model" if isinstance(candidate, LocalModel) else ""), "harbor")
-    with tempfile.TemporaryDirectory(prefix="harbortrainer-rollout-") as scratch, candidate.serve(rules) as served:
+    with (
+        tempfile.TemporaryDirectory(prefix="harbortrainer-rollout-") as scratch,
+        candidate.serve(rules, RunKey.random()) as served,
+    ):
         spec = spec_of(task, rules, None if isinstance(candidate, NoModel) else served, order.keep or Path(scratch))
         print(f"--- task {task.name}\n{task.instruction}", flush=True)
         record = asyncio.run(play(spec))
@@ -202,7 +205,7 @@ def spec_of(task: TaskRef, rules: EvalRules, served: ServedModel | None, trials_
             {
                 "name": served.model,
                 "base_url": served.client.base_url,
-                "api_key": os.environ.get(served.client.api_key_var) or "EMPTY",
+                "api_key": served.api_key,
                 "context_limit": harness.context_limit or rules.max_model_len or DEFAULT_CONTEXT_LIMIT,
                 "output_limit": rules.sampling.max_completion_tokens,
             }

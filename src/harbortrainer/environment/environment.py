@@ -6,9 +6,13 @@ the tokenizer libraries (seconds of CPU) once per process, before the first task
 
 import asyncio
 import contextlib
+import functools
 import importlib
+import logging
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from verifiers.v1.agent import Agents
 from verifiers.v1.clients import ModelContext
@@ -19,23 +23,31 @@ from verifiers.v1.task import Task
 from harbortrainer.config.agent_table import is_class
 from harbortrainer.environment.harness import HarborHarness
 from harbortrainer.environment.model_server import WorkerState
-from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig
+from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig, HarborTasksetConfig
+from harbortrainer.environment.request_check import RUN_KEY_VARIABLE, RequestRefusedError, RunKey, check_unsigned
 from harbortrainer.environment.taskset import HarborTask
 from harbortrainer.environment.verifiers_compat import PRIVATE_APIS, enable_cache_salt, with_flat_sampling
 from harbortrainer.harbor_compat import keep_litellm_offline
 from harbortrainer.runs.memory import freeze_gc
+from harbortrainer.tasks.task_store import fetch
 from harbortrainer.trials.http_proxies import bypass_proxies
+
+logger = logging.getLogger(__name__)
 
 
 class HarborEnvironment(Env[HarborEnvConfig]):
     """An environment whose episodes are Harbor trials."""
 
     _worker_state: WorkerState | None = None
+    _run_key: RunKey | None = None
 
     async def start(self) -> None:
         """Import the modules that a trial needs before the first request."""
         PRIVATE_APIS.check()
         enable_cache_salt()
+        self._run_key = RunKey.of_process()
+        if self._run_key is not None:
+            os.environ[self._run_key.sampler_variable] = self._run_key.sampler_key
         harness = self.config.agent.harness
         config = harness if isinstance(harness, HarborHarnessConfig) else HarborHarnessConfig()
         await _run_in_daemon_thread(
@@ -43,9 +55,30 @@ class HarborEnvironment(Env[HarborEnvConfig]):
         )
 
     async def run_slot(self, slot: RunSlot, ctx: ModelContext, *args: object, **kwargs: object) -> Episode:
-        """Run one episode; further arguments differ between verifiers releases and are passed through."""
+        """Run one episode; further arguments differ between verifiers releases and are passed through.
+
+        Raises:
+            RequestRefusedError: The task comes from a request that is not the run's.
+        """
+        if isinstance(slot.task, HarborTask):
+            self._check_request(slot.task, ctx)
+            slot.task = slot.task.without_permit()
         bypass_proxies([ctx.client.base_url])
         return await super().run_slot(slot, with_flat_sampling(ctx), *args, **kwargs)  # ty: ignore[invalid-argument-type]
+
+    def _check_request(self, task: HarborTask, ctx: ModelContext) -> None:
+        """Refuse a task of a request that is not the run's; tasks that this process loaded are its own."""
+        if task.loaded_here:
+            return
+        try:
+            if self._run_key is not None:
+                self._run_key.check(task.data.signed_fields, task.data.permit, ctx.client)
+            elif isinstance(self.config.taskset, HarborTasksetConfig):
+                _warn_without_key()
+                check_unsigned(Path(task.data.path), fetch(self.config.taskset.source).folder, ctx.client)
+        except RequestRefusedError as error:
+            logger.warning("%s", error)
+            raise
 
     async def run(self, task: Task, agents: Agents) -> None:
         """Run the task once with the policy."""
@@ -53,6 +86,15 @@ class HarborEnvironment(Env[HarborEnvConfig]):
         if isinstance(harness, HarborHarness):
             harness.worker_state = self._worker_state = self._worker_state or harness.worker_state
         await agents.agent.run(task.for_episode() if isinstance(task, HarborTask) else task)
+
+
+@functools.cache
+def _warn_without_key() -> None:
+    """Warn once per process."""
+    logger.warning(
+        "this environment server has no run key: every local user can run its tasks; set %s as in docs/prime-rl.md",
+        RUN_KEY_VARIABLE,
+    )
 
 
 async def _run_in_daemon_thread(work: Callable[[], None]) -> None:

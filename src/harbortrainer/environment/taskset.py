@@ -3,6 +3,7 @@
 - `HarborTaskset` reads a folder of Harbor tasks, or a task set that is downloaded once. A task's key is the hash of its
   content.
 - `HarborTask` takes the reward from the record that the harness put on the trace.
+- Each task in a request is signed with the run's key, if there is one (`request_check`).
 
 Invariant: a trace whose outcome does not train never gets a reward, not even 0. `finalize` raises, even if an earlier
 error was swallowed.
@@ -12,6 +13,7 @@ import copy
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.runtimes import Runtime
@@ -20,6 +22,7 @@ from verifiers.v1.taskset import Taskset
 from verifiers.v1.trace import Trace
 
 from harbortrainer.environment.plugin_config import HarborTasksetConfig
+from harbortrainer.environment.request_check import Client, ModelServer, Permit, RunKey
 from harbortrainer.environment.rollout_state import Attempts, HarborState, discard_late_completions, harbor_state
 from harbortrainer.tasks.measured_rates import read_rates
 from harbortrainer.tasks.task_folder import TaskRef
@@ -38,6 +41,17 @@ class HarborTaskData(TaskData):
     """Hash of the task's content."""
     n_steps: int = 1
     """Number of steps; 1 for a single-step task."""
+    permit: Permit | None = None
+    """The run's signature in a request; None in a trace."""
+
+    @property
+    def signed_fields(self) -> dict[str, object]:
+        """The fields that decide which trial is run."""
+        return self.model_dump(mode="json", include={"name", "path", "task_key", "n_steps"})
+
+    def signed(self, permit: Permit | None) -> "HarborTaskData":
+        """Return a copy with this signature."""
+        return self.model_copy(update={"permit": permit})
 
 
 class HarborTask(Task[HarborTaskData, HarborState]):
@@ -45,15 +59,28 @@ class HarborTask(Task[HarborTaskData, HarborState]):
 
     attempts: Attempts | None = None
     """Failed attempts of the running episode, see `for_episode`."""
+    loaded_here: bool = False
+    """Whether this process loaded the task; false for a task of a request."""
 
     @property
     def key(self) -> str:
         return self.data.task_key
 
+    @property
+    def hash(self) -> str:
+        """Content hash of the data without the signature, so that it is the same at both ends of a request."""
+        return super().hash if self.data.permit is None else self.without_permit().hash
+
     def for_episode(self) -> "HarborTask":
         """Return a copy that counts the attempts of one episode."""
         task = copy.copy(self)
         task.attempts = Attempts()
+        return task
+
+    def without_permit(self) -> "HarborTask":
+        """Return a copy without the signature, which must not reach a trace."""
+        task = copy.copy(self)
+        task.data = self.data.signed(None)
         return task
 
     async def setup(self, trace: Trace, runtime: Runtime) -> None:
@@ -100,14 +127,27 @@ class HarborTaskset(Taskset[HarborTask, HarborTasksetConfig]):  # ty: ignore[inv
         self.selection = select_tasks(self.config, report_progress=logger.info)
         for line in self.selection.left_out:
             logger.warning("left out: %s", line)
+        key = RunKey.of_process()
         for index, ref in enumerate(self.selection.tasks):
-            yield HarborTask(_data(ref, index), self.config.task)
+            data = _data(ref, index)
+            task = HarborTask(data.signed(key.permit(data.signed_fields) if key else None), self.config.task)
+            task.loaded_here = True
+            yield task
 
     def measured_rewards(self) -> dict[str, float]:
         """Return mean rewards measured before the run, by content key; empty without `difficulty`."""
         if self.config.difficulty is None:
             return {}
         return {key: rate.mean_reward for key, rate in read_rates(self.config.difficulty).tasks.items()}
+
+
+def request_data(task: Task, key: RunKey, client: Client) -> dict[str, Any]:
+    """Return the data of a task for a request, as JSON; signed for this model server if the task is Harbor's."""
+    data = task.data
+    if isinstance(data, HarborTaskData):
+        server = ModelServer(base_url=client.base_url, api_key_var=client.api_key_var)
+        data = data.signed(key.permit(data.signed_fields, [server]))
+    return data.model_dump(mode="json")
 
 
 def _data(ref: TaskRef, index: int) -> HarborTaskData:

@@ -19,6 +19,7 @@ import httpx
 from pydantic import ValidationError
 
 from harbortrainer.engines.engine_choice import require_bitsandbytes
+from harbortrainer.environment.request_check import RunKey
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.eval_rules import EvalRules
 from harbortrainer.evaluation.policy_files import PolicyFiles
@@ -109,6 +110,8 @@ class ServedModel:
     """verifiers' client config of the server."""
     model: str
     """Name of the model at the server."""
+    api_key: str = "EMPTY"
+    """Key of the server."""
     seeded: bool = False
     """Whether requests have a seed."""
     release: Callable[[str], object] = lambda session: None
@@ -122,7 +125,7 @@ class Candidate(Protocol):
     def name(self) -> str: ...
     def identity(self) -> dict[str, str]: ...
     def check(self) -> None: ...
-    def serve(self, rules: EvalRules) -> "AbstractContextManager[ServedModel]": ...
+    def serve(self, rules: EvalRules, key: RunKey) -> "AbstractContextManager[ServedModel]": ...
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class NoModel:
         """Check nothing."""
 
     @contextmanager
-    def serve(self, rules: EvalRules) -> Generator[ServedModel]:
+    def serve(self, rules: EvalRules, key: RunKey) -> Generator[ServedModel]:
         """Serve nothing."""
         from verifiers.v1.clients import EvalClientConfig
 
@@ -165,11 +168,12 @@ class Endpoint:
         probe(self.base_url, self.name, key=os.environ.get(self.key_var) or "EMPTY", key_var=self.key_var)
 
     @contextmanager
-    def serve(self, rules: EvalRules) -> Generator[ServedModel]:
+    def serve(self, rules: EvalRules, key: RunKey) -> Generator[ServedModel]:
         """Yield a client that relays calls, as in Prime-RL's evaluations."""
         from verifiers.v1.clients import EvalClientConfig
 
-        yield ServedModel(EvalClientConfig(base_url=self.base_url, api_key_var=self.key_var), self.name)
+        client = EvalClientConfig(base_url=self.base_url, api_key_var=self.key_var)
+        yield ServedModel(client, self.name, api_key=os.environ.get(self.key_var) or "EMPTY")
 
 
 @dataclass(frozen=True)
@@ -196,8 +200,8 @@ class LocalModel:
             require_bitsandbytes()
 
     @contextmanager
-    def serve(self, rules: EvalRules) -> Generator[ServedModel]:
-        """Serve the model with the endpoint, client and chat format of training."""
+    def serve(self, rules: EvalRules, key: RunKey) -> Generator[ServedModel]:
+        """Serve the model with the endpoint, client and chat format of training; requests need `key`'s sampler key."""
         from pydantic import TypeAdapter
         from renderers import RendererConfig
         from transformers.utils.logging import disable_progress_bar
@@ -209,16 +213,20 @@ class LocalModel:
         if Path(base).is_dir():
             disable_progress_bar()
         length, quantization = rules.max_model_len, self.files.quantization
-        with Sampler(base, max_model_len=length, seed=rules.seed, quantization=quantization) as sampler:
+        with Sampler(
+            base, max_model_len=length, seed=rules.seed, quantization=quantization, api_key=key.sampler_key
+        ) as sampler:
             self.files.load_adapter(sampler)
             client = TrainClientConfig(
                 base_url=f"{sampler.url}/v1",
-                api_key_var="HARBORTRAINER_NO_KEY",
+                api_key_var=key.sampler_variable,
                 renderer=TypeAdapter(RendererConfig).validate_python(rules.renderer),
                 renderer_model_name=base,
             )
             with frozen_gc():
-                yield ServedModel(client, base, seeded=True, release=sampler.completion_log.pop)
+                yield ServedModel(
+                    client, base, api_key=sampler.api_key, seeded=True, release=sampler.completion_log.pop
+                )
 
 
 def choose_candidate(*, model: str | None, base_url: str | None, agent: str | None, key_var: str) -> Candidate:

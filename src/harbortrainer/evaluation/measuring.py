@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.table import TomlTable
-from harbortrainer.engines.env_server import STARTUP_S, EnvServer, watch
+from harbortrainer.engines.env_server import STARTUP_S, EnvServer, server_variables, watch
+from harbortrainer.environment.request_check import RunKey
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, ServedModel
 from harbortrainer.evaluation.eval_folder import EvalFolder, EvalSpec
 from harbortrainer.evaluation.eval_rules import ONE_WORKER
 from harbortrainer.runs.display import Bar, Display
 from harbortrainer.runs.interrupt import StopSignal
-from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE, run_label
 from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.trials.outcome import Outcome
@@ -56,14 +56,14 @@ def run_missing_trials(folder: EvalFolder, candidate: Candidate, *, parallel: in
     if not left:
         return True
     tasks = load_tasks(spec)
-    variables = {RUN_VARIABLE: run_label(folder.path), TRIALS_DIR_VARIABLE: str(folder.path)}
+    key, variables = server_variables(folder.path, folder.path, folder.log)
     server = EnvServer("eval", env_table(spec), ONE_WORKER, log=folder.log / "env.log", variables=variables)
     stop = StopSignal()
     try:
         with stop:
             server.start()
-            with candidate.serve(spec.rules) as served, display.bar("evaluating", len(left)) as bar:
-                measuring = EvalRunner(folder, candidate, served, tasks, asyncio.Semaphore(parallel), bar)
+            with candidate.serve(spec.rules, key) as served, display.bar("evaluating", len(left)) as bar:
+                measuring = EvalRunner(folder, candidate, served, key, tasks, asyncio.Semaphore(parallel), bar)
                 return asyncio.run(measuring.until_done(server, left, stop))
     except KeyboardInterrupt:
         return False
@@ -113,6 +113,7 @@ class EvalRunner:
     folder: EvalFolder
     candidate: Candidate
     served: ServedModel
+    key: RunKey
     tasks: "Sequence[Task]"
     slots: asyncio.Semaphore
     bar: Bar
@@ -158,6 +159,8 @@ class EvalRunner:
         await self._check_server(row)
 
     async def _trial(self, attempt: PlannedTrial) -> tuple[TrialRow, bytes]:
+        from harbortrainer.environment.taskset import request_data
+
         assert self.client is not None
         task, started = self.tasks[attempt.index], time.monotonic()
         row = TrialRow(
@@ -173,7 +176,7 @@ class EvalRunner:
                 client=self.served.client,
                 model=self.served.model,
                 sampling=self._sampling(str(task.key), attempt.number),
-                task_data=task.data.model_dump(mode="json"),
+                task_data=request_data(task, self.key, self.served.client),
             )
         except RuntimeError as error:
             # The server's reply to a failed request; its text is the error message.

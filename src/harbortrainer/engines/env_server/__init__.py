@@ -4,8 +4,8 @@ Each source has its own server. Sources of our plugin that differ only in their 
 the task, and each server costs an import of litellm (seconds of CPU, 250 MB).
 
 The process (`env_main`) reads its config from stdin and writes its address to stdout. The address is a Unix socket in a
-folder that only this user can open, because verifiers' server has no authentication. Its stdin is a pipe from this
-process. When this process ends, the server reads end-of-file and ends with its workers.
+folder that only this user can open, and requests are signed with the run's key (`request_check`). Its stdin is a pipe
+from this process. When this process ends, the server reads end-of-file and ends with its workers.
 
 Invariant: for our own plugin it does not import torch.
 """
@@ -24,6 +24,7 @@ from harbortrainer.config.orchestrator_config import SourceConfig
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.engines.programs import WatchedProcess
 from harbortrainer.engines.socket_folder import SocketFolder
+from harbortrainer.environment.request_check import RUN_KEY_FILE, RUN_KEY_FILE_VARIABLE, RunKey
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.harbor_compat import LITELLM_OFFLINE
 from harbortrainer.runs.folder import RunFolder
@@ -146,13 +147,31 @@ def server_key(source: SourceConfig) -> str:
     return json.dumps([env, source.serve], sort_keys=True, default=str)
 
 
-def plan_servers(sources: Iterable[SourceConfig], run: RunFolder) -> dict[str, EnvServer]:
+def server_variables(folder: Path, trials: Path, log: Path) -> tuple[RunKey, dict[str, str]]:
+    """Make the run's key, and return it with the environment variables of the run's servers.
+
+    Args:
+        folder: The run's folder.
+        trials: Folder for the trials.
+        log: Folder for the key file.
+    """
+    file = log / RUN_KEY_FILE
+    key = RunKey.create(file)
+    variables = {RUN_VARIABLE: run_label(folder), TRIALS_DIR_VARIABLE: str(trials), RUN_KEY_FILE_VARIABLE: str(file)}
+    return key, variables | {key.sampler_variable: key.sampler_key}
+
+
+def plan_servers(sources: Iterable[SourceConfig], run: RunFolder, variables: Mapping[str, str]) -> dict[str, EnvServer]:
     """Return the servers of these sources by `server_key`, without starting them.
+
+    Args:
+        sources: The sources.
+        run: The run's folder.
+        variables: Environment variables of the servers.
 
     Raises:
         UserError: A source uses capture = "rollout_details".
     """
-    variables = {RUN_VARIABLE: run_label(run.path), TRIALS_DIR_VARIABLE: str(run.trials)}
     servers: dict[str, EnvServer] = {}
     for source in sources:
         refuse_rollout_details(source)

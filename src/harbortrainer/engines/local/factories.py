@@ -50,13 +50,16 @@ def memory_plan(model: str, config: RunConfig) -> "MemoryPlan | None":
     return plan if on_gpu else None
 
 
-def start_sampler(model: str, config: RunConfig, plan: "MemoryPlan | None" = None) -> ServedPolicy:
+def start_sampler(
+    model: str, config: RunConfig, plan: "MemoryPlan | None" = None, *, api_key: str | None = None
+) -> ServedPolicy:
     """Start the sampler.
 
     Args:
         model: Folder or hub id of the policy.
         config: The run.
         plan: The memory plan, with the size of the cache; None leaves it to the sampler.
+        api_key: Key that requests must send; None for a random one.
     """
     import torch
     from transformers.utils.logging import disable_progress_bar
@@ -68,7 +71,7 @@ def start_sampler(model: str, config: RunConfig, plan: "MemoryPlan | None" = Non
         disable_progress_bar()
     port = config.orchestrator.model.client.port
     if config.inference.engine == "vllm":
-        return _start_vllm(model, config, RunFolder(config.run_dir), port)
+        return _start_vllm(model, config, RunFolder(config.run_dir), port, api_key)
     from harbortrainer.engines.local.sampler import Sampler
 
     cached = plan.cache(config.max_model_len, config.seq_len) if plan else None
@@ -79,10 +82,11 @@ def start_sampler(model: str, config: RunConfig, plan: "MemoryPlan | None" = Non
         port=port,
         cache_tokens=cached,
         quantization=config.model.quantization,
+        api_key=api_key,
     ).start()
 
 
-def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int) -> ServedPolicy:
+def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int, api_key: str | None) -> ServedPolicy:
     from harbortrainer.engines.local.learner.policies import adapted_layers
     from harbortrainer.engines.vllm.vllm_sampler import VllmSampler
 
@@ -99,6 +103,7 @@ def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int) -> Ser
         seed=config.seed,
         variables={RUN_VARIABLE: run_label(run.path)},
         port=port,
+        api_key=api_key,
     ).start()
 
 

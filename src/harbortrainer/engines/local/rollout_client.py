@@ -26,7 +26,8 @@ from harbortrainer.engines.local.protocols import CompletionLogProtocol
 from harbortrainer.engines.local.rollouts.curriculum import Curriculum
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.trace_samples import fill_rollout
-from harbortrainer.environment.taskset import HarborTaskset
+from harbortrainer.environment.request_check import RunKey
+from harbortrainer.environment.taskset import HarborTaskset, request_data
 from harbortrainer.errors import UserError
 from harbortrainer.runs.provenance import TaskOrigin
 from harbortrainer.trials.outcome import Outcome
@@ -58,6 +59,7 @@ class TaskStream:
         self.client: EnvClient | None = None
         self.policy: TrainClientConfig | None = None
         self.model = ""
+        self.key: RunKey | None = None
 
     @property
     def temperature(self) -> float:
@@ -65,16 +67,17 @@ class TaskStream:
         value = self.config.sampling.temperature
         return 1.0 if value is None else value
 
-    async def connect(self, address: str, policy: TrainClientConfig, model: str, within: float) -> None:
+    async def connect(self, address: str, policy: TrainClientConfig, model: str, key: RunKey, within: float) -> None:
         """Connect to the environment server.
 
         Args:
             address: The server's address.
             policy: Endpoint and renderer of the policy, for its requests.
             model: Name of the policy at the endpoint.
+            key: The run's key, which signs the requests.
             within: Seconds to wait for the server.
         """
-        self.policy, self.model, self.client = policy, model, EnvClient(address=address)
+        self.policy, self.model, self.key, self.client = policy, model, key, EnvClient(address=address)
         await self.client.wait_for_server_startup(timeout=within, interval=0.5)
 
     async def run(self, index: int, *, seed: int | None = None) -> WireEpisode:
@@ -84,14 +87,14 @@ class TaskStream:
             index: Index into `tasks`.
             seed: Seed of every request of this rollout; None lets the sampler choose.
         """
-        assert self.client is not None and self.policy is not None
+        assert self.client is not None and self.policy is not None and self.key is not None
         given = self.sampling.get("extra_body")
         extra = (given if isinstance(given, dict) else {}) | ({} if seed is None else {"seed": seed})
         return await self.client.run(
             client=self.policy,
             model=self.model,
             sampling=SamplingConfig.model_validate({**self.sampling, "extra_body": extra}),
-            task_data=self.tasks[index].data.model_dump(mode="json"),
+            task_data=request_data(self.tasks[index], self.key, self.policy),
         )
 
     def rollout(self, index: int) -> Rollout:

@@ -20,7 +20,7 @@ from verifiers.v1.configs.client import TrainClientConfig
 
 from harbortrainer.config.redacted_config import redact
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.engines.env_server import STARTUP_S, plan_servers, server_key, watch
+from harbortrainer.engines.env_server import STARTUP_S, plan_servers, server_key, server_variables, watch
 from harbortrainer.engines.local.factories import load_learner, memory_plan, start_sampler
 from harbortrainer.engines.local.protocols import SamplerProtocol
 from harbortrainer.engines.local.rollout_client import TaskStream
@@ -106,7 +106,9 @@ class Session:
         self.memory = PeakMemory(self.progress.peak_rss_mb)
         self.status: Status = "finished"
         settings = config.orchestrator
-        self.servers = plan_servers([*settings.train.source, *(settings.eval.source if settings.eval else [])], run)
+        self.key, variables = server_variables(run.path, run.trials, run.log)
+        sources = [*settings.train.source, *(settings.eval.source if settings.eval else [])]
+        self.servers = plan_servers(sources, run, variables)
         self.train_streams: dict[str, TaskStream] = {}
         self.eval_streams: dict[str, TaskStream] = {}
         self.sampler: SamplerProtocol | None = None
@@ -154,7 +156,7 @@ class Session:
         if self.config.inference.engine == "vllm":
             self.display.line(f"starting vLLM, which takes a minute or more (log: {self.run.log / 'vllm.log'})")
         plan = memory_plan(model, self.config)
-        sampler = self.sampler = start_sampler(model, self.config, plan)
+        sampler = self.sampler = start_sampler(model, self.config, plan, api_key=self.key.sampler_key)
         learner = load_learner(model, self.config, sampler, plan)
         if self.checkpoint is not None:
             learner.load(self.checkpoint)
@@ -207,11 +209,14 @@ class Session:
         """Connect every source to its server."""
         renderer = TypeAdapter(RendererConfig).validate_python(self.config.orchestrator.renderer)
         policy = TrainClientConfig(
-            base_url=f"{url}/v1", api_key_var="HARBORTRAINER_NO_KEY", renderer=renderer, renderer_model_name=model
+            base_url=f"{url}/v1",
+            api_key_var=self.key.sampler_variable,
+            renderer=renderer,
+            renderer_model_name=model,
         )
         addresses = {key: await asyncio.to_thread(server.address) for key, server in self.servers.items()}
         for stream in [*self.train_streams.values(), *self.eval_streams.values()]:
-            await stream.connect(addresses[server_key(stream.config)], policy, model, STARTUP_S)
+            await stream.connect(addresses[server_key(stream.config)], policy, model, self.key, STARTUP_S)
 
     def usage(self) -> tuple[float, float]:
         """Return the run's seconds and peak memory (MB) so far, over all its starts."""

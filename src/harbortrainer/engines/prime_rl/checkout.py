@@ -14,6 +14,7 @@ from pathlib import Path
 from dotenv import dotenv_values
 
 from harbortrainer.engines.programs import program_output
+from harbortrainer.environment.request_check import RUN_KEY_FILE_VARIABLE
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat import LITELLM_OFFLINE
 from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE
@@ -93,7 +94,7 @@ def printed_command(checkout: Checkout, file: Path, overrides: Sequence[str]) ->
     return f"PYTHONPATH={shlex.quote(_short(SOURCE))} {shlex.join(words)}"
 
 
-def rl_environment(checkout: Checkout, *, run: str, trials: Path) -> dict[str, str]:
+def rl_environment(checkout: Checkout, *, run: str, trials: Path, key_file: Path) -> dict[str, str]:
     """Return the environment variables of `rl`: from `.env`, from this process, and the run's own.
 
     Later ones take precedence.
@@ -102,12 +103,14 @@ def rl_environment(checkout: Checkout, *, run: str, trials: Path) -> dict[str, s
         checkout: Prime-RL.
         run: The run's identity.
         trials: Folder for the trials.
+        key_file: The run's key file, which the orchestrator and the env servers read.
     """
     path = [str(checkout.rl.parent), os.environ.get("PATH", "")]
     source = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
     own = {
         RUN_VARIABLE: run,
         TRIALS_DIR_VARIABLE: str(trials),
+        RUN_KEY_FILE_VARIABLE: str(key_file),
         "PYTHONPATH": os.pathsep.join(part for part in source if part),
         "PATH": os.pathsep.join(part for part in path if part),
         **LITELLM_OFFLINE,

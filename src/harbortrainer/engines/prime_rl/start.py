@@ -27,8 +27,10 @@ from harbortrainer.config.table import lookup, nulls_as_text
 from harbortrainer.engines.prime_rl.checkout import Checkout, printed_command, rl_command, rl_environment
 from harbortrainer.engines.prime_rl.cleanup import clean_up, end_remote
 from harbortrainer.engines.prime_rl.failure_report import child_that_failed, report, stall_report
+from harbortrainer.engines.prime_rl.model_servers import model_servers
 from harbortrainer.engines.prime_rl.process import GRACE_S, Child
 from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
+from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
 from harbortrainer.errors import EXIT_STOPPED, UserError
 from harbortrainer.runs.locks import RunLock, refuse_in_use
 from harbortrainer.runs.provenance import TaskOrigin, check_provenance, collect_provenance
@@ -68,7 +70,9 @@ class Attempt:
         """Run `rl` to its end; return its exit code, never 0 after a stall, and whether a signal ended it."""
         run_dir = self.run.run_dir
         identity = f"{self.run.run.name}-{uuid.uuid4().hex[:8]}"
-        variables = rl_environment(self.checkout, run=identity, trials=run_dir.resolve() / "trials")
+        variables = rl_environment(
+            self.checkout, run=identity, trials=run_dir.resolve() / "trials", key_file=run_dir.resolve() / KEY_FILE
+        )
         words = rl_command(self.checkout, self.file, [*self.options, *["--resume"] * resume])
         check = ProcessMonitor(identity, run_dir, self.episode_limit_s).check if self.watched else None
         child = Child(words, variables, run_dir / LOG, grace_s=grace_s, check_stall=check)
@@ -102,8 +106,8 @@ def remote_providers(run: PrimeRun, file: str) -> list[str]:
     return [kind for kind in kinds if environment_entry(kind).remote]
 
 
-LOCK = "configs/.lock"
-"""Path of the lock; Prime-RL does not treat it as an artifact of an earlier run."""
+LOCK, KEY_FILE = "configs/.lock", f"configs/{RUN_KEY_FILE}"
+"""Paths of the lock and the run's key; Prime-RL does not treat them as artifacts of an earlier run."""
 
 
 def start(
@@ -142,6 +146,7 @@ def start(
         print(watch_message(attempt.episode_limit_s))
     (run.run_dir / LOCK).parent.mkdir(parents=True, exist_ok=True)
     lock = RunLock(run.run_dir, LOCK)
+    RunKey.create(run.run_dir / KEY_FILE, model_servers(raw))
     try:
         if not dry_run:
             record_provenance(run, raw.file, resume=resume)

@@ -14,7 +14,7 @@ import httpx
 from safetensors.torch import save_file
 
 from harbortrainer.engines.local.sampler.completion_log import CompletionLog
-from harbortrainer.engines.local.sampler.http_server import HttpServer, bind, build_app
+from harbortrainer.engines.local.sampler.http_server import HttpServer, bind, build_app, default_key
 from harbortrainer.engines.local.sampler.requests import BadRequestError, GenerateRequest
 from harbortrainer.engines.local.sampler.rescoring import Rescored
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
@@ -50,6 +50,7 @@ class VllmSampler:
         lora_layers: See `ServeSettings`.
         variables: Environment variables for vLLM.
         port: The proxy's port; 0 picks a free one.
+        api_key: Key that requests to the proxy must send; None for `default_key()`.
 
     Raises:
         UserError: `vllm` is missing or too old, the folder has no weights, or the port is in use.
@@ -72,6 +73,7 @@ class VllmSampler:
         seed: int = 0,
         variables: Mapping[str, str] | None = None,
         port: int = 0,
+        api_key: str | None = None,
     ) -> None:
         check_model_folder(model)
         self._program = require_vllm()
@@ -80,6 +82,7 @@ class VllmSampler:
         # vLLM's processes communicate through sockets there, which remain if they are killed.
         self._variables = VARIABLES | {"VLLM_RPC_BASE_PATH": str(self._sockets.path)} | dict(variables or {})
         self.completion_log = CompletionLog()
+        self.api_key = api_key or default_key()
         self._settings = ServeSettings(
             model=model,
             socket=self._sockets.path / "s",
@@ -212,7 +215,7 @@ class VllmSampler:
         self._proxy = VllmProxy(
             self._client, self._process, settings.model, settings.max_model_len, self.completion_log
         )
-        return build_app(self._proxy)
+        return build_app(self._proxy, self.api_key)
 
     async def _close(self) -> None:
         if self._proxy is not None:

@@ -1,6 +1,7 @@
 """The sampler's HTTP server: routes, error statuses, and the thread that it runs in.
 
 Contract:
+    - Every request needs the server's key as a bearer token; any other gets 401.
     - A bad request gets 400 (404 for an unknown model) with a one-line message.
     - A failed engine gives 500, and 503 at `/health`.
     - A client that disconnects frees its request's slot.
@@ -10,6 +11,9 @@ Contract:
 
 import asyncio
 import errno
+import hmac
+import os
+import secrets
 import socket
 import threading
 import time
@@ -18,7 +22,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -27,7 +31,11 @@ from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedErro
 from harbortrainer.errors import UserError
 
 _CLIENT_GONE = 499
-_ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
+_ERROR_TYPES = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError"}
+_UNAUTHORIZED = 401
+
+KEY_VARIABLE = "HARBORTRAINER_SAMPLER_KEY"
+"""Environment variable with the key of `harbortrainer serve`."""
 
 
 class CompletionService(Protocol):
@@ -43,9 +51,20 @@ class CompletionService(Protocol):
     async def chat(self, request: ChatRequest, session: str) -> dict[str, object]: ...
 
 
-def build_app(service: CompletionService) -> FastAPI:
-    """Build the web application for one service."""
-    app = FastAPI(openapi_url=None)
+def default_key() -> str:
+    """Return the key in the environment variable, else a random one."""
+    return os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
+
+
+def build_app(service: CompletionService, api_key: str) -> FastAPI:
+    """Build the web application for one service; routes that are added later need the key too."""
+
+    async def require_key(request: Request) -> None:
+        sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(sent.encode(), api_key.encode()):
+            raise HTTPException(_UNAUTHORIZED, "wrong or missing API key")
+
+    app = FastAPI(openapi_url=None, dependencies=[Depends(require_key)])
     _add_error_handlers(app)
     _add_sampling_routes(app, service)
     _add_status_routes(app, service)

@@ -45,6 +45,7 @@ class Sampler:
         model_name: The name that requests must use; None for `model` as given.
         cache_tokens: Tokens of the cache; by default a share of the free memory.
         quantization: "int8" or "nf4" for the model's linear layers; None for none.
+        api_key: Key that requests must send as a bearer token; None for `default_key()`.
 
     Raises:
         UserError: The folder has no weights, the device is unknown, the port is in use, the model's architecture is not
@@ -67,17 +68,20 @@ class Sampler:
         model_name: str | None = None,
         cache_tokens: int | None = None,
         quantization: Quantization | None = None,
+        api_key: str | None = None,
     ) -> None:
         # Checked first, so that a wrong folder is reported before the slow import of torch and transformers.
         check_model_folder(model)
         from harbortrainer.engines import batching_internals  # noqa: F401 (refuses other releases of transformers)
         from harbortrainer.engines.local.sampler import sampled_model as loading
-        from harbortrainer.engines.local.sampler.http_server import HttpServer, bind
+        from harbortrainer.engines.local.sampler.http_server import HttpServer, bind, default_key
         from harbortrainer.engines.memory_parts import explain_out_of_memory
         from harbortrainer.engines.models import load_tokenizer
 
         self.model_name = model_name or str(model)
         self.completion_log = CompletionLog()
+        self.api_key = api_key or default_key()
+        """Key that requests must send."""
         self._seed, self._cache_tokens = seed, cache_tokens
         self._handler: RequestHandler | None = None
         resolved = loading.resolve_device(device)
@@ -201,7 +205,7 @@ class Sampler:
         with explain_out_of_memory("the sampler's cache", "lower max_model_len, or free memory on the device"):
             engine.start()
         await self._self_check(engine)
-        return build_app(self._handler)
+        return build_app(self._handler, self.api_key)
 
     async def _self_check(self, engine: SamplingEngine) -> None:
         from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
