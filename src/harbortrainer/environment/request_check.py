@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -38,6 +39,7 @@ RUN_KEY_FILE = ".run_key"
 POLICY_KEY_VARIABLE = "VLLM_API_KEY"
 """Prime-RL's default variable for the key of the policy's server."""
 
+_THIS_MACHINE = {"localhost", "127.0.0.1", "0.0.0.0", "::1"}
 _MIN_CHARS = 16
 _SHOWN_CHARS = 200
 
@@ -217,8 +219,18 @@ def _refused(what: str, do: str) -> RequestRefusedError:
 
 
 def _is_same(server: ModelServer, client: Client) -> bool:
-    same_url = server.base_url is None or server.base_url.rstrip("/") == client.base_url.rstrip("/")
+    same_url = server.base_url is None or _normalized(server.base_url) == _normalized(client.base_url)
     return same_url and server.api_key_var == client.api_key_var
+
+
+def _normalized(url: str) -> tuple[str, str, int | None, str]:
+    """Return the parts of a URL, with one name for this machine, which Prime-RL spells in several ways."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "", url, None, ""
+    return parts.scheme, "localhost" if host in _THIS_MACHINE else host, port, parts.path.rstrip("/")
 
 
 def _shown(text: str) -> str:
