@@ -53,7 +53,7 @@ IN_OTHER_TESTS = {
     "unservable",
 }
 """Functions whose findings are tested in the other files of this folder."""
-THE_MACHINE_ALONE = {".env", "Docker login", "Prime-RL", "plugin"}
+THE_MACHINE_ALONE = {".env", "Docker login", "Prime-RL", "plugin", "proxies"}
 """Findings that no key of the run file causes."""
 
 
@@ -218,6 +218,9 @@ def machine_mistakes(plan, source, monkeypatch, tmp_path):
         yield machine_checks.check_ports(
             plan("prime-rl", orchestrator={"env_server_base_port": server.getsockname()[1]})
         )
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    yield machine_checks.check_proxies(plan())
+    monkeypatch.delenv("ALL_PROXY")
     usage = SimpleNamespace(free=0)
     monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: usage)
     yield machine_checks.check_disk(plan())

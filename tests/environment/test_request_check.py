@@ -72,6 +72,7 @@ def test_accepts_what_the_run_signed() -> None:
     key = RunKey.random([SERVER])
     key.check(TASK, key.permit(TASK), client())
     key.check(TASK, key.permit(TASK), client(base_url="http://127.0.0.1:1/v1/"))
+    key.check(TASK, key.permit(TASK), client(base_url="http://localhost:1/v1"))
     anywhere = ModelServer(base_url=None, api_key_var="POLICY_KEY")
     key.check(TASK, key.permit(TASK, [anywhere]), client(base_url="http://node7:8000/v1"))
 
@@ -93,6 +94,9 @@ def test_refuses_unsigned_and_foreign_requests(monkeypatch: pytest.MonkeyPatch) 
         key.check(TASK, key.permit(TASK).model_copy(update={"servers": []}), client())
     with pytest.raises(RequestRefusedError, match="no model server 'http://evil/v1'"):
         key.check(TASK, key.permit(TASK), client(base_url="http://evil/v1"))
+    for url in ("http://127.0.0.1:2/v1", "http://127.0.0.1:port/v1"):
+        with pytest.raises(RequestRefusedError, match="no model server"):
+            key.check(TASK, key.permit(TASK), client(base_url=url))
     with pytest.raises(RequestRefusedError, match="the key in 'AWS_TOKEN'"):
         key.check(TASK, key.permit(TASK), client(api_key_var="AWS_TOKEN"))
     monkeypatch.setenv("AWS_TOKEN", "x")

@@ -28,10 +28,7 @@ def model_servers(raw: RawRun) -> list[ModelServer]:
     else:
         server = raw.get("inference.server", {})
         port = server.get("port", 8000) if isinstance(server, dict) else 8000
-        urls = [
-            DEFAULT_URL,
-            *(f"http://{host}:{port}/v1" for host in ("localhost", _text(server, "host", "localhost"))),
-        ]
+        urls = [DEFAULT_URL, f"http://{_text(server, 'host', 'localhost')}:{port}/v1"]
     policy = [ModelServer(base_url=url, api_key_var=variable) for url in dict.fromkeys(urls)]
     return policy + list(_frozen(raw.get("orchestrator", {})))
 
