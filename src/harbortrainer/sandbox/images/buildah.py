@@ -119,6 +119,7 @@ class Buildah:
             in_use = await asyncio.to_thread(needed) if exclusive else None
             if in_use is None:
                 return
+            await self._clean_up()  # a container that a build left has a layer of its own
             for batch in batched(self._broken_images(), _REMOVAL_BATCH):  # `--prune` stops at a broken image
                 await self._run("rmi", "--force", *batch, seconds=_QUERY_S)
             await self._run("rmi", "--prune", "--force", seconds=_QUERY_S)
