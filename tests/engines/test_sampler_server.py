@@ -1,6 +1,7 @@
 """The endpoints that verifiers, renderers and Prime-RL's orchestrator call, and their errors."""
 
 import math
+import socket
 import time
 from typing import Any
 
@@ -242,6 +243,18 @@ def test_disconnected_client_frees_its_slot(sampler):
     assert after["cancelled"] > before["cancelled"]
     assert after["running"] == after["cache_used_tokens"] == 0
     assert generate(sampler.url, [5])["token_ids"]
+
+
+def test_client_that_leaves_while_it_sends_is_no_error(sampler, caplog):
+    address = ("127.0.0.1", int(sampler.url.rsplit(":", 1)[1]))
+    for path in ("/inference/v1/generate", "/v1/chat/completions"):
+        with socket.create_connection(address) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {API_KEY}\r\nContent-Length: 100\r\n\r\n"
+            client.sendall(head.encode() + b"{")
+            time.sleep(0.2)  # until the server waits for the rest
+    time.sleep(0.5)
+    assert http.get(f"{sampler.url}/health").status_code == 200
+    assert "Traceback" not in caplog.text
 
 
 def test_port_in_use_is_one_line_error(sampler, folder):

@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from harbortrainer.engines.local.sampler.requests import BadRequestError, ChatRequest, GenerateRequest, parse_request
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
@@ -124,6 +125,11 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(BadRequestError)
     async def bad(_: Request, error: BadRequestError) -> Response:
         return error_response(str(error), error.status)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
+        del error
+        return Response(status_code=_CLIENT_GONE)
 
     @app.exception_handler(EngineFailedError)
     async def failed(_: Request, error: EngineFailedError) -> Response:
