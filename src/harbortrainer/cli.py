@@ -282,7 +282,7 @@ def config_upgrade(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; without `arguments`, those of the process."""
+    """Run a command and return its exit code. By default its arguments are those of this process."""
     if arguments is None:
         restart_in_utf8()
     escape_unprintable()

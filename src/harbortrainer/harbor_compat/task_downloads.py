@@ -27,7 +27,7 @@ type TaskId = GitTaskId | LocalTaskId | PackageTaskId
 
 
 class SafeTaskClient(TaskClient):
-    """Harbor's client, but links are not followed. That of 0.21 follows them to any file of this machine."""
+    """Harbor's client, but links are not followed. Harbor 0.21 follows them to any file of this machine."""
 
     def _copy_task_source_to_target(self, source_path: Path, target_path: Path, **_: object) -> None:
         if not source_path.exists():

@@ -79,7 +79,7 @@ class OpenTerminus2(Terminus2):
         answer: LLMResponse | str = await _query_once(self, chat, prompt, instruction, session)
         if isinstance(answer, LLMResponse):
             return answer
-        # A truncated answer of which the XML parser recovered a part.
+        # The answer was truncated, and the XML parser recovered a part of it.
         chat.messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         return LLMResponse(content=answer)
 

@@ -44,7 +44,7 @@ class Pipe:
         return True
 
     def started(self) -> None:
-        """Close the write end, of which the command now has its own copy."""
+        """Close the write end; the command has its own copy now."""
         os.close(self.write_end)
         self.write_end = -1
 

@@ -2,7 +2,7 @@
 
 A process that the agent left running can remove or replace the tests again and again. So an environment that grades in
 the agent's sandbox checks the uploads after each verifier command that gave no reward. If they have changed, it kills
-the leftover processes, uploads again and repeats the command.
+the leftover processes, uploads again and repeats the command. If they change again, the verifier edits them itself.
 """
 
 import tarfile

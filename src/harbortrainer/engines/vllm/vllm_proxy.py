@@ -69,7 +69,7 @@ class VllmChoice(BaseModel):
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
         if [entry.id for entry in self.logprobs.content] != self.token_ids:
-            raise ValueError("the log-probabilities are not those of the tokens")
+            raise ValueError("the log-probabilities belong to other tokens")
         if MISSING_LOGPROB in self.values:
             raise ValueError("a token has no log-probability")
         return self

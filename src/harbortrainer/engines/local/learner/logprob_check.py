@@ -103,7 +103,7 @@ def _likely_cause(sample: Sample, recomputed: Tensor) -> str:
     if len(recorded) > 2 and len(recorded) == len(recomputed):
         for shift in (1, -1):
             if (recorded.roll(shift) - recomputed)[1:-1].abs().max() < 0.01:
-                return "The log-probabilities are those of the neighbouring token: the lists are shifted by one."
+                return "The log-probabilities belong to the neighbouring tokens: the lists are shifted by one."
     return (
         "Likely causes: the engine sampled with another adapter or model than it reports. Or it used a temperature "
         f"other than {sample.temperature:g}, top_p, top_k or a penalty. Or the trained tokens are not those it sampled."

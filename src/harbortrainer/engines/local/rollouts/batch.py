@@ -91,7 +91,7 @@ class StepBatch:
 
     @property
     def dropped(self) -> int:
-        """Number of rollouts that were too old, including those that were cancelled because of it."""
+        """Number of rollouts that were too old. Some of them were cancelled before their end."""
         return rollout_count([group for group in self.arrived if group.too_old])
 
     def rows(self) -> list[TrialRow]:

@@ -148,7 +148,7 @@ class Group:
         return DropReason.AT_THE_MEAN if advantage == 0.0 else None
 
     def samples(self) -> list[Sample]:
-        """Return the samples of all trainable rollouts with their advantages, without those that were pruned."""
+        """Return the samples of all trainable rollouts with their advantages; pruned samples are left out."""
         return prune(
             replace(sample, advantage=advantage)
             for rollout, advantage in zip(self.trainable, self.advantages(), strict=True)

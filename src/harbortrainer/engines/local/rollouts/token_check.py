@@ -137,7 +137,7 @@ class _SampleCheck:
         context = _digest(self._sample.token_ids[:start])
         found = [turn for turn in here if turn.context == context and self._is_trained(turn)]
         if not found:
-            raise self._error(f"its tokens up to or at token {start} are not those of an answer of this trial")
+            raise self._error(f"its tokens at {start}, or the tokens before it, belong to no answer of this trial")
         return found[0]
 
     def _is_trained(self, turn: SampledTurn) -> bool:
