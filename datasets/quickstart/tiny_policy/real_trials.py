@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from harbortrainer.trials.record import TrialRecord
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec
@@ -55,7 +57,9 @@ def _run(
     from harbortrainer.engines.local.sampler import Sampler
 
     with Sampler(policy, seed=seed, max_model_len=MAX_LENGTH) as sampler:
-        model = ModelEndpoint(name=str(policy), base_url=f"{sampler.url}/v1", context_limit=MAX_LENGTH)
+        model = ModelEndpoint(
+            name=str(policy), base_url=f"{sampler.url}/v1", api_key=SecretStr(sampler.api_key), context_limit=MAX_LENGTH
+        )
         specs = [
             TrialSpec(
                 task_dir=variant.write(folder / "tasks"),
