@@ -178,8 +178,8 @@ def test_reads_both_token_formats():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"token_ids": [5, 7]}, "not those of the tokens"),
-        ({"token_ids": [5]}, "not those of the tokens"),
+        ({"token_ids": [5, 7]}, "belong to other tokens"),
+        ({"token_ids": [5]}, "belong to other tokens"),
         ({"token_ids": []}, "at least 1"),
         ({"finish_reason": "abort"}, "finish_reason"),
         ({"logprobs": None}, "logprobs"),

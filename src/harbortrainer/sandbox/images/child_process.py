@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -53,25 +54,31 @@ async def run_child(
         isolated: Whether it gets its own namespaces, which requires root.
         out: A file for its standard output, which is then missing from the result.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(_WRAPPER if isolated else _WRAPPER[:4]),
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=out or asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **(env or {})},
-        cwd="/",
-    )
-    try:
-        out_bytes, err = await asyncio.wait_for(process.communicate(), seconds)
-    except TimeoutError:
-        return Output(-1, "", f"{argv[0]} did not end within {seconds:.0f} s")
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    code, err_text = process.returncode or 0, err.decode(errors="replace")
-    if code in _KILLED:
-        err_text += f"\n{argv[0]} was killed, by a user or because memory ran out"
-    return Output(code, (out_bytes or b"").decode(errors="replace"), err_text)
+    with tempfile.TemporaryFile() as own_out, tempfile.TemporaryFile() as err:
+        process = await asyncio.create_subprocess_exec(
+            *(_WRAPPER if isolated else _WRAPPER[:4]),
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out or own_out,
+            stderr=err,
+            env={**os.environ, **(env or {})},
+            cwd="/",
+        )
+        reason = ""
+        try:
+            code = await asyncio.wait_for(process.wait(), seconds)
+        except TimeoutError:
+            code, reason = -1, f"{argv[0]} did not end within {seconds:.0f} s"
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if code in _KILLED:
+            reason = f"{argv[0]} was killed, by a user or because memory ran out"
+        return Output(code, _read(own_out), f"{_read(err)}\n{reason}".lstrip() if reason else _read(err))
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

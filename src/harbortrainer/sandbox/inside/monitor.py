@@ -56,7 +56,7 @@ class Monitor:
             self._run_child(there)
             os._exit(0)
         there.close()
-        with contextlib.suppress(OSError):
+        try:
             packet, fds, _, _ = socket.recv_fds(here, 1, 1)
             if packet:
                 self._disk = fds[0]
@@ -65,19 +65,13 @@ class Monitor:
                     self._upper_layer.mark()
                 for name in ("uid_map", "gid_map"):
                     k.write(f"/proc/{child}/{name}", self._id_map)
-                self._attach_slirp(child)
+                if self._slirp is not None:
+                    self._slirp.open(child)  # before any command can use the network
                 here.send(b"m")
-        self._wait(child, here)
-
-    def _attach_slirp(self, child: int) -> None:
-        """Connect the sandbox's network, before any command can use it."""
-        try:
-            if self._slirp is not None:
-                self._slirp.open(child)
         except OSError as error:
             self._send_failure(error)
             os.kill(child, signal.SIGKILL)  # it still waits for its id maps
-            raise
+        self._wait(child, here)
 
     def _wait(self, child: int, requests: socket.socket) -> None:
         """Wait for the end of the init process; kill it when the other end of the control socket closes.
