@@ -223,3 +223,30 @@ def test_task_key_hashes_link_targets_and_ignores_pycache(tmp_path: Path) -> Non
     (task / "link").unlink()
     (task / "link").symlink_to("elsewhere")
     assert len({before, linked, content_key(task)}) == 3
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a1' * 32}\nsize 5000000\n"
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "tests/test.sh", "environment/data/big.bin", "solution/model.pt"])
+def test_refuses_git_lfs_pointer(tmp_path: Path, name: str) -> None:
+    file = make_task(tmp_path / "one") / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(POINTER)
+    with pytest.raises(UserError, match=rf"one: Git LFS pointers instead of the files: {name}; install git-lfs"):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"cat <<E\n{POINTER}E\n",
+        POINTER.replace("a1", "xy"),
+        POINTER + "more",
+        POINTER + "\n" * 2000,
+        "version https://git-lfs.github.com/spec/v1\n",
+    ],
+)
+def test_loads_file_that_mentions_git_lfs(tmp_path: Path, text: str) -> None:
+    (make_task(tmp_path / "one") / "tests" / "notes.txt").write_text(text)
+    assert [task.name for task in load_folder(tmp_path)] == ["one"]

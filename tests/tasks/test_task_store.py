@@ -83,6 +83,16 @@ def test_source_may_be_one_task_or_whole_repository(tmp_path) -> None:
     assert names(f"{url}@{at}#.") == ["alone"]
 
 
+def test_lfs_pointers_are_named_and_other_tasks_kept(repository, tmp_path) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    (repository / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")
+    (repository / "tasks" / "one" / "tests" / "data.bin").write_text(pointer)
+    url = bare(repository, tmp_path / "git") if commit(repository) else ""
+    skipped: list[UserError] = []
+    assert names(f"{url}@main", skip=skipped.append) == ["hard/two"]
+    assert [error.what for error in skipped] == ["Git LFS pointers instead of the files: tests/data.bin"]
+
+
 def test_pinned_source_is_fetched_once(repository, tmp_path) -> None:
     at = commit(repository)
     url = bare(repository, tmp_path / "r.git")

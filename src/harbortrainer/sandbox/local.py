@@ -380,7 +380,7 @@ class LocalEnvironment(OpenEnvironment):
             disk_mb=disk,
             memory_bytes=(memory + disk) << 20,  # the disk is a tmpfs, in memory
             pids=self._defaults["pids"],
-            cpu_us=None if self.cpus is None else int(self.cpus * 100_000),
+            cpu_us=int(self.cpus * 100_000) if self.cpus else None,  # 0 is no limit, as in Docker
         )
 
 

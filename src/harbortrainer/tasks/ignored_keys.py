@@ -1,6 +1,7 @@
 """Keys of a task.toml that Harbor silently ignores, such as misspelled ones.
 
 For example, `timeout` in `[verifier]` sets no timeout, and with `enviroment_mode` the verifier shares the sandbox.
+`memory` and `storage` need a unit: Harbor ignores numbers there.
 Contract: a key is returned as it is written in the file, without list indices. Tables that Harbor does not read, and
 keys outside of tables, belong to the author and are not returned. Invariant: `KNOWN` matches Harbor's models;
 `tests/tasks/test_ignored_keys.py` compares them.
@@ -25,6 +26,8 @@ KNOWN: dict[str, set[str]] = {
     "steps": {"name", "agent", "verifier", "min_reward", "healthcheck", "artifacts"},
 }
 """Keys that Harbor reads, by the name of their table."""
+_TEXT_ONLY = ("memory", "storage")
+"""Keys of `[environment]` that Harbor reads only as text."""
 
 
 def ignored_keys(config: TomlTable) -> list[str]:
@@ -38,4 +41,7 @@ def _of_tables(table: TomlTable, above: str) -> Iterator[str]:
             for one in found if isinstance(found, list) else [found]:
                 if isinstance(one, dict):
                     yield from (f"{above}{name}.{key}" for key in one if key not in KNOWN[name])
+                    if name == "environment":
+                        numbers = [key for key in _TEXT_ONLY if not isinstance(one.get(key, ""), str)]
+                        yield from (f"{above}{name}.{key} without a unit (write {key}_mb)" for key in numbers)
                     yield from _of_tables(one, f"{above}{name}.")

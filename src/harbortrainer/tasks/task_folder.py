@@ -9,15 +9,17 @@ the file and the key, and all problems are reported together.
 
 import hashlib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
+from harbortrainer.config.table import TomlTable
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.task_errors import read_text, reading_task
+from harbortrainer.tasks.task_values import check_values
 
 TASK_FILE = "task.toml"
 MAX_DEPTH = 200
@@ -27,6 +29,11 @@ LINKED_DEPTH = 1
 HASHED_AT_ONCE = 1 << 20
 MAX_FOLDER_BYTES = 64 << 30
 """Most bytes of one task."""
+_LFS_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\n(ext-.*\n)*oid sha256:[0-9a-f]{64}\nsize [0-9]+\n?"
+)
+_MAX_POINTER_BYTES = 1024
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -139,10 +146,12 @@ def _load(
 
 
 def load_task(folder: Path, name: str = "") -> TaskRef:
-    """Read and hash one task. Raises `UserError` if its files are missing or malformed."""
+    """Read and hash one task. Raises `UserError` if its files are missing or malformed, or a number is unusable."""
     folder = folder.resolve()
     _check_name(name or folder.name, folder)
-    steps = _step_names(folder / TASK_FILE)
+    config = _read_toml(folder / TASK_FILE)
+    check_values(config, folder / TASK_FILE)
+    steps = _step_names(config, folder / TASK_FILE)
     paths = [folder / "steps" / step / "instruction.md" for step in steps] or [folder / "instruction.md"]
     return TaskRef(
         name=name or folder.name,
@@ -162,13 +171,24 @@ def _check_name(name: str, folder: Path) -> None:
 
 
 def _key(folder: Path) -> str:
+    pointers: list[str] = []
+
+    def find_pointer(name: str, data: bytes) -> None:
+        if len(data) < _MAX_POINTER_BYTES and _LFS_POINTER.fullmatch(data):
+            pointers.append(name)
+
     try:
-        return content_key(folder, lambda path: _check_link(path, folder))
+        key = content_key(folder, lambda path: _check_link(path, folder), find_pointer)
     except OSError as error:
         raise _unreadable(error, folder) from None
     except UnicodeEncodeError as error:  # Harbor hashes file names, too
         name = error.object.split("\0")[1]
         raise UserError(f"the file name {name!r} is not UTF-8", where=str(folder), do="rename the file") from None
+    if pointers:
+        more = f" and {len(pointers) - _MAX_NAMED} more" if len(pointers) > _MAX_NAMED else ""
+        what = f"Git LFS pointers instead of the files: {', '.join(pointers[:_MAX_NAMED])}{more}"
+        raise UserError(what, where=str(folder), do="install git-lfs and fetch the task again, or run `git lfs pull`")
+    return key
 
 
 def _check_link(path: str, folder: Path) -> None:
@@ -185,12 +205,17 @@ def _unreadable(error: OSError, path: Path) -> UserError:
     return UserError(f"cannot be read: {error.strerror}", where=str(error.filename or path), do=do)
 
 
-def content_key(folder: Path, check_link: Callable[[str], None] = lambda path: None) -> str:
+def content_key(
+    folder: Path,
+    check_link: Callable[[str], None] = lambda path: None,
+    check_file: Callable[[str, bytes], None] = lambda name, data: None,
+) -> str:
     """Hash of every file below `folder`: its relative path, executable bit (or link target) and bytes.
 
     Args:
         folder: The folder.
         check_link: Called with the path of each link.
+        check_file: Called with the relative path of each file that is not empty, and with its first bytes.
     """
     digest, left = hashlib.sha256(), MAX_FOLDER_BYTES
     for name, entry in sorted(_files(os.fspath(folder))):
@@ -206,8 +231,11 @@ def content_key(folder: Path, check_link: Callable[[str], None] = lambda path: N
         executable = bool(status.st_mode & 0o100)
         digest.update(f"file\0{name}\0{int(executable)}\0{status.st_size}\0".encode())
         with open(entry.path, "rb") as file:  # noqa: PTH123 - see _files
-            while data := file.read(HASHED_AT_ONCE):
+            if data := file.read(HASHED_AT_ONCE):
+                check_file(name, data)
+            while data:
                 digest.update(data)
+                data = file.read(HASHED_AT_ONCE)
     return digest.hexdigest()
 
 
@@ -289,9 +317,9 @@ def _matches(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
     return wanted and not any(fnmatch(name, pattern) for pattern in exclude)
 
 
-def _step_names(path: Path) -> list[str]:
+def _step_names(config: TomlTable, path: Path) -> list[str]:
     """Return the names of the steps in a task.toml; empty for a single-step task."""
-    steps = _read_toml(path).get("steps", [])
+    steps = config.get("steps", [])
     if not isinstance(steps, list) or not all(isinstance(s, dict) and isinstance(s.get("name"), str) for s in steps):
         raise UserError("every step needs a name", where=f"{path}: steps", do='write [[steps]] with name = "..."')
     names = [step["name"] for step in steps]
@@ -302,7 +330,7 @@ def _step_names(path: Path) -> list[str]:
     return names
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> TomlTable:
     try:
         config = tomllib.loads(read_text(path))
     except FileNotFoundError:
