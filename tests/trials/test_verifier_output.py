@@ -26,8 +26,13 @@ def test_long_output_keeps_beginning_and_end(tmp_path: Path):
 
 
 def test_secret_in_output_is_redacted(tmp_path: Path):
-    printed(tmp_path, "key sk-123")
-    assert verifier_output(tmp_path, secret="sk-123") == "key [REDACTED]"
+    printed(tmp_path, "key sk-12345")
+    assert verifier_output(tmp_path, secret="sk-12345") == "key [REDACTED]"
+
+
+def test_short_secret_stays_in_numbers(tmp_path: Path):
+    printed(tmp_path, "11 of 12 passed")
+    assert verifier_output(tmp_path, secret="1") == "11 of 12 passed"
 
 
 def test_links_and_pipes_are_not_read(tmp_path: Path):

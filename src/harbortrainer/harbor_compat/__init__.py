@@ -22,6 +22,7 @@ from harbortrainer.private_apis import PrivateApi
 if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
     from harbor.llms.base import BaseLLM
+    from harbor.trial.trial import Trial
 
 WRITTEN_FOR = "0.21.* or 0.24"
 
@@ -61,6 +62,8 @@ TRIALS = PrivateApi(
         f"{_ENVIRONMENT}_reset_dirs_user()",
         "harbor.trial.trial:Trial._run_agent_phase",
         "harbor.trial.trial:Trial._load_task",
+        "harbor.trial.trial:Trial._scrub_jobs_dir()",
+        "harbor.trial.trial:resolve_env_vars(env_dict)",
     ),
 )
 DOWNLOADS = PrivateApi(
@@ -126,3 +129,32 @@ def count_chat_answers(agent: "BaseAgent") -> int | None:
 
     chat = getattr(agent, "_chat", None)
     return None if not isinstance(chat, Chat) else sum(message["role"] == "assistant" for message in chat.messages)
+
+
+def redact_long_values(trial: "Trial", min_chars: int) -> None:
+    """Keep short values of variables with secret names in the trial's files, where Harbor would redact each of them.
+
+    For example, with `OPENAI_API_KEY=1` a reward of 1.0 would become "[REDACTED].0".
+
+    Args:
+        trial: The trial, before it runs.
+        min_chars: Characters of the shortest redacted value.
+    """
+    import harbor.trial.trial as module
+
+    redact, resolve = trial._scrub_jobs_dir, module.resolve_env_vars
+
+    def resolve_long_values(env: dict[str, str]) -> dict[str, str]:
+        found = resolve(env)
+        if any(len(value) < min_chars for value in found.values()):
+            raise ValueError("too short to be redacted")  # Harbor goes on with the next variable
+        return found
+
+    def redact_trial() -> None:
+        module.resolve_env_vars = resolve_long_values
+        try:
+            redact()
+        finally:
+            module.resolve_env_vars = resolve
+
+    setattr(trial, "_scrub_jobs_dir", redact_trial)  # noqa: B010 - this object only

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from harbortrainer.config.explain import explain
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, trust_remedy
 from harbortrainer.errors import UserError
-from harbortrainer.harbor_compat import llm_client, prepare, raised_reading_task
+from harbortrainer.harbor_compat import llm_client, prepare, raised_reading_task, redact_long_values
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
@@ -109,7 +109,7 @@ def verifier_output(trial_dir: Path, *, secret: str = "") -> str:
     files = sorted(path for path in trial_dir.rglob(_STDOUT_FILE) if not path.is_symlink())
     printed = [(path.parent.parent.name if len(files) > 1 else "", _text(path).strip()) for path in files]
     text = "\n".join(f"[{step}]\n{output}" if step else output for step, output in printed if output)
-    return shorten_output(text.replace(secret, "[REDACTED]") if secret else text)
+    return shorten_output(secrets.redact_text(text, secret))
 
 
 def shorten_output(text: str) -> str:
@@ -228,6 +228,7 @@ async def _run(
         raise
     except Exception as error:  # noqa: BLE001 - any error of an environment's constructor
         return _never_started(spec, config, error)
+    redact_long_values(trial, secrets.MIN_REDACTED_CHARS)
     observed = hooks.add_hooks(trial, on_event, spec.leftovers, proxy)
     keep_secrets_out(trial.agent, trial.agent_environment, _intended_values(config))
     stop_gracefully(trial.agent, stop)

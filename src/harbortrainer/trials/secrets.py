@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _API_KEY: ContextVar[str | None] = ContextVar("harbortrainer_api_key", default=None)
 
 NO_KEY = "EMPTY"
+MIN_REDACTED_CHARS = 8
+"""A shorter value may equal a secret by chance, and be a part of numbers and words."""
 
 
 @contextmanager
@@ -41,8 +43,15 @@ def api_key() -> str:
     return _API_KEY.get() or os.environ.get("OPENAI_API_KEY", NO_KEY)
 
 
+def redact_text(text: str, secret: str) -> str:
+    """Return the text without the secret; a secret shorter than `MIN_REDACTED_CHARS` stays."""
+    return text.replace(secret, "[REDACTED]") if len(secret) >= MIN_REDACTED_CHARS else text
+
+
 def redact(folder: Path, secret: str) -> None:
-    """Redact `secret` in every text file below `folder`. Blocks: run it in a thread."""
+    """Redact `secret` in every text file below `folder`, as `redact_text`. Blocks: run it in a thread."""
+    if len(secret) < MIN_REDACTED_CHARS:
+        return
     needle = secret.encode()
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file():
@@ -57,8 +66,6 @@ type _Exec = Callable[..., Awaitable[ExecResult]]
 
 logger = logging.getLogger(__name__)
 
-_MIN_EQUAL_CHARS = 8
-"""A shorter value may equal a secret by chance."""
 _MIN_SUBSTRING_CHARS = 12
 """A shorter secret may occur in a longer value by chance."""
 
@@ -125,7 +132,7 @@ def _is_given(secret: str, given: Collection[str]) -> bool:
 
 def _contains(value: str, secret: str) -> bool:
     """Whether a value is or contains the secret, as JSON or a URL may, and not by chance."""
-    is_equal = len(secret) >= _MIN_EQUAL_CHARS and secret == value
+    is_equal = len(secret) >= MIN_REDACTED_CHARS and secret == value
     return is_equal or (len(secret) >= _MIN_SUBSTRING_CHARS and secret in value)
 
 
