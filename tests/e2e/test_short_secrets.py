@@ -12,12 +12,12 @@ from harbortrainer.trials import ModelEndpoint, TrialSpec, run_trial
 pytestmark = pytest.mark.e2e
 
 LONG = "sk-7f3a9c1e5b"
-VARIABLES = '''
+VARIABLES = """
 [verifier.env]
 OPENAI_API_KEY = "${OPENAI_API_KEY}"
 DEPLOY_TOKEN = "${DEPLOY_TOKEN}"
 IS_AUTH = "false"
-'''
+"""
 
 
 @pytest.mark.parametrize("key", ["1", "0", "1.0", "reward", "9"])

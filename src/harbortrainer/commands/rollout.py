@@ -113,7 +113,7 @@ def summary_lines(record: TrialRecord) -> list[str]:
 def last_lines(record: TrialRecord, name: str) -> list[str]:
     """Return the last lines of a log file of the trial."""
     files = sorted(Path(record.trial_dir).rglob(name)) if record.trial_dir else []
-    lines = [line.rstrip() for file in files for line in file.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.rstrip() for file in files for line in file.read_text(errors="replace").split("\n") if line.strip()]
     return [printable(line) for line in lines[-LAST_LINES:]]
 
 

@@ -178,13 +178,13 @@ async def _past_events(container: str, since: str) -> set[str]:
     until = str(int(time.time() + EXIT_EVENT_WAIT_S) + 1)
     arguments = ("--since", since, "--until", until, "--filter", f"container={container}", "--format", "{{.Action}}")
     result = await docker("events", *arguments)
-    return {line.split(":")[0] for line in result.out.splitlines()}
+    return {line.split(":")[0] for line in result.out.split("\n") if line}
 
 
 async def _changed_shells(container: str) -> list[str]:
     result = await docker("diff", container)
     kinds = {"C": "replaced", "A": "replaced", "D": "removed"}
-    changes = [line.split(" ", 1) for line in result.out.splitlines() if " " in line]
+    changes = [line.split(" ", 1) for line in result.out.split("\n") if " " in line]
     return [f"{path} was {kinds.get(kind, 'changed')}" for kind, path in changes if path in SHELLS]
 
 

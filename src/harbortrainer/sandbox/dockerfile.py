@@ -63,7 +63,7 @@ def extract_heredocs(text: str) -> tuple[str, dict[int, list[tuple[str, str]]]]:
     Raises:
         SandboxBuildError: A heredoc has no end.
     """
-    lines, out, bodies = text.splitlines(), [], {}
+    lines, out, bodies = _lines(text), [], {}
     while len(out) < len(lines):
         start = len(out)
         after = _end_of_instruction(lines, start)
@@ -86,7 +86,12 @@ def extract_heredocs(text: str) -> tuple[str, dict[int, list[tuple[str, str]]]]:
 def normalize_heredocs(text: str) -> str:
     """Write each `<< NAME` as `<<NAME`, the form that every builder with heredocs supports."""
     plain, _ = extract_heredocs(text)
-    return "".join(f"{new or old}\n" for old, new in zip(text.splitlines(), plain.splitlines(), strict=True))
+    return "".join(f"{new or old}\n" for old, new in zip(_lines(text), _lines(plain), strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    """Split a Dockerfile as builders do: a form feed or U+2028 ends no line."""
+    return text.removesuffix("\n").split("\n")
 
 
 def _end_of_instruction(lines: Sequence[str], start: int) -> int:

@@ -162,5 +162,5 @@ def _listed(trials: Sequence[CheckedTrial]) -> str:
 
 def _last_words(record: TrialRecord) -> str:
     files = sorted(Path(record.trial_dir).rglob("test-stdout.txt")) if record.trial_dir else []
-    lines = [line.strip() for file in files for line in file.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for file in files for line in file.read_text(errors="replace").split("\n") if line.strip()]
     return f" (the verifier's last lines: {' | '.join(lines[-LAST_LINES:])[-400:]})" if lines else ""

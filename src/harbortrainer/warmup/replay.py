@@ -81,7 +81,7 @@ class ReplayTerminus2(TrainableTerminus2):
 
 def answers_of(solution: str) -> list[str]:
     """Return the answers of a policy that types the shell script `solution` into its terminal."""
-    lines = [line for line in solution.splitlines() if not line.startswith(("#!", "set -"))]
+    lines = [line for line in solution.split("\n") if not line.startswith(("#!", "set -"))]
     script = "\n".join(lines).strip("\n") + "\n"
     return [answer([script], duration=WAIT_S, complete=False), CONFIRMED, CONFIRMED]
 

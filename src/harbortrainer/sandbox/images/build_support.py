@@ -122,6 +122,6 @@ def build_lock(folder: Path, text: str) -> AbstractAsyncContextManager[int]:
 
 def _cache_prefix(text: str) -> str:
     """Return a Dockerfile up to its first line that creates a layer, without comments."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [line.strip() for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     layer_lines = (number for number, line in enumerate(lines) if line.split()[0].upper() in ("RUN", "COPY", "ADD"))
     return "\n".join(lines[: next(layer_lines, len(lines)) + 1])
