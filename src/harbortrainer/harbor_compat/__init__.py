@@ -144,8 +144,8 @@ def redact_long_values(trial: "Trial", min_chars: int) -> None:
 
     redact, resolve = trial._scrub_jobs_dir, module.resolve_env_vars
 
-    def resolve_long_values(env: dict[str, str]) -> dict[str, str]:
-        found = resolve(env)
+    def resolve_long_values(env_dict: dict[str, str]) -> dict[str, str]:
+        found = resolve(env_dict)
         if any(len(value) < min_chars for value in found.values()):
             raise ValueError("too short to be redacted")  # Harbor goes on with the next variable
         return found
