@@ -250,6 +250,8 @@ def format_mistakes(plan, tmp_path):
     build_tiny_tokenizer().save_pretrained(tmp_path / "words")
     for name in ("qwen3", "default"):
         yield policy_checks.check_chat_format(plan(model={"name": "words"}, orchestrator={"renderer": {"name": name}}))
+    Qwen3Config(vocab_size=200).save_pretrained(tmp_path / "words")
+    yield policy_checks.check_chat_format(plan(model={"name": "words"}))
     (tmp_path / "words" / "tokenizer.json").write_text("{}")
     yield policy_checks.check_chat_format(plan(model={"name": "words"}))
 

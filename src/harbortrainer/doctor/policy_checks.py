@@ -1,6 +1,7 @@
-"""Checks of the policy with its own libraries: model architecture and chat format.
+"""Checks of the policy with its own libraries: model architecture, vocabulary and chat format.
 
 - Architecture: whether the embedded engine can sample from it.
+- Vocabulary: whether the model has the tokenizer's tokens.
 - Chat format: whether it works with the tokenizer, and whether each turn only appends tokens. The renderers package is
   called as verifiers' client calls it: for a prompt, then for the turn after its completion.
 
@@ -74,12 +75,37 @@ def check_chat_format(plan: LaunchPlan) -> Iterator[Finding]:
             yield red("chat format", what, do, plan.where("model.name"))
         return
     if tokenizer is not None:
+        yield from _check_vocabulary(plan, run, tokenizer)
         yield _check_format(plan, run, tokenizer)
+
+
+def _check_vocabulary(
+    plan: LaunchPlan, run: RunConfig | PrimeRun, tokenizer: "PreTrainedTokenizerBase"
+) -> Iterator[Finding]:
+    """Check that the model has the tokenizer's tokens: otherwise each trial with one of the others fails."""
+    folders = [folder for folder in folders_of(run.model.name) if (folder / "config.json").is_file()]
+    if not folders or find_spec("torch") is None:
+        return
+    from harbortrainer.engines.models import load_config, require_vocabulary
+
+    prompt: list[int] = []
+    with contextlib.suppress(Exception):  # `_check_format` reports it
+        renderer = _renderer(tokenizer, _table(run))
+        prompt = [*renderer.render_ids([_user("Begin.")], add_generation_prompt=True), *renderer.get_stop_token_ids()]
+    try:
+        config = load_config(folders[0], where="model.name")
+        require_vocabulary(tokenizer, config, run.model.name, where="model.name", used=prompt)
+    except UserError as error:
+        yield red("model", error.what, error.do, plan.where(error.where))
+
+
+def _table(run: RunConfig | PrimeRun) -> dict[str, object]:
+    return {"name": "auto"} | dict(run.orchestrator.renderer)
 
 
 def _check_format(plan: LaunchPlan, run: RunConfig | PrimeRun, tokenizer: "PreTrainedTokenizerBase") -> Finding:
     """Check the run's chat format with the tokenizer of its trials."""
-    table, where = {"name": "auto"} | dict(run.orchestrator.renderer), plan.where(f"{_TABLE}.name")
+    table, where = _table(run), plan.where(f"{_TABLE}.name")
     try:
         renderer = _renderer(tokenizer, table)
         appends = _appends(renderer, tokenizer)

@@ -1,14 +1,14 @@
 """Loads pretrained models and tokenizers, by hub id or from a folder, and checks which models can be sampled.
 
 Contract:
-    - A model that cannot be loaded raises a one-line `UserError`.
+    - A model that cannot be loaded, or that lacks tokens of its tokenizer, raises a one-line `UserError`.
     - `share_weights` makes a second model without copying the weights.
     - `require_sampling_support` reads the config alone, before any weight is loaded. transformers' continuous batching
       caches keys and values and no other state, and replaces the model's attention through transformers' registry.
 """
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -121,6 +121,32 @@ def load_tokenizer(model: str | Path, *, where: str) -> PreTrainedTokenizerBase:
     """
     with _as_user_error("there is no tokenizer", where, "put tokenizer.json beside the weights"):
         return cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(str(model)))
+
+
+def require_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, model: str, *, where: str, used: Iterable[int] = ()
+) -> None:
+    """Check that the model has each token that text can become, the end of a turn, and the tokens of `used`.
+
+    Other tokens that a tokenizer adds, for padding say, need not be in the model.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        config: The model's config.
+        model: The model's name, for messages.
+        where: The key or path that an error names.
+        used: Ids of further tokens, such as those of a chat format.
+
+    Raises:
+        UserError: The model lacks tokens.
+    """
+    size, added, end = config.get_text_config().vocab_size, tokenizer.get_added_vocab(), tokenizer.eos_token_id
+    own = (number for token, number in tokenizer.get_vocab().items() if token not in added)
+    needed = {*own, *used, *([end] if isinstance(end, int) else [])}
+    if missing := [number for number in needed if number >= size]:
+        shown = ascii(tokenizer.convert_ids_to_tokens(min(missing)))
+        what = f"the tokenizer has tokens that the model {model} of {size} tokens lacks: {len(missing)}, e.g. {shown}"
+        raise UserError(what, where=where, do="use the tokenizer of these weights, or resize the model's embeddings")
 
 
 @contextmanager

@@ -151,7 +151,7 @@ def redact_long_values(trial: "Trial", min_chars: int) -> None:
         return found
 
     def redact_trial() -> None:
-        module.resolve_env_vars = resolve_long_values
+        setattr(module, "resolve_env_vars", resolve_long_values)  # noqa: B010 - the type of the module's own name
         try:
             redact()
         finally:

@@ -76,7 +76,7 @@ class Sampler:
         from harbortrainer.engines.local.sampler import sampled_model as loading
         from harbortrainer.engines.local.sampler.http_server import HttpServer, bind, default_key
         from harbortrainer.engines.memory_parts import explain_out_of_memory
-        from harbortrainer.engines.models import load_tokenizer
+        from harbortrainer.engines.models import load_tokenizer, require_vocabulary
 
         self.model_name = model_name or str(model)
         self.completion_log = CompletionLog()
@@ -91,6 +91,7 @@ class Sampler:
             with explain_out_of_memory(f"the model {model}", "use a smaller model, or free memory on the device"):
                 self._model = loading.load_model(model, device=resolved, dtype=dtype_, quantization=quantization)
             self._tokenizer = load_tokenizer(model, where=str(model))
+            require_vocabulary(self._tokenizer, self._model.config, self.model_name, where=str(model))
             self.max_model_len = loading.context_limit(self._model.config, max_model_len)
         except BaseException:  # release the port, whatever the error
             listener.close()
