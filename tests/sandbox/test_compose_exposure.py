@@ -1,13 +1,16 @@
 """Access to this machine that a task's compose files grant: found in every spelling that Compose takes."""
 
 import json
+import os
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harbortrainer.sandbox.compose_exposure import compose_exposure
+from harbortrainer.sandbox.containers.usage import has_process_limit
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 HARMLESS = """
@@ -269,7 +272,34 @@ def test_includes_containers_of_separate_verifier(tmp_path: Path) -> None:
     for folder in ("environment", "tests"):
         (tmp_path / folder).mkdir()
     (tmp_path / "task.toml").write_text('[verifier]\nenvironment_mode = "separate"\n')
-    (tmp_path / "tests/docker-compose.yml").write_text("services: {main: {privileged: true}}")
+    (tmp_path / "tests/docker-compose.yaml").write_text("services: {main: {privileged: true}}")
     for kind in ("docker", "auto", "somewhere:Class"):
         assert TaskRequirements(tmp_path).exposure(kind) == ["main is privileged"]
     assert TaskRequirements(tmp_path).exposure("local") == TaskRequirements(tmp_path).exposure("modal") == []
+
+
+def test_only_providers_read_compose_file_named_yml(tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "task.toml").write_text("")
+    (tmp_path / "environment/docker-compose.yml").write_text("services: {main: {privileged: true, user: $DEPLOY_KEY}}")
+    host = {"DEPLOY_KEY": "sk-7f3a9c1e5b"}
+    task = TaskRequirements(tmp_path)
+    assert task.exposure("docker", host) == task.exposure("local", host) == []
+    assert task.ignored_files() == ["environment/docker-compose.yml"]
+    variable = "environment/docker-compose.yaml has $DEPLOY_KEY of this machine"
+    assert task.exposure("beam", host) == [variable]
+    assert task.exposure("somewhere:Class", host) == [variable, "main is privileged"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_compose_file_that_is_no_file_is_never_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment/Dockerfile").write_text("FROM debian:12-slim\n")
+    (tmp_path / "task.toml").write_text("")
+    make(tmp_path / "environment/docker-compose.yaml")
+    task = TaskRequirements(tmp_path)
+    unread = "docker-compose.yaml cannot be read, so its access is unknown (not a regular file)"
+    assert task.exposure("docker") == [unread]
+    for kind in ("docker", "local"):
+        assert "environment/docker-compose.yaml is not a regular file" in task.unsupported(kind)
+    assert not has_process_limit([tmp_path / "environment/docker-compose.yaml"])

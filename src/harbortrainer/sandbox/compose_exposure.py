@@ -79,18 +79,22 @@ _SCHEME = re.compile(r"[A-Za-z][\w+.-]*:")
 _FALSE = (None, False, "false")
 
 
-def compose_exposure(folder: Path, root: Path | None = None, defined: Collection[str] = ()) -> list[str]:
+def compose_exposure(
+    folder: Path, root: Path | None = None, defined: Collection[str] = (), *, provider: bool = False
+) -> list[str]:
     """Describe the access that an environment's compose files grant.
 
     Args:
         folder: The environment's folder.
         root: The task's folder, whose files count as its own; by default `folder`.
         defined: Variables that task.toml gives to Compose.
+        provider: Whether another environment type than Docker may read the files.
     """
+    files = compose_files(folder, provider=provider)
     found = [f"[environment.env] {name} is a name of Harbor's own" for name in filter(_HARBOR_NAME.fullmatch, defined)]
-    if compose_files(folder):
+    if files:
         found += [f".env sets {name}, which steers Compose" for name in _steering_names(folder / ".env")]
-    for file in compose_files(folder):
+    for file in files:
         try:
             found += _Project(folder, root or folder).access(read_compose(file))
         except ComposeFileError as error:

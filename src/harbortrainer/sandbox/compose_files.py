@@ -1,14 +1,15 @@
 """Compose files of a task, read as data.
 
 Compose accepts tags, such as `!reset`, and several documents; both are read here. Whatever else PyYAML does not
-understand is an error, never an empty file.
+understand is an error, never an empty file. Harbor's Docker environment reads only `docker-compose.yaml`, some of its
+providers `docker-compose.yml` too. A pipe or folder of that name counts as a compose file, but is never opened.
 """
 
 from pathlib import Path
 
 import yaml
 
-NAMES = ("docker-compose.yaml", "docker-compose.yml")
+NAME, PROVIDERS_NAME = "docker-compose.yaml", "docker-compose.yml"
 _MAX_READ = 1_000_000
 _MAX_NODES = 50_000
 
@@ -33,9 +34,15 @@ for _tag in ("!reset", "!override"):
     _Loader.add_constructor(_tag, _untagged)
 
 
-def compose_files(folder: Path) -> list[Path]:
-    """Return the compose files in an environment's folder."""
-    return [folder / name for name in NAMES if (folder / name).is_file()]
+def compose_files(folder: Path, *, provider: bool = False) -> list[Path]:
+    """Return the compose files in an environment's folder: those of Docker, or those of any provider."""
+    names = (NAME, PROVIDERS_NAME) if provider else (NAME,)
+    return [folder / name for name in names if (folder / name).exists()]
+
+
+def unreadable_files(folder: Path) -> list[Path]:
+    """Return the compose file in an environment's folder if it is a pipe, folder or device."""
+    return [file for file in compose_files(folder) if not file.is_file()]
 
 
 def read_compose(file: Path) -> object:
@@ -45,6 +52,8 @@ def read_compose(file: Path) -> object:
         ComposeFileError: The file is not UTF-8 or YAML, has several documents, or is too large with its aliases.
     """
     try:
+        if not file.is_file():
+            raise ComposeFileError("not a regular file")
         if file.stat().st_size > _MAX_READ:
             raise ComposeFileError(f"more than {_MAX_READ} bytes")
         loader = _Loader(file.read_text(encoding="utf-8"))

@@ -22,13 +22,16 @@ from harbor.environments.base import ExecResult
 from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox import container_sockets, docker_examination, host_variables
+from harbortrainer.sandbox.compose_files import unreadable_files
 from harbortrainer.sandbox.containers import daemon_client, disk_usage, usage
 from harbortrainer.sandbox.containers.container_exit import ExitEvents
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
+from harbortrainer.sandbox.start_check import StartCheckedEnvironment
 from harbortrainer.sandbox.uploaded_tests import Uploads
 
 _TRIAL_LABEL = "harbortrainer.trial"
@@ -38,7 +41,7 @@ IMAGE_LABEL = "harbortrainer.image"
 type _Command = tuple[str, str | None, dict[str, str] | None, int | None, str | int | None]
 
 
-class DockerSandbox(ComposeOverrideDocker):
+class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     """Harbor's `docker`, with containers that stop at once and carry the run's label.
 
     Args:
@@ -55,6 +58,8 @@ class DockerSandbox(ComposeOverrideDocker):
     def __init__(self, *args: object, pids: int = PIDS, **kwargs: object) -> None:
         self._pids = pids
         super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through
+        if files := unreadable_files(self.environment_dir):  # Compose would wait for a pipe, also to remove containers
+            raise SandboxBuildError(f"{files[0].name} is not a regular file")
 
     @cached_property
     def _direct(self) -> DirectDocker:

@@ -49,6 +49,10 @@ class SandboxStartError(SandboxError):
     """The sandbox did not start; the message names the step and the kernel's error."""
 
 
+class ImageLacksError(SandboxStartError):
+    """The image lacks what every command needs; the message names it. Another attempt would fail the same way."""
+
+
 class SandboxBuildError(SandboxError):
     """A step of the task's Dockerfile failed; the message names the step and shows the end of its output."""
 

@@ -68,10 +68,10 @@ def variables_of_env(env: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield from ((name, variable) for variable in variables_of_text(str(value)))
 
 
-def compose_variables(folder: Path, more: Sequence[Path] = ()) -> Named:
+def compose_variables(folder: Path, more: Sequence[Path] = (), *, provider: bool = False) -> Named:
     """Return the variables that Compose takes from this machine for the compose files of a folder, and for `more`."""
     found: Named = {}
-    for file in [*compose_files(folder), *more]:
+    for file in [*compose_files(folder, provider=provider), *more]:
         try:
             project = as_mapping(read_compose(file))
         except ComposeFileError:

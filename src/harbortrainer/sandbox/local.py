@@ -38,9 +38,9 @@ from harbortrainer.sandbox.interactive_process import InteractiveProcess
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
+from harbortrainer.sandbox.start_check import FileCheckedEnvironment
 from harbortrainer.sandbox.task_image import Image
 
-_SHELL = "/bin/bash"
 _NETWORK_FILES = {"/etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n", "/etc/hostname": "sandbox\n"}
 _VERIFIER = "/logs/verifier"
 _CHMOD_COMMAND = re.compile(r"chmod \+x (/[\w./-]+)")
@@ -48,7 +48,7 @@ _LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _warned: set[Path] = set()  # environment folders whose warning this process has logged
 
 
-class LocalEnvironment(OpenEnvironment):
+class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
     """A sandbox on this machine.
 
     Args:
@@ -235,7 +235,7 @@ class LocalEnvironment(OpenEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         await self._after_grading()
-        request = self._command([_SHELL, "-c", command], cwd, env, user)
+        request = self._command([self.shell, "-c", command], cwd, env, user)
         if found := _CHMOD_COMMAND.fullmatch(command):  # Harbor's first command of grading; needs no process
             request = replace(request, argv=["executable", found[1]], call=True)
         try:
@@ -351,6 +351,11 @@ class LocalEnvironment(OpenEnvironment):
         if self._sandbox is None:
             raise SandboxDiedError("the sandbox was not started")
         return self._sandbox
+
+    @property
+    @override
+    def search_path(self) -> str:
+        return self._image.env.get("PATH", "")
 
     @property
     def _shares_network(self) -> bool:

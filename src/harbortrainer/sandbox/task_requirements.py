@@ -17,7 +17,7 @@ from harbortrainer.config.secret_names import is_secret_name
 from harbortrainer.config.table import TomlTable
 from harbortrainer.sandbox import dockerfile, host_variables, network_choice
 from harbortrainer.sandbox.compose_exposure import compose_exposure
-from harbortrainer.sandbox.compose_files import compose_files
+from harbortrainer.sandbox.compose_files import PROVIDERS_NAME, compose_files, unreadable_files
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images.image_choice import ROOT_USERS, builder_for, host_root_problems
 from harbortrainer.sandbox.layer_store import Store
@@ -94,12 +94,20 @@ class TaskRequirements:
         """
         host, entry = os.environ if variables is None else variables, environment_entry(kind)
         found = [*dict.fromkeys(self._secrets_in_tables(host)), *self._links_out()]
+        provider = not entry.needs_docker
         for sandbox in self.sandboxes() if entry.needs_docker or not entry.needs_namespaces else ():
-            defined = [name for name in _table(sandbox.table, "env") if not host_variables.steers(name)]
-            names = host_variables.exposed(host_variables.compose_variables(sandbox.folder), host, defined)
-            found += [f"{sandbox.folder.name}/docker-compose.yaml has ${name} of this machine" for name in names]
-            found += [] if entry.remote else compose_exposure(sandbox.folder, self.folder, _table(sandbox.table, "env"))
+            folder, env = sandbox.folder, _table(sandbox.table, "env")
+            defined = [name for name in env if not host_variables.steers(name)]
+            variables_there = host_variables.compose_variables(folder, provider=provider)
+            names = host_variables.exposed(variables_there, host, defined)
+            found += [f"{folder.name}/docker-compose.yaml has ${name} of this machine" for name in names]
+            found += [] if entry.remote else compose_exposure(folder, self.folder, env, provider=provider)
         return [_printable(what) for what in found]
+
+    def ignored_files(self) -> list[str]:
+        """Return the files, as paths within the task, that only some providers take for compose files."""
+        folders = {sandbox.folder: f"{sandbox.folder.name}/{PROVIDERS_NAME}" for sandbox in self.sandboxes()}
+        return [name for folder, name in folders.items() if (folder / PROVIDERS_NAME).exists()]
 
     def _links_out(self) -> Iterator[str]:
         """Yield the task's files and folders that are links to a place outside; their content reaches the sandbox."""
@@ -292,6 +300,7 @@ def _undefined(sandboxes: Sequence[RequestedSandbox]) -> list[str]:
 
 def _unsupported_anywhere(sandbox: RequestedSandbox) -> Iterator[str]:
     """Yield requirements that neither containers nor local sandboxes support."""
+    yield from (f"{sandbox.folder.name}/{file.name} is not a regular file" for file in unreadable_files(sandbox.folder))
     if sandbox.table.get("gpus"):
         yield f"[{sandbox.key}] gpus = {sandbox.table['gpus']}"
     if sandbox.table.get("tpu"):

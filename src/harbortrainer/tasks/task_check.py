@@ -161,6 +161,8 @@ def _notes(requirements: TaskRequirements, choice: EnvironmentChoice, trusted: b
         yield f"concurrent trials share this machine's ports: {', '.join(map(str, ports))}"
     if variables := requirements.localhost_variables(choice.kind, choice.kwargs, os.environ):
         yield f"passes localhost URLs into the sandbox, where localhost is the sandbox itself: {', '.join(variables)}"
+    if files := requirements.ignored_files():
+        yield f"Harbor ignores {', '.join(files)}, and reads only docker-compose.yaml"
     if keys := ignored_keys(requirements.config):
         yield f"Harbor ignores these task.toml keys: {', '.join(keys)}"
 

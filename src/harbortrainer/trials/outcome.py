@@ -25,6 +25,7 @@ CANCELLED = frozenset({"CancelledError", "KeyboardInterrupt"})
 SANDBOX = frozenset(
     {
         "SandboxError",
+        "ImageLacksError",
         "LeftoversError",
         "SandboxBuildError",
         "SandboxDiedError",
@@ -90,7 +91,7 @@ MODEL = frozenset(
 AGENT_EXIT = frozenset({"NonZeroAgentExitCodeError"})
 
 # Not retried: another attempt would fail the same way.
-FINAL = frozenset({"AgentMissingError", "PromptTooLongError"})
+FINAL = frozenset({"AgentMissingError", "ImageLacksError", "PromptTooLongError"})
 
 
 type Blame = Literal["policy", "harness", "engine", "infrastructure", "task", "run"]

@@ -19,6 +19,7 @@ from aiodocker import Docker
 from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
+from harbortrainer.sandbox.compose_files import read_text
 from harbortrainer.sandbox.containers import daemon_client
 
 _CACHES = ("inactive_file", "active_file")
@@ -107,7 +108,7 @@ _ASK_S = 20.0
 
 def has_process_limit(files: Sequence[Path]) -> bool:
     """Return whether compose files set a process limit (`pids_limit`, or `pids` under `deploy`)."""
-    return any("pids" in path.read_text(errors="replace") for path in files)
+    return any("pids" in read_text(path) for path in files)
 
 
 async def exhausted_limit(label: str) -> str:
