@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,19 @@ def test_split_and_overlap_commands_name_near_copies(folders: Path, capsys: pyte
     assert main(["tasks", "split", str(folders / "others")]) == 0
     printed = capsys.readouterr().out
     assert "near copies: one-word-changed" in printed and "same-instruction-other-tests (" not in printed
+
+
+def test_split_and_overlap_name_unreadable_tasks_and_go_on(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unreadable task, and two pairs of duplicates."""
+    tasks = folders / "tasks"
+    (tasks / "task-0" / "task.toml").write_text("agent = ")
+    for number in (1, 2):
+        shutil.copytree(tasks / f"task-{number}", tasks / f"twin-{number}")
+    total = len(load_folder(tasks, skip=lambda error: None))
+    assert main(["tasks", "split", str(tasks), "--write"]) == 1
+    *_, counts, saved, first, second, third = capsys.readouterr().out.splitlines()
+    assert sum(int(part.split()[0]) for part in counts.split(", ")) == total and saved.startswith("saved to ")
+    assert first.startswith("BAD ") and "task-0/task.toml: not valid TOML" in first
+    assert "task-1 and twin-1 are the same task" in second and "task-2 and twin-2 are the same task" in third
+    assert main(["tasks", "overlap", str(folders / "others"), str(tasks)]) == 1
+    assert "task-0/task.toml: not valid TOML" in capsys.readouterr().out

@@ -297,3 +297,15 @@ def test_verdict_seconds_are_oracle_means() -> None:
     trials = [trial("oracle", 1), trial("oracle", 1), trial("nop", 0)]
     trials[0].seconds.verifier, trials[2].seconds.verifier = 3.0, 100.0
     assert verdict_of("t", "k", trials).seconds == Timings(verifier=2.0)
+
+
+def test_report_has_stack_trace_of_librarys_exception(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_task(tmp_path / "tasks", "looping")
+    (tmp_path / "tasks/looping/solution/one").symlink_to("two")
+    (tmp_path / "tasks/looping/solution/two").symlink_to("one")
+    options = ["--environment-kwarg", "image=host", "--repeats", "1", "--cheats", "none"]
+    assert main(["tasks", "check", str(tmp_path / "tasks"), *options, "--json", str(tmp_path / "report.json")]) == 1
+    (verdict,) = json.loads((tmp_path / "report.json").read_text())["tasks"]
+    assert verdict["trace"].startswith("Traceback") and "Error: " in verdict["trace"]
+    printed = capsys.readouterr()
+    assert "BAD  looping" in printed.out and "Traceback" not in printed.out + printed.err

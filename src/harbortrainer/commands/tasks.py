@@ -44,14 +44,19 @@ def list_tasks(text: str, *, difficulty: Path | None, as_json: bool) -> int:
                 rows.append(task_row(task, checked, rates))
         except UserError as error:
             unreadable.append(error)
-    if as_json:
-        found = {"tasks": [row.model_dump() for row in rows], "unreadable": [str(error) for error in unreadable]}
-        print(json.dumps(found, indent=1))
-    else:
+    if not as_json:
         print_table(rows, measured=difficulty is not None)
-        for error in unreadable:
-            print(plain(f"BAD {error}"))
+        return print_unreadable(unreadable)
+    found = {"tasks": [row.model_dump() for row in rows], "unreadable": [str(error) for error in unreadable]}
+    print(json.dumps(found, indent=1))
     return 1 if unreadable else 0
+
+
+def print_unreadable(errors: Sequence[UserError]) -> int:
+    """Print a line for each unreadable task; returns 1 when there is one."""
+    for error in errors:
+        print(plain(f"BAD {error}"))
+    return 1 if errors else 0
 
 
 def report_progress(line: str) -> None:
@@ -158,8 +163,12 @@ SHOWN = 20
 
 
 def split_tasks(folder: Path, *, eval_share: float, near_copy: float, write: bool) -> int:
-    """Print a folder's held-out tasks and near copies; with `write`, save the split next to the tasks."""
-    tasks = load_folder(folder)
+    """Print a folder's held-out tasks and near copies; with `write`, save the split next to the tasks.
+
+    Unreadable and duplicate tasks are named and left out; the exit code is then 1.
+    """
+    unreadable: list[UserError] = []
+    tasks = load_folder(folder, skip=unreadable.append)
     kept = read_split(folder)
     settings = kept or SavedSplit(eval_share=eval_share, near_copy=near_copy)
     sides = assign_sides(tasks, settings)
@@ -176,7 +185,7 @@ def split_tasks(folder: Path, *, eval_share: float, near_copy: float, write: boo
     )
     if write:
         print(f"saved to {write_split(folder, tasks, sides, settings)}")
-    return 0
+    return print_unreadable(unreadable)
 
 
 def print_near_copies(found: Sequence[Sequence[TaskRef]], sides: Mapping[str, Side]) -> None:
@@ -189,10 +198,11 @@ def print_near_copies(found: Sequence[Sequence[TaskRef]], sides: Mapping[str, Si
 
 
 def show_overlap(trained: str, held_out: str, *, near_copy: float) -> int:
-    """Print each task of `held_out` with a copy in `trained`; returns 1 when there are any."""
-    first, second = load_source(task_source(trained)), load_source(task_source(held_out))
+    """Print each task of `held_out` with a copy in `trained`; returns 1 when there are any, or unreadable tasks."""
+    unreadable: list[UserError] = []
+    first, second = (load_source(task_source(text), skip=unreadable.append) for text in (trained, held_out))
     copies = overlap(first, second, near_copy)
     for found in copies:
         print(found)
     print(f"{len(copies)} of {len(second)} tasks of {held_out} are copies of tasks in {trained}")
-    return 1 if copies else 0
+    return max(print_unreadable(unreadable), 1 if copies else 0)

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import tempfile
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -128,7 +129,7 @@ async def check_tasks(
             verdict.environment = choice.kind
             verdict.note = "; ".join(filter(None, (verdict.note, *notes)))
         except UserError as error:
-            verdict.problem = str(error)
+            verdict = _failed(task, str(error), error.__cause__)
         on_verdict(verdict)
         return verdict
 
@@ -185,14 +186,19 @@ async def _verdict(
     try:
         verdict = verdict_of(task.name, task.key, [trial async for trial in _trials(task, spec, repeats, cheats)])
     except UserError as error:
-        return Verdict(task=task.name, key=task.key, problem=str(error))
+        return _failed(task, str(error), error.__cause__)
     except Exception as error:  # raised by Harbor over this task's files
         if isinstance(error, OSError) and (error.errno in MACHINE_ERRORS or not spec.trials_dir.is_dir()):
             raise
-        return Verdict(task=task.name, key=task.key, problem=f"its trial cannot be run: {describe(error)}")
+        return _failed(task, f"its trial cannot be run: {describe(error)}", error)
     if verdict.problem and (scripts := crlf_scripts(task.path, requirements.config)):
         verdict.problem += f"; {crlf_warning(scripts)}"
     return verdict
+
+
+def _failed(task: TaskRef, problem: str, cause: BaseException | None) -> Verdict:
+    trace = "".join(traceback.format_exception(cause)) if cause is not None else ""
+    return Verdict(task=task.name, key=task.key, problem=problem, trace=trace)
 
 
 async def _trials(task: TaskRef, spec: TrialSpec, repeats: int, cheats: Sequence[str]) -> AsyncIterator[CheckedTrial]:

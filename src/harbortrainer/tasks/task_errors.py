@@ -6,6 +6,7 @@ Task folders are untrusted. Harbor, tarfile, tomllib, yaml and pathlib raise nea
 import errno
 import os
 import stat
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,14 +48,16 @@ def reading_task(folder: Path | str) -> Generator[None]:
 
 
 def describe(error: Exception) -> str:
-    """Describe an exception in one short line.
+    """Describe an exception in one short line: its type, its message, and our or Harbor's line that raised it.
 
     Example:
         >>> describe(KeyError("a"))
         "KeyError: 'a'"
     """
     what = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {what}" if what else type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "harbor" in frame.filename]
+    place = f" ({'/'.join(Path(frames[-1].filename).parts[-2:])}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{': ' if what else ''}{what}{place}"
 
 
 def read_text(path: Path) -> str:
