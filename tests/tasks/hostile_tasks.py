@@ -101,6 +101,23 @@ VERIFIERS = (
 )
 
 
+NUMBERS = ("inf", "-inf", "nan", "0", "-1", "-0.5", '"inf"', '"nanG"', "1e400", LONG_S, '"-5"', "true", "0x7fffffff")
+NUMBER_KEYS = (
+    "[agent]\ntimeout_sec",
+    "[verifier]\ntimeout_sec",
+    "[environment]\nbuild_timeout_sec",
+    "[environment]\nmemory_mb",
+    "[environment]\nstorage_mb",
+    "[environment]\ncpus",
+    "[environment]\nmemory",
+    "[environment]\nstorage",
+    '[environment.healthcheck]\ncommand = "true"\ntimeout_sec',
+    '[environment.healthcheck]\ncommand = "false"\nretries = 1\ninterval_sec = 0.1\nstart_period_sec',
+    '[[verifier.collect]]\ncommand = "true"\ntimeout_sec',
+)
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+
+
 def honest(folder: Path, instruction: str = "Make /tmp/answer.") -> Path:
     """Write a task that its solution solves and that doing nothing does not."""
     files = {
@@ -212,6 +229,24 @@ def _verifier(task: Path, rng: random.Random) -> None:
     (task / "tests/test.sh").write_bytes(rng.choice(VERIFIERS))
 
 
+def _number(task: Path, rng: random.Random) -> None:
+    line = rng.choice(NUMBER_KEYS)
+    table = line.partition("\n")[0]
+    kept = TASK.replace(f"{table}\ntimeout_sec = 20.0\n", "").replace(f"{table}\nallow_internet = false\n", "")
+    (task / "task.toml").write_text(f"{kept}\n{line} = {rng.choice(NUMBERS)}\n")
+
+
+def _lfs_pointer(task: Path, rng: random.Random) -> None:
+    path = task / rng.choice((*NAMES, "environment/data.bin"))
+    path.write_text(POINTER + rng.choice(("", "", "x" * 2000)))
+
+
+def _special_compose(task: Path, rng: random.Random) -> None:
+    path = task / "environment" / rng.choice(("docker-compose.yaml", "docker-compose.yml"))
+    make = (os.mkfifo, os.mkdir, lambda at: at.symlink_to("/dev/zero"), lambda at: at.symlink_to(at.name))
+    rng.choice(make)(path)
+
+
 FOLDER_ATTACKS = (
     _links,
     _looping_links,
@@ -226,6 +261,9 @@ FOLDER_ATTACKS = (
     _dockerfile,
     _compose,
     _verifier,
+    _number,
+    _lfs_pointer,
+    _special_compose,
 )
 
 

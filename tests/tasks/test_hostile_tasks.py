@@ -30,7 +30,7 @@ from harbortrainer.trials.trial_spec import TrialSpec
 
 pytestmark = pytest.mark.process
 
-FOLDERS, ARCHIVES, AT_ONCE = 500, 200, 26
+FOLDERS, ARCHIVES, AT_ONCE = 500, 200, 32
 LIMIT_S = 240
 """Longest time of one command over a set."""
 
