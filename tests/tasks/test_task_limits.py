@@ -49,3 +49,8 @@ def test_default_timeouts_equal_harbors() -> None:
     owner: Any = Terminus2 if hasattr(Terminus2, "DEFAULT_SETUP_TIMEOUT_SEC") else Trial
     name = "DEFAULT_SETUP_TIMEOUT_SEC" if owner is Terminus2 else "_AGENT_SETUP_TIMEOUT_SEC"
     assert getattr(owner, name) == SETUP_S
+
+
+def test_number_in_quotes_counts_as_in_harbor(tmp_path: Path) -> None:
+    write(tmp_path / "t", '[agent]\ntimeout_sec = "10"\n[verifier]\ntimeout_sec = "7200"\n')
+    assert max_episode_s(tmp_path, multiplier=1) == (2 * BUILD_S + SETUP_S + 10 + 7200) * ATTEMPTS + MARGIN_S

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harbortrainer.config.plugin import TasksetKeys
+from harbortrainer.config.table import TomlValue
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.measured_rates import filter_by_pass_rate
 from harbortrainer.tasks.split import select_side
@@ -68,8 +69,11 @@ def _phases(table: Mapping[str, object]) -> list[Mapping[str, object]]:
 
 def _timeout(table: Mapping[str, object], phase: str, key: str, default: float) -> float:
     part = table.get(phase)
-    value = part.get(key) if isinstance(part, dict) else None
-    return float(value) if isinstance(value, int | float) else default
+    value: TomlValue = part.get(key) if isinstance(part, dict) else None
+    try:
+        return float(value)  # Harbor also takes a number in quotes
+    except (TypeError, ValueError, OverflowError):
+        return default
 
 
 def _tables(tasks_dir: Path) -> Iterable[dict[str, object]]:
