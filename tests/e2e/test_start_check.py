@@ -58,6 +58,22 @@ async def test_missing_bash_is_named(tmp_path: Path, environment_type: str) -> N
     assert_final(await trial(tmp_path, environment_type, task), "the image has no bash")
 
 
+@pytest.mark.parametrize(
+    ("toml", "last_line", "what"),
+    [
+        ('workdir = "/nowhere"', "WORKDIR /app", "the image has no folder /nowhere, the workdir"),
+        ("", "RUN rm /usr/bin/bash", "the image has no bash"),
+    ],
+    ids=["workdir", "bash"],
+)
+async def test_image_of_separate_verifier_is_checked(
+    tmp_path: Path, environment_type: str, toml: str, last_line: str, what: str
+) -> None:
+    task = make_task(tmp_path / "task", extra=f"[verifier.environment]\n{toml}\n")
+    (task / "tests" / "Dockerfile").write_text(f"FROM debian:12-slim\nCOPY . /tests\n{last_line}\n")
+    assert_final(await trial(tmp_path, environment_type, task), what)
+
+
 async def test_failed_healthcheck_keeps_its_output(tmp_path: Path, environment_type: str) -> None:
     task = make_task(tmp_path / "task", extra=HEALTHCHECK.format("echo port 5432 is closed >&2; exit 3"))
     record = await trial(tmp_path, environment_type, task)

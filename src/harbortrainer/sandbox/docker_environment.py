@@ -97,6 +97,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         self._disks = ContainerDisks.measure(folder, data_root, self.task_env_config.storage_mb)
         self._events = await ExitEvents.subscribe(self._label)
         await super().start(force_build)
+        await self.check_start()
         self._watch = asyncio.create_task(self._watch_disks(self._disks))
 
     async def _watch_disks(self, disks: ContainerDisks) -> None:

@@ -125,6 +125,7 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         self._entrypoint = EntrypointProcess(self._sandbox, self._image)
         await self._entrypoint.start()
         await self.upload_task_files()
+        await self.check_start(self._image.env.get("PATH", ""))
 
     async def _build_image(self, seconds: float, force_build: bool) -> Image:
         """Return the task's image, with the host's tmux as its lowest layer if needed."""
@@ -351,11 +352,6 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         if self._sandbox is None:
             raise SandboxDiedError("the sandbox was not started")
         return self._sandbox
-
-    @property
-    @override
-    def search_path(self) -> str:
-        return self._image.env.get("PATH", "")
 
     @property
     def _shares_network(self) -> bool:

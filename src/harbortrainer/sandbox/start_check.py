@@ -1,4 +1,4 @@
-"""Checks of a started sandbox before the agent: the task's healthcheck, and that the image has bash and the workdir.
+"""Checks of a started sandbox, the agent's or a separate verifier's: bash, the workdir, and the task's healthcheck.
 
 Harbor runs each command with bash in the task's `workdir`. Without one of them, every command fails, and a trial ends
 far from the cause. A failed healthcheck keeps its output.
@@ -24,37 +24,47 @@ _SHOWN_CHARS = 500
 
 
 class StartCheckedEnvironment(BaseEnvironment):
-    """An environment whose set-up ends with these checks."""
+    """An environment whose start ends with `check_start`."""
 
-    @override
-    async def run_healthcheck(self, healthcheck: HealthcheckConfig | None = None) -> None:
-        """Run a step's healthcheck; without one, the task's, and check the image. Harbor calls it after the start.
+    async def check_start(self, search_path: str = "") -> None:
+        """Check the image of a started sandbox. A task's healthcheck, which runs in the workdir, comes before that.
+
+        Args:
+            search_path: The image's PATH, if it is known.
 
         Raises:
             ImageLacksError: The image lacks bash or the workdir.
+        """
+        if not await self.has_bash(search_path):
+            raise ImageLacksError("the image has no bash, with which Harbor runs all commands; install it there")
+        if self.task_env_config.healthcheck is None:
+            await self._await_workdir()
+
+    @override
+    async def run_healthcheck(self, healthcheck: HealthcheckConfig | None = None) -> None:
+        """Run a step's healthcheck, or the task's, as Harbor does after the start.
+
+        Raises:
+            ImageLacksError: The task's failed, and the image lacks the workdir.
             HealthcheckError: The healthcheck failed; the message has its output.
         """
         try:
             await super().run_healthcheck(healthcheck)
         except HealthcheckError as error:
             if healthcheck is None:
-                await self._check_image()
+                await self._await_workdir()
             config = healthcheck or self.task_env_config.healthcheck
             raise HealthcheckError(f"{error}{await self._output(config)}") from None
-        if healthcheck is None:
-            await self._check_image()
 
-    async def has_bash(self) -> bool:
-        """Whether commands can be run."""
+    async def has_bash(self, search_path: str) -> bool:
+        """Whether commands can be run. `search_path` is the image's PATH, if it is known."""
         return (await self.exec("true", cwd="/", timeout_sec=_CHECK_S)).return_code not in _NOT_RUN
 
     async def has_folder(self, folder: str) -> bool:
         """Whether commands can be run in a folder."""
         return (await self.exec(f"cd -- {shlex.quote(folder)}", cwd="/", timeout_sec=_CHECK_S)).return_code == 0
 
-    async def _check_image(self) -> None:
-        if not await self.has_bash():
-            raise ImageLacksError("the image has no bash, with which Harbor runs all commands; install it there")
+    async def _await_workdir(self) -> None:
         folder, until = self.task_env_config.workdir, time.monotonic() + WORKDIR_S
         while folder and not await self.has_folder(folder):
             if time.monotonic() > until:
@@ -79,19 +89,16 @@ class FileCheckedEnvironment(StartCheckedEnvironment):
     shell = BASH
     """Path of bash inside."""
 
-    async def has_bash(self) -> bool:
+    @override
+    async def has_bash(self, search_path: str) -> bool:
         """Whether bash is at its usual path or on the image's PATH; `shell` is then its path."""
-        for path in (BASH, *(f"{folder}/bash" for folder in self.search_path.split(":") if folder)):
+        for path in (BASH, *(f"{folder}/bash" for folder in search_path.split(":") if folder)):
             if await self.is_file(path):
                 self.shell = path
                 return True
         return False
 
+    @override
     async def has_folder(self, folder: str) -> bool:
         """Whether the folder exists."""
         return await self.is_dir(folder)
-
-    @property
-    def search_path(self) -> str:
-        """The image's PATH."""
-        return ""
