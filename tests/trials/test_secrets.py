@@ -16,7 +16,7 @@ from harbor.models.task.config import EnvironmentConfig
 from pydantic import SecretStr
 
 from harbortrainer.config.agent_table import AGENTS
-from harbortrainer.trials.secrets import keep_secrets_out, remove_secrets
+from harbortrainer.trials.secrets import keep_secrets_out, redact, remove_secrets
 from harbortrainer.trials.trial_spec import ModelEndpoint, agent_model_settings
 
 MODEL = ModelEndpoint(name="Qwen/Qwen3-8B", base_url="http://127.0.0.1:4321/v1", api_key=SecretStr("the-trials-key"))
@@ -148,3 +148,22 @@ def test_short_secret_within_longer_value_stays(monkeypatch: pytest.MonkeyPatch)
     env = {"TEXT": "a build for production", "OTHER": "production"}
     assert remove_secrets(env, ()) == {"TEXT": "a build for production"}
     assert remove_secrets({"A_PASSWORD": "production"}, {"for production"}) == {}
+
+
+def test_key_is_redacted_in_text_files_of_any_size(tmp_path: Path):
+    (tmp_path / "log").write_text("a sk-secret b\nsk-secret")
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\0sk-secret")
+    (tmp_path / "link").symlink_to(tmp_path / "log")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(b"x" * 8192)
+        file.seek(1 << 31)
+        file.write(b"sk-secret")
+    redact(tmp_path, "sk-secret")
+    assert (tmp_path / "log").read_text() == "a [REDACTED] b\n[REDACTED]"
+    assert (tmp_path / "binary").read_bytes() == b"\0sk-secret"
+    assert (tmp_path / "link").is_symlink()
+    with (tmp_path / "sparse").open("rb") as file:
+        file.seek(1 << 31)
+        assert file.read() == b"[REDACTED]"
+    assert len(list(tmp_path.iterdir())) == 5

@@ -8,7 +8,9 @@
 
 import functools
 import logging
+import mmap
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -52,13 +54,27 @@ def redact(folder: Path, secret: str) -> None:
     """Redact `secret` in every text file below `folder`, as `redact_text`. Blocks: run it in a thread."""
     if len(secret) < MIN_REDACTED_CHARS:
         return
-    needle = secret.encode()
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not path.is_file():
-            continue
-        content = path.read_bytes()
-        if needle in content and b"\0" not in content[:8192]:
-            path.write_bytes(content.replace(needle, b"[REDACTED]"))
+    for path in list(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size:
+            _redact_file(path, secret.encode())
+
+
+def _redact_file(path: Path, needle: bytes) -> None:
+    """Redact a file through a mapping: it may be larger than the memory."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        at = content.find(needle)
+        if at < 0 or b"\0" in content[:8192]:
+            return
+        draft, begin = path.with_name(f".{path.name}.redacted"), 0
+        with draft.open("xb") as redacted, memoryview(content) as view:
+            while at >= 0:
+                redacted.write(view[begin:at])
+                redacted.write(b"[REDACTED]")
+                begin = at + len(needle)
+                at = content.find(needle, begin)
+            redacted.write(view[begin:])
+    shutil.copymode(path, draft)
+    draft.replace(path)
 
 
 type _Work = Callable[..., Awaitable[None]]
