@@ -71,6 +71,7 @@ _MAX_OUTPUT = 1 << 26
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 30.0
+_SEND_TIMEOUT_S = 5.0
 _HELPER_EXIT_S = 1.0
 """How long a killed helper may still appear to run."""
 
@@ -234,10 +235,13 @@ class RunningSandbox:
 
     async def _send(self, message: m.Message, fds: list[int]) -> None:
         packet = m.encode(message)
+        until = self._loop.time() + _SEND_TIMEOUT_S
         while True:
             try:
                 socket.send_fds(self._control, [packet], fds)
-            except BlockingIOError:
+            except BlockingIOError as error:
+                if self._loop.time() > until:
+                    raise SandboxError(f"the sandbox took no request for {_SEND_TIMEOUT_S:.0f} s") from error
                 await asyncio.sleep(0.005)
             except OSError as error:
                 self._check_alive()

@@ -28,6 +28,7 @@ from harbortrainer.config.plugin import Leftovers
 from harbortrainer.harbor_compat import count_chat_answers
 from harbortrainer.sandbox.errors_and_changes import ReportsChanges, SandboxChanges, SandboxError
 from harbortrainer.sandbox.post_mortem import ClearsFolders, Examinable, PostMortem
+from harbortrainer.trials.deadlines import set_deadlines
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.harbor_result import needs_examination, pop_turn_tokens
 from harbortrainer.trials.record import TurnTokens
@@ -161,6 +162,7 @@ def add_hooks(
     trial.add_hook(TrialEvent.AGENT_START, hooks.on_agent_start)
     trial.add_hook(TrialEvent.VERIFICATION_START, hooks.on_verification_start)
     hooks.examine_before_stop()
+    set_deadlines(trial.agent_environment)
     return hooks.observed
 
 
