@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, cast, override
+from typing import Any, BinaryIO, override
 
 from harbor.environments.base import EnvironmentPath, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
@@ -23,19 +23,14 @@ from harbor.utils.path_filter import filter_paths_by_patterns
 
 from harbortrainer.harbor_compat.open_environment import OpenEnvironment
 from harbortrainer.sandbox import archives, host_root_build, host_view, local_examination, network_choice
-from harbortrainer.sandbox.errors_and_changes import (
-    ChangedFile,
-    ChangeKind,
-    SandboxChanges,
-    SandboxDiedError,
-    SandboxError,
-)
+from harbortrainer.sandbox.errors_and_changes import SandboxChanges, SandboxDiedError, SandboxError
 from harbortrainer.sandbox.images import host_terminal, image_cache, image_choice
-from harbortrainer.sandbox.images.entrypoint import EntrypointProcess
+from harbortrainer.sandbox.images.entrypoint import EntrypointProcess, make_workdir
 from harbortrainer.sandbox.images.image_cache import DEFAULT_LIMIT_GB, GB, ImageCache
 from harbortrainer.sandbox.inside.messages import Command, HostView, SandboxSpec
 from harbortrainer.sandbox.interactive_process import InteractiveProcess
 from harbortrainer.sandbox.layer_store import Store
+from harbortrainer.sandbox.local_examination import FailedStart, failed_start
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
 from harbortrainer.sandbox.start_check import FileCheckedEnvironment
@@ -82,6 +77,7 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         self._sandbox: RunningSandbox | None = None
         self._processes: list[InteractiveProcess] = []
         self._grading, self._graded = False, False
+        self._failed: FailedStart | None = None  # of the verifier
         self._network, self._slirp4netns_path = network, ""
         self._setting, self._env, self._images_gb = image, env or {}, images_gb
         self._image = Image()
@@ -171,7 +167,7 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         What has exhausted a limit is killed; with `kill`, all of the agent's processes are.
         """
         await self._running.set_grading(active=True, kill=kill)
-        self._grading, self._graded = True, False
+        self._grading, self._graded, self._failed = True, False, None
 
     async def restore_limits(self) -> None:
         """Restore the agent's limits, and run commands in its namespaces again."""
@@ -185,15 +181,7 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
 
     async def changes(self) -> SandboxChanges | None:
         """Return the changes since the agent started; None if the sandbox has ended."""
-        try:
-            found = await self._running.changes()
-        except SandboxError:
-            return None
-        if found is None:
-            return None
-        files = zip(found.paths, found.change_types, found.sizes, strict=True)
-        listed = [ChangedFile(path, cast("ChangeKind", how), size) for path, how, size in files]
-        return SandboxChanges(listed, found.total, found.tools)
+        return await local_examination.changes(self._running)
 
     async def listen_inside(self, port: int) -> socket.socket | None:
         """Open a socket on `port` of the sandbox's loopback; None if it shares the machine's network."""
@@ -203,13 +191,19 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         """Report what is wrong in the sandbox, and whether a fresh one of the same kind works."""
         found = PostMortem()
         if self._sandbox is not None:
-            await local_examination.examine(found, self._sandbox, self._start_fresh)
+            await local_examination.examine(found, self._sandbox, self._start_fresh, self._failed)
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found
 
     async def _start_fresh(self) -> RunningSandbox:
-        return await RunningSandbox.start(self._spec(), await self._view())
+        sandbox = await RunningSandbox.start(self._spec(), await self._view())
+        try:
+            await make_workdir(sandbox, self._image)
+        except BaseException:  # the caller never gets the sandbox to stop
+            await sandbox.stop()
+            raise
+        return sandbox
 
     async def _view(self) -> HostView | None:
         if self._builder is not None:
@@ -243,6 +237,8 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
             done = await self._running.run(request, seconds=timeout_sec or None)
         except TimeoutError as error:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
+        if self._grading:
+            self._failed = self._failed or failed_start(request, done)
         return _result(done)
 
     async def start_interactive(

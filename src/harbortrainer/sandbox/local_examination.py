@@ -1,4 +1,4 @@
-"""Post-mortem of a local sandbox.
+"""Post-mortem and changed files of a local sandbox.
 
 Only processes in a sandbox can change its files or exhaust its limits, so either is a sign that the agent broke it. Its
 init process cannot be killed from inside. If it has ended, the agent is to blame only if the kernel killed it at the
@@ -7,29 +7,68 @@ sandbox's memory limit. A helper or init process that was killed from outside le
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import cast
 
-from harbortrainer.sandbox.errors_and_changes import SandboxError
-from harbortrainer.sandbox.inside.messages import Command
+from harbortrainer.sandbox.errors_and_changes import ChangedFile, ChangeKind, SandboxChanges, SandboxError
+from harbortrainer.sandbox.inside.messages import ERROR_PREFIX, NOT_EXECUTABLE, NOT_FOUND, Command
 from harbortrainer.sandbox.post_mortem import PROBE, PROBE_TIMEOUT_S, SHELLS, PostMortem, probe_problem
-from harbortrainer.sandbox.running_sandbox import RunningSandbox
+from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
 
 _MAX_FILE_B = 64 << 20
 
 
-async def examine(found: PostMortem, sandbox: RunningSandbox, fresh: Callable[[], Awaitable[RunningSandbox]]) -> None:
+async def changes(sandbox: RunningSandbox) -> SandboxChanges | None:
+    """Return the changes since the agent started; None if the sandbox has ended."""
+    try:
+        found = await sandbox.changes()
+    except SandboxError:
+        return None
+    if found is None:
+        return None
+    files = zip(found.paths, found.change_types, found.sizes, strict=True)
+    listed = [ChangedFile(path, cast("ChangeKind", how), size) for path, how, size in files]
+    return SandboxChanges(listed, found.total, found.tools)
+
+
+@dataclass(frozen=True)
+class FailedStart:
+    """A command of the verifier that the sandbox could not start."""
+
+    command: Command
+    reason: str
+
+
+def failed_start(command: Command, done: CommandResult) -> FailedStart | None:
+    """Return why a command could not be started; None if it was."""
+    if done.code not in (NOT_FOUND, NOT_EXECUTABLE) or not done.stderr.startswith(ERROR_PREFIX):
+        return None
+    reason = done.stderr.removeprefix(ERROR_PREFIX).decode(errors="replace").strip()
+    return FailedStart(command, f"the verifier could not be started: {reason}")
+
+
+async def examine(
+    found: PostMortem,
+    sandbox: RunningSandbox,
+    fresh: Callable[[], Awaitable[RunningSandbox]],
+    failed: FailedStart | None = None,
+) -> None:
     """Record what is wrong in a sandbox, and whether a fresh one of the same kind works.
 
     Args:
         found: The post-mortem to add to.
         sandbox: The sandbox to examine.
         fresh: Starts a sandbox of the same kind.
+        failed: The first command of the verifier, if it could not be started. A sign if a fresh sandbox starts it.
     """
-    found.signs += [note.text for note in sandbox.notes if note.is_evidence]
     shells: dict[str, bytes | None] = {}
+    wrong = ""
     if not sandbox.ended:
-        if wrong := await _probe(sandbox):
-            found.signs.append(wrong)
+        wrong = await _probe(sandbox)
         shells = await _read_shells(sandbox)
+    # After the probe, which the sandbox answers after it has reported what a killed command waited for.
+    found.signs += [note.text for note in sandbox.notes if note.is_evidence]
+    found.signs += [wrong] if wrong else []
     try:
         other = await fresh()
     except SandboxError as error:
@@ -38,6 +77,8 @@ async def examine(found: PostMortem, sandbox: RunningSandbox, fresh: Callable[[]
     try:
         if not sandbox.ended:
             found.signs += _differences(shells, await _read_shells(other))
+        if failed is not None and await _starts(other, failed.command):
+            found.signs.append(failed.reason)
         wrong = await _probe(other)
         found.check(not wrong, (wrong and f"in a fresh sandbox {wrong}") or "a fresh sandbox starts and answers")
     finally:
@@ -53,6 +94,15 @@ async def _probe(sandbox: RunningSandbox) -> str:
     except SandboxError as error:
         return f"the shell cannot be started: {error}"
     return probe_problem(done.code, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+async def _starts(sandbox: RunningSandbox, command: Command) -> bool:
+    """Whether a shell starts as this command does: as its user, in its folder, with its variables."""
+    try:
+        done = await sandbox.run(replace(command, argv=["/bin/bash", "-c", "true"]), seconds=PROBE_TIMEOUT_S)
+    except (SandboxError, TimeoutError):
+        return False
+    return done.code == 0
 
 
 async def _read_shells(sandbox: RunningSandbox) -> dict[str, bytes | None]:

@@ -19,6 +19,13 @@ _CHECK_INTERVAL_S = 0.25
 _TAIL_CHARS = 1000
 
 
+async def make_workdir(sandbox: RunningSandbox, image: Image) -> None:
+    """Create the folders of WORKDIR, which builders leave to the start of a container."""
+    for folder in dict.fromkeys([*image.folders, image.workdir]):
+        if (await sandbox.run(Command(["is", "d", folder], call=True))).code:
+            await sandbox.run(Command(["/bin/sh", "-c", 'mkdir -p "$0"', folder], env=image.env))
+
+
 class EntrypointProcess:
     """ENTRYPOINT process of one sandbox."""
 
@@ -32,7 +39,7 @@ class EntrypointProcess:
         Raises:
             SandboxStartError: The entrypoint ended at once, or the health check did not pass in time.
         """
-        await self._make_workdir()
+        await make_workdir(self._sandbox, self._image)
         if self._image.entrypoint:
             running = self._sandbox.run(self._command([*self._image.entrypoint, *_KEEP_RUNNING]))
             self._entrypoint = asyncio.create_task(running)
@@ -47,12 +54,6 @@ class EntrypointProcess:
             self._entrypoint.cancel()
             with contextlib.suppress(asyncio.CancelledError, SandboxError):
                 await self._entrypoint
-
-    async def _make_workdir(self) -> None:
-        """Create the folders of WORKDIR, which builders leave to the start of a container."""
-        for folder in dict.fromkeys([*self._image.folders, self._image.workdir]):
-            if (await self._sandbox.run(Command(["is", "d", folder], call=True))).code:
-                await self._sandbox.run(Command(["/bin/sh", "-c", 'mkdir -p "$0"', folder], env=self._image.env))
 
     def _command(self, argv: list[str]) -> Command:
         image = self._image

@@ -14,12 +14,13 @@ from collections.abc import Callable, Generator
 from harbortrainer.sandbox.inside import file_calls
 from harbortrainer.sandbox.inside import messages as m
 from harbortrainer.sandbox.inside.messages import Command
+from harbortrainer.sandbox.inside.regular_files import read_regular
 
 ROOT_USERS = (None, "", 0, "0", "root")
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
 AGENT_OOM_SCORE, VERIFIER_OOM_SCORE = 800, 500
 """Values of oom_score_adj: when memory runs out, the kernel kills the highest first."""
 _INIT_OOM_SCORE = 200  # no process in the sandbox can lower its own below this
+_MAX_TABLE_B = 1 << 20
 _oom_score_fd = -1
 
 
@@ -79,10 +80,10 @@ def find_user(user: str | int | None) -> tuple[int, int, list[int], str]:
 
 def _read_table(path: str, width: int) -> list[list[str]]:
     try:
-        with open(path, errors="replace") as file:
-            rows = [line.rstrip("\n").split(":") for line in file]
+        text = read_regular(path, _MAX_TABLE_B, follow=True).decode(errors="replace")
     except OSError:
         return []
+    rows = [line.split(":") for line in text.split("\n")]
     return [row for row in rows if len(row) >= width and row[2].isdigit() and (width < 7 or row[3].isdigit())]
 
 
@@ -113,13 +114,12 @@ def fork(command: Command, fds: list[int], oom_score: int) -> int:
 
 def _exec_child(command: Command, fds: list[int]) -> None:
     """Execute the command or call. Runs in the forked child and never returns."""
-    code = NOT_EXECUTABLE
+    code = m.NOT_EXECUTABLE
     try:
         os.setsid()
         for number, fd in enumerate(fds):
             os.dup2(fd, number)
         os.closerange(3, 4096)
-        # Only in the child, never in the init process: the agent may have replaced /etc/passwd by a pipe that blocks.
         uid, gid, groups, home = find_user(command.user)
         if command.groups:
             gid, *groups = command.groups
@@ -135,8 +135,8 @@ def _exec_child(command: Command, fds: list[int]) -> None:
             os.chdir(command.cwd)
             os.execvpe(name, command.argv, {"HOME": home, **command.env})
     except Exception as error:  # noqa: BLE001 - the process's last frame: the error goes to the caller's stderr
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        os.write(2, f"sandbox: {error}\n".encode())
+        code = m.NOT_FOUND if isinstance(error, FileNotFoundError) else m.NOT_EXECUTABLE
+        os.write(2, m.ERROR_PREFIX + f"{error}\n".encode())
     finally:
         os._exit(code)
 
@@ -182,19 +182,21 @@ class CommandRunner:
             self.send(m.Failed(f"cannot start a process in the sandbox: {error}", command.id))
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
-            self._report_failure(command, fds, NOT_FOUND if missing else NOT_EXECUTABLE, error)
+            self._report_failure(command, fds, m.NOT_FOUND if missing else m.NOT_EXECUTABLE, error)
         else:
             self._running[pid] = command.id
             return pid
         return None
 
-    def kill(self, request: int) -> bool:
-        """Kill the process group of a command. Return False if no running command here has that request id."""
-        pids = [pid for pid, wanted in self._running.items() if wanted == request]
-        for pid in pids:
+    def runs(self, request: int) -> bool:
+        """Whether a command with this request id runs here."""
+        return request in self._running.values()
+
+    def kill(self, request: int) -> None:
+        """Kill the process group of a command, if it runs here."""
+        for pid in [pid for pid, wanted in self._running.items() if wanted == request]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        return bool(pids)
 
     def reap(self) -> list[int]:
         """Report the commands that have ended. Return the ids of all reaped processes."""
@@ -223,7 +225,7 @@ class CommandRunner:
                 return False
             code = file_calls.CALLS[name](fds, *arguments)
         except Exception as error:  # noqa: BLE001 - the caller's error must not end the sandbox
-            self._report_failure(command, fds, NOT_EXECUTABLE, error)
+            self._report_failure(command, fds, m.NOT_EXECUTABLE, error)
         else:
             self.send(m.Ended(command.id, code))
         return True
@@ -245,5 +247,5 @@ class CommandRunner:
 
     def _report_failure(self, command: m.Command, fds: list[int], code: int, error: Exception) -> None:
         with contextlib.suppress(OSError):
-            os.write(fds[2], f"sandbox: {error}\n".encode())
+            os.write(fds[2], m.ERROR_PREFIX + f"{error}\n".encode())
         self.send(m.Ended(command.id, code))

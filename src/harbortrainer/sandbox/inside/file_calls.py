@@ -12,11 +12,17 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 
+from harbortrainer.sandbox.inside.regular_files import open_regular
+
+# tarfile looks up the owners' names: from /etc/passwd, which may be a pipe, and with libraries that an agent may have
+# added. Nobody needs the names.
+for _lookup in ("pwd", "grp"):
+    setattr(tarfile, _lookup, None)
+
 _SMALL_BYTES, _SMALL_ENTRIES = 8 << 20, 500
 _MAX_NOTES = 20
 _MAX_ENTRIES, _MAX_DEPTH = 20_000, 64  # of an archive that leaves the sandbox: the host checks every name in it
 _MAX_ROUNDS = 100_000
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -91,7 +97,7 @@ def _add(tar: tarfile.TarFile, path: str, name: str, limit: int) -> int:
     if not member.isreg():
         tar.addfile(member)
         return 0
-    fd = os.open(path, _READ | os.O_NOFOLLOW)
+    fd = open_regular(path)
     try:
         tar.addfile(member, _FixedSizeReader(fd, member.size))
     finally:
@@ -101,11 +107,10 @@ def _add(tar: tarfile.TarFile, path: str, name: str, limit: int) -> int:
 
 def send_file(fds: list[int], path: str, limit: str) -> int:
     """Write one regular file to standard output."""
-    fd = os.open(path, _READ)
+    fd = open_regular(path, follow=True)
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > int(limit):
-            os.write(fds[2], f"{path}: not a regular file, or too large\n".encode())
+        if os.fstat(fd).st_size > int(limit):
+            os.write(fds[2], f"{path}: too large\n".encode())
             return 1
         while os.sendfile(fds[1], fd, None, 1 << 20):
             pass

@@ -18,7 +18,7 @@ from harbortrainer.sandbox.inside import processes
 from harbortrainer.sandbox.inside.messages import SandboxSpec
 
 INTERVAL_MS = 100
-RAISE_LIMITS, MARK_START, REPORT_CHANGES = b"r", b"s", b"c"
+RAISE_LIMITS, MARK_START, REPORT_CHANGES, REPORT_WAITS = b"r", b"s", b"c", b"w"
 """Requests to the monitor."""
 EXTRA_DISK_MB, EXTRA_FILES, EXTRA_PROCESSES, EXTRA_MEMORY_MB = 64, 16384, 64, 64
 _MAX_INCREASES = 8
@@ -28,6 +28,7 @@ _REQUEST_ERRORS = {
     RAISE_LIMITS: "could not raise the limits for grading",
     MARK_START: "could not mark the start of the agent's changes",
     REPORT_CHANGES: "could not read the agent's changes",
+    REPORT_WAITS: "could not read what the verifier waited for",
 }
 
 

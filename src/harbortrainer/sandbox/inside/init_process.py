@@ -155,8 +155,10 @@ class InitProcess:
                 self._listen(port, id)
             case m.Command() if self._agent is None or self._limits.grading:
                 self._start_command(message, fds)
-            case m.Kill(id) if self._runner.kill(id):
-                pass
+            case m.Kill(id) if self._runner.runs(id):
+                if self._limits.grading:  # the verifier's time is up
+                    self._limits.request(grading_limits.REPORT_WAITS)
+                self._runner.kill(id)
             case _ if self._agent is not None:
                 self._agent.forward(packet, fds)
 

@@ -186,6 +186,12 @@ class Ready:
     """The sandbox has started."""
 
 
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Codes of a command that could not be started."""
+ERROR_PREFIX = b"sandbox: "
+"""Begins the error output of such a command."""
+
+
 @dataclass(frozen=True)
 class Ended:
     """A command ended. A code above 128 is 128 + the signal that ended it."""

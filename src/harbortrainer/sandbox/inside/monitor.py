@@ -10,7 +10,15 @@ import select
 import signal
 import socket
 
-from harbortrainer.sandbox.inside import agent_namespace, cgroups, filesystem, grading_limits, init_process, processes
+from harbortrainer.sandbox.inside import (
+    agent_namespace,
+    cgroups,
+    file_waits,
+    filesystem,
+    grading_limits,
+    init_process,
+    processes,
+)
 from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.agent_namespace import AgentNamespace
 from harbortrainer.sandbox.inside.messages import Changes, Failed, HostView, Note, SandboxSpec, encode
@@ -18,6 +26,7 @@ from harbortrainer.sandbox.inside.overlay_diff import UpperLayer
 from harbortrainer.sandbox.inside.slirp_network import SlirpNetwork
 
 _ALL_USERS, _ONLY_ROOT = "0 0 4294967295\n", "0 0 1\n"
+_MAX_WAITS = 3
 _NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP
 
 
@@ -88,7 +97,7 @@ class Monitor:
             poll.register(self._slirp.ended, select.POLLIN)
             ends.add(self._slirp.ended)
         while not ends & (ready := dict(poll.poll())).keys():
-            if requests.fileno() in ready and not self._serve_request(requests):
+            if requests.fileno() in ready and not self._serve_request(requests, child):
                 poll.unregister(requests)
         if self._slirp is not None:
             if self._slirp.ended in ready:
@@ -101,11 +110,13 @@ class Monitor:
         if ended in ready and (killed := cgroups.count_oom_kills(self._groups)):
             self._send(Note(f"the sandbox ended at its own memory limit ({killed} processes killed by the kernel)"))
 
-    def _serve_request(self, requests: socket.socket) -> bool:
+    def _serve_request(self, requests: socket.socket, child: int) -> bool:
         """Serve a request of the init process (see `grading_limits`). Return False at end of file."""
         request = requests.recv(1)
         if request == grading_limits.RAISE_LIMITS:
             self._raise_limits()
+        elif request == grading_limits.REPORT_WAITS:
+            self._send_waits(child)
         elif request and self._upper_layer is not None:
             self._send_changes() if request == grading_limits.REPORT_CHANGES else self._upper_layer.mark()
         if request:
@@ -119,8 +130,17 @@ class Monitor:
         except OSError as error:
             self._send(Note(f"could not read the agent's changes: {error}", is_evidence=False))
 
+    def _send_waits(self, child: int) -> None:
+        """Report the pipes of the agent that verifier processes wait for; the agent's have another namespace."""
+        assert self._upper_layer is not None
+        period = self._upper_layer.agent_period
+        for text in file_waits.describe_waits(file_waits.descendants(child), period)[:_MAX_WAITS]:
+            self._send(Note(text))
+
     def _raise_limits(self) -> None:
         """Raise the limits once more for grading."""
+        if self._upper_layer is not None:
+            self._upper_layer.mark_grading()
         self._increases += 1
         spec, more = self._spec, self._increases
         try:

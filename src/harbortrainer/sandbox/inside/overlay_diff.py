@@ -18,7 +18,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from harbortrainer.sandbox.inside.file_waits import Period
 from harbortrainer.sandbox.inside.messages import Changes, HostView, SandboxSpec
+from harbortrainer.sandbox.inside.regular_files import read_regular
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """Search path for commands, in order."""
@@ -109,7 +111,6 @@ def _python(path: str, change: str, read: Callable[[], str]) -> str:
 MAX_LISTED = 100
 _MAX_ENTRIES, _MAX_DEPTH, _MAX_PATH = 50_000, 60, 300
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOGS = "/logs/"  # the harness writes there
 
 
@@ -134,17 +135,30 @@ class UpperLayer:
 
     def __init__(self, spec: SandboxSpec, view: HostView | None, disk: int) -> None:
         self._spec, self._view, self._disk = spec, view, disk
-        self._since = 0
+        self._since, self._until = 0, 0
         self._entries = 0
+
+    @property
+    def agent_period(self) -> Period:
+        """Time from the mark to the start of grading; empty before that."""
+        return Period(self._since, self._until)
 
     def mark(self) -> None:
         """Count only changes from now on."""
+        self._since, self._until = self._now(), 0
+
+    def mark_grading(self) -> None:
+        """Record the start of grading, unless it is recorded."""
+        self._until = self._until or self._now()
+
+    def _now(self) -> int:
+        """Return the time of the files' clock, in nanoseconds."""
         fd = os.open(
             ".mark", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._disk
         )
         try:
             os.write(fd, b".")
-            self._since = os.fstat(fd).st_ctime_ns
+            return os.fstat(fd).st_ctime_ns
         finally:
             os.close(fd)
 
@@ -230,16 +244,10 @@ def _open_folder(name: str, parent: int) -> Generator[int]:
 
 def _read_start(folder: int, entry: _Entry) -> str:
     """Return the first 64 KiB of a file; "" if it cannot be read."""
-    if not stat.S_ISREG(entry.info.st_mode):
-        return ""
     try:
-        fd = os.open(os.path.basename(entry.path), _FILE, dir_fd=folder)
+        return read_regular(os.path.basename(entry.path), 1 << 16, folder=folder).decode(errors="replace")
     except OSError:
         return ""
-    try:
-        return os.read(fd, 1 << 16).decode(errors="replace")
-    finally:
-        os.close(fd)
 
 
 def _readable(text: str) -> str:

@@ -1,0 +1,35 @@
+"""Opening of files that an agent may have replaced: by a pipe, a device, a link, a lease or a terabyte of zeros.
+
+Invariants: nothing here waits for another process, and only a regular file is read.
+"""
+
+import errno
+import os
+import stat
+
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def open_regular(path: str, *, follow: bool = False, folder: int | None = None) -> int:
+    """Return a descriptor of a regular file, open for reading.
+
+    Args:
+        path: The file; relative to `folder` if that is given.
+        follow: Follow a link in the last part of the path.
+        folder: Descriptor of a folder.
+
+    Raises:
+        OSError: It is missing or no regular file, or a process holds a lease on it.
+    """
+    fd = os.open(path, _FLAGS | (0 if follow else os.O_NOFOLLOW), dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return fd
+
+
+def read_regular(path: str, most: int, *, follow: bool = False, folder: int | None = None) -> bytes:
+    """Return the first `most` bytes of a regular file; errors as in `open_regular`."""
+    fd = open_regular(path, follow=follow, folder=folder)
+    with os.fdopen(fd, "rb") as file:
+        return file.read(most)
