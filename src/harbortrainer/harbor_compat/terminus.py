@@ -5,6 +5,7 @@ not three times, and the trajectory is not written every turn.
 """
 
 import json
+import secrets
 from typing import Any, Protocol, override
 
 from harbor.agents.terminus_2.terminus_2 import Command, Terminus2
@@ -139,7 +140,14 @@ class OpenTerminus2(Terminus2):
             ),
         )
         text = json.dumps(trajectory.to_json_dict(), ensure_ascii=False)
-        (self.logs_dir / "trajectory.json").write_text(text, encoding="utf-8")
+        # The folder may be mounted: what the agent put in the file's place is replaced and never opened.
+        draft = self.logs_dir / f".trajectory-{secrets.token_hex(8)}"
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(self.logs_dir / "trajectory.json")
+        except OSError as error:
+            self.logger.warning("could not write trajectory.json: %s", error)
+            draft.unlink(missing_ok=True)
 
     def record_usage(self, context: AgentContext) -> None:
         """Record which model used the tokens; otherwise Harbor 0.24 reads the trajectory again."""

@@ -25,10 +25,13 @@ from harbortrainer.sandbox import container_sockets, docker_examination, host_va
 from harbortrainer.sandbox.compose_files import unreadable_files
 from harbortrainer.sandbox.containers import daemon_client, disk_usage, usage
 from harbortrainer.sandbox.containers.container_exit import ExitEvents
+from harbortrainer.sandbox.containers.daemon_release import keep_released
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
+from harbortrainer.sandbox.containers.log_folders import LogFolder
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
+from harbortrainer.sandbox.containers.verifier_waits import PhaseClock
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.start_check import StartCheckedEnvironment
@@ -50,16 +53,26 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
 
     _watch: asyncio.Task[None] | None = None  # of the disk, while the container runs
     _events: ExitEvents | None = None  # listened to from before the start
+    _pid = 0  # of the container's first process, if it is on this machine
+    _release: asyncio.Task[None] | None = None  # of the daemon, while the container runs
     _full_disk = ""  # a message about the disk that this container filled
     _grading = False
     _uploaded: tuple[tuple[Path, str], ...] = ()  # uploads of this grading
     _commands: tuple[_Command, ...] = ()  # commands of this grading since the uploads
 
     def __init__(self, *args: object, pids: int = PIDS, **kwargs: object) -> None:
-        self._pids = pids
+        self._pids, self._phases = pids, PhaseClock()
         super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through
         if files := unreadable_files(self.environment_dir):  # Compose would wait for a pipe, also to remove containers
             raise SandboxBuildError(f"{files[0].name} is not a regular file")
+
+    @cached_property
+    def _agent_logs(self) -> LogFolder:
+        return LogFolder(self.trial_paths.agent_dir)
+
+    @cached_property
+    def _verifier_logs(self) -> LogFolder:
+        return LogFolder(self.trial_paths.verifier_dir)
 
     @cached_property
     def _direct(self) -> DirectDocker:
@@ -99,6 +112,9 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         await super().start(force_build)
         await self.check_start()
         self._watch = asyncio.create_task(self._watch_disks(self._disks))
+        container = self._direct.container
+        self._pid = await docker_examination.local_pid(self._label, container.details if container else None)
+        self._release = asyncio.create_task(keep_released(self._pid)) if self._pid else None
 
     async def _watch_disks(self, disks: ContainerDisks) -> None:
         """Remove the container as soon as it fills a disk, which all trials share."""
@@ -121,9 +137,19 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         try:
             await super().stop(delete)
         finally:
+            for logs in (self._agent_logs, self._verifier_logs):
+                await asyncio.to_thread(logs.remove_mounted)
             await self._direct.close()
             if self._events is not None:
                 await self._events.close()
+            if self._release is not None:
+                self._release.cancel()
+
+    @override
+    async def prepare_logs_for_host(self) -> None:
+        await super().prepare_logs_for_host()
+        for logs in (self._agent_logs, self._verifier_logs):
+            await asyncio.to_thread(logs.detach)
 
     async def _stop_watch(self) -> None:
         if self._watch is not None:
@@ -133,6 +159,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     async def raise_limits(self, *, kill: bool = False) -> None:
         """Prepare for grading. Kill the agent's leftover processes if `kill` is set or a limit is exhausted."""
         self._grading, self._uploaded, self._commands = True, (), ()
+        self._phases.start_grading()
+        await asyncio.to_thread(self._verifier_logs.attach)
         await self._direct.close_shells()
         if short := await self.exhausted_limit():
             self.logger.warning("%s: killing the processes that the agent left running", short)
@@ -142,6 +170,9 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     async def restore_limits(self) -> None:
         """Restore the agent's limits after grading."""
         self._grading, self._uploaded, self._commands = False, (), ()
+        self._phases.start_agent()
+        for logs in (self._agent_logs, self._verifier_logs):
+            await asyncio.to_thread(logs.attach)
         await self._direct.close_shells()
 
     async def exhausted_limit(self) -> str:
@@ -160,7 +191,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
             found.signs.append(self._full_disk)
             await docker_examination.check_fresh_container(found, self.image)
         else:
-            await docker_examination.examine(found, self._label, self._events)
+            found.signs += self._phases.describe_waits(self._pid) if self._pid else []
+            await docker_examination.examine(found, self._label, self._events, self.task_env_config.workdir)
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found
@@ -187,6 +219,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         user: str | int | None = None,
     ) -> ExecResult:
         commands = [*self._commands, (command, cwd, env, timeout_sec, user)]
+        if self._uploaded:
+            await asyncio.to_thread(self._verifier_logs.attach)
         done = await super().exec(*commands[-1])
         if self._uploaded:
             if not self._has_reward():
@@ -198,6 +232,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
                         for path in self._reward_paths():
                             path.unlink(missing_ok=True)
             self._commands = tuple(commands)
+            await asyncio.to_thread(self._verifier_logs.detach)
         return done
 
     async def _grade_again(self, commands: Sequence[_Command]) -> ExecResult:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import IO
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox.containers.container_exit import DIE_ACTION, EXIT_EVENT_WAIT_S, EXTERNAL_ACTIONS, ExitEvents
 from harbortrainer.sandbox.containers.usage import exhausted_limit
+from harbortrainer.sandbox.inside.processes import read
 from harbortrainer.sandbox.post_mortem import PROBE, PROBE_TIMEOUT_S, SHELLS, PostMortem, probe_problem
 from harbortrainer.sandbox.uploaded_tests import Uploads, is_intact, upload_size
 
@@ -101,13 +103,14 @@ async def _copy_out(container: str, path: str, archive: IO[bytes], most: int) ->
             await process.wait()
 
 
-async def examine(found: PostMortem, label: str, events: ExitEvents | None) -> None:
+async def examine(found: PostMortem, label: str, events: ExitEvents | None, workdir: str | None = None) -> None:
     """Record what is wrong in the labelled container and, if something is, whether the daemon can start another.
 
     Args:
         found: The post-mortem to add to.
         label: The label of the trial's container.
         events: The daemon's events about the container's exit; None if nobody listened.
+        workdir: The folder of the verifier's commands; None for the image's.
     """
     daemon = await docker("version", "--format", "{{.Server.Version}}")
     found.check(daemon.code == 0, f"the daemon answers ({daemon.out.strip() or daemon.err.strip()})")
@@ -116,12 +119,12 @@ async def examine(found: PostMortem, label: str, events: ExitEvents | None) -> N
         if inspected.code == 0:
             (details,) = json.loads(inspected.out)
             if details["State"]["Running"]:
-                await _examine_running(found, container)
+                await _examine_running(found, container, workdir)
                 found.signs += await _exhausted_limits(container, label)
             else:
                 await _examine_exit(found, container, details, events)
             if found.signs:
-                await check_fresh_container(found, details["Image"])
+                await check_fresh_container(found, details["Image"], workdir)
 
 
 async def _exhausted_limits(container: str, label: str) -> list[str]:
@@ -148,11 +151,28 @@ async def containers(label: str) -> list[str]:
     return (await docker("ps", "-aq", "--no-trunc", "--filter", f"label={label}")).out.split()
 
 
-async def _examine_running(found: PostMortem, container: str) -> None:
-    result = await docker("exec", "-u", "0", container, "bash", "-c", PROBE)
+async def local_pid(label: str, details: dict | None) -> int:
+    """Return the id of the labelled container's first process; 0 if it is not on this machine.
+
+    Args:
+        label: The label of the trial's container.
+        details: The daemon's description of the container, if it is known.
+    """
+    found = [(details["Id"], str(details["State"]["Pid"]))] if details is not None else []
+    for container in await containers(label) if details is None else []:
+        found.append((container, (await docker("inspect", "--format", "{{.State.Pid}}", container)).out.strip()))
+    return next((int(pid) for container, pid in found if pid.isdigit() and container in read(f"/proc/{pid}/cgroup")), 0)
+
+
+async def _examine_running(found: PostMortem, container: str, workdir: str | None) -> None:
+    result = await docker("exec", "-u", "root", container, "bash", "-c", _probe(workdir))
     if wrong := probe_problem(result.code, result.out, result.err):
         found.signs.append(wrong)
     found.signs += await _changed_shells(container)
+
+
+def _probe(workdir: str | None) -> str:
+    return f"cd -P -- {shlex.quote(workdir)} || exit; {PROBE}" if workdir else PROBE
 
 
 async def _examine_exit(found: PostMortem, container: str, details: dict, events: ExitEvents | None) -> None:
@@ -188,10 +208,10 @@ async def _changed_shells(container: str) -> list[str]:
     return [f"{path} was {kinds.get(kind, 'changed')}" for kind, path in changes if path in SHELLS]
 
 
-async def check_fresh_container(found: PostMortem, image: str) -> None:
+async def check_fresh_container(found: PostMortem, image: str, workdir: str | None = None) -> None:
     """Record whether the daemon can start a container of the image that passes the probe."""
     label = f"{RUN_LABEL}={os.environ.get(RUN_VARIABLE, 'none')}"
-    arguments = ("--rm", "--network", "none", "--label", label, "--entrypoint", "bash", image, "-c", PROBE)
-    result = await docker("run", *arguments, seconds=_START_S)
+    arguments = ("--rm", "--network", "none", "--label", label, "-u", "root", "--entrypoint", "bash", image)
+    result = await docker("run", *arguments, "-c", _probe(workdir), seconds=_START_S)
     wrong = probe_problem(result.code, result.out, result.err)
     found.check(not wrong, f"in a fresh container {wrong}" if wrong else "a fresh container starts and answers")

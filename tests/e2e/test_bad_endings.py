@@ -1,0 +1,158 @@
+"""An agent that leaves a state in which the verifier cannot run or waits for ever gets 0; an honest one never does.
+
+Real trials with the oracle agent, whose solution leaves that state, in a local sandbox and in a container.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import DONE, SOLVED, ScriptedModel, keys, make_task
+from patience import HANG_S
+
+from harbortrainer.trials import ModelEndpoint, Outcome, TrialRecord, TrialSpec, run_trial
+from harbortrainer.trials.hooks import Event
+
+pytestmark = pytest.mark.e2e
+
+READS = f"cat /app/answer; {SOLVED}"
+PIPE = "rm -f /app/answer; mkfifo /app/answer"
+PIPE_HELD = f"{PIPE}; sleep 500 <> /app/answer &"
+BAD = {
+    "no working folder": ("cd /; rm -rf /app", "'/app'|\"/app\""),
+    "a file as working folder": ("cd /; rm -rf /app; touch /app", "not a directory"),
+    "a link to itself as working folder": ("cd /; rm -rf /app; ln -s /app /app", "too many levels of symbolic links"),
+    "a pipe as answer": (PIPE, "waited for the pipe '/app/answer'"),
+    "a pipe as answer that a process holds open": (PIPE_HELD, "waited for the pipe '/app/answer'"),
+    "a link to a pipe as answer": (
+        "mkfifo /tmp/pipe; ln -s ../tmp/pipe /app/answer",
+        "waited for the pipe '/app/answer'",
+    ),
+    "a pipe as user table": ("rm /etc/passwd; mkfifo /etc/passwd", "the shell"),
+}
+
+
+async def play(folder: Path, kind: str, solution: str, test: str = READS, **more: Any) -> TrialRecord:
+    """Run one trial; the verifier has 5 seconds."""
+    spec = {name: more.pop(name) for name in ("agent", "extra") if name in more}
+    task = make_task(folder / "task", test=test, verifier_timeout_s=5, extra=spec.get("extra", ""))
+    (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{solution}\n")
+    agent = spec.get("agent", "oracle")
+    return await run_trial(
+        TrialSpec(task_dir=task, trials_dir=folder / "trials", agent=agent, environment_type=kind), **more
+    )
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_agent_that_stops_its_verifier_gets_zero(tmp_path: Path, environment_type: str, case: str):
+    solution, sign = BAD[case]
+    record = await play(tmp_path, environment_type, solution)
+    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
+    assert any(part in record.evidence.lower() for part in sign.split("|")), record.evidence
+
+
+async def test_leased_answer_gets_zero_in_a_container(tmp_path: Path, container: str):
+    lease = (
+        "echo x > /app/answer; perl -e 'use Fcntl; $SIG{IO} = q(IGNORE); open F, q(</app/answer); "
+        "fcntl(F, 1024, 1) or die; sleep 500' &\nsleep 1"
+    )
+    record = await play(tmp_path, container, lease)
+    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
+    assert "waited to open '/app/answer', on which another process holds a lease" in record.evidence
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+async def test_honest_trial_is_graded(tmp_path: Path, environment_type: str, agent: str):
+    record = await play(tmp_path, environment_type, "touch /app/answer", SOLVED, agent=agent)
+    assert (record.outcome, record.reward) == (Outcome.completed, float(agent == "oracle")), record
+
+
+async def test_answered_pipe_is_graded(tmp_path: Path, environment_type: str):
+    """The task is a pipe: the agent's service answers on it."""
+    service = "mkfifo /app/pipe; while echo pong > /app/pipe; do sleep 0.01; done 2> /dev/null &"
+    test = "grep -q pong < /app/pipe && echo 1 > /logs/verifier/reward.txt"
+    record = await play(tmp_path, environment_type, service, test)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+
+
+HONEST = {
+    "a verifier that hangs beside an agent's service on a pipe": (
+        "mkfifo /app/pipe; while cat /app/pipe; do :; done > /dev/null &\ntouch /app/answer",
+        "sleep 60",
+        "",
+    ),
+    "a verifier that waits for its own pipe": ("touch /app/answer", "mkfifo /tmp/own; cat /tmp/own", ""),
+    "a verifier that waits for its own child": ("touch /app/answer", "echo $(sleep 60)", ""),
+}
+
+
+@pytest.mark.parametrize("case", HONEST)
+async def test_broken_verifier_does_not_blame_the_agent(tmp_path: Path, environment_type: str, case: str):
+    solution, test, extra = HONEST[case]
+    record = await play(tmp_path, environment_type, solution, test, extra=extra)
+    assert (record.outcome, record.reward) == (Outcome.verifier_error, None), record
+    assert "inside: " not in record.evidence
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+async def test_workdir_that_image_lacks_does_not_blame_the_agent(tmp_path: Path, environment_type: str, agent: str):
+    extra = '[environment]\nworkdir = "/nowhere"'
+    record = await play(tmp_path, environment_type, "true", agent=agent, extra=extra)
+    assert record.outcome in (Outcome.verifier_error, Outcome.sandbox_error), record
+
+
+async def test_removed_workdir_of_task_gets_zero(tmp_path: Path, environment_type: str):
+    record = await play(tmp_path, environment_type, "cd /; rm -rf /srv", extra='[environment]\nworkdir = "/srv"')
+    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
+
+
+@pytest.mark.parametrize("phase", ["agent-end", "verification-start"])
+async def test_cancelled_trial_ends_whatever_the_agent_left(tmp_path: Path, environment_type: str, phase: Event):
+    solution = (
+        "rm -f /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group /logs/agent/pipe; truncate -s 1T /logs/agent/big; "
+        "ln -s /logs/agent/l /logs/agent/l; cd /logs/artifacts; seq 2000 | xargs mkfifo"
+    )
+    reached = asyncio.Event()
+
+    async def note(event: Event) -> None:
+        if event == phase:
+            reached.set()
+
+    trial = asyncio.create_task(play(tmp_path, environment_type, solution, "sleep 60", on_event=note))
+    async with asyncio.timeout(HANG_S):
+        await reached.wait()
+    trial.cancel()
+    done, _ = await asyncio.wait({trial}, timeout=HANG_S / 2)
+    assert done
+    assert trial.cancelled() or trial.result().outcome is Outcome.cancelled
+
+
+def links(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_symlink()]
+
+
+async def test_links_in_mounted_log_folders_are_not_followed(tmp_path: Path, container: str):
+    """The harness writes trajectory.json on this machine, as its user."""
+    (mine := tmp_path / "mine").write_text("of this machine")
+    plant = f"cd /logs/agent; ln -s {mine} trajectory.json; ln -s {mine} terminus_2.log; ln -s {tmp_path} folder"
+    task = make_task(tmp_path / "task", test="echo 1 > /logs/verifier/reward.txt")
+    async with ScriptedModel([keys(plant, duration=0.5), DONE, DONE]).serve() as model:
+        endpoint = ModelEndpoint(name="scripted", base_url=model.url)
+        spec = TrialSpec(task_dir=task, trials_dir=tmp_path / "trials", model=endpoint, environment_type=container)
+        record = await run_trial(spec)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    assert mine.read_text() == "of this machine"
+    assert record.trial_dir is not None
+    assert links(Path(record.trial_dir)) == []
+    assert (Path(record.trial_dir) / "agent" / "trajectory.json").read_text().startswith("{")
+
+
+@pytest.mark.parametrize("name", ["reward.txt", "reward.json"])
+async def test_pipe_as_reward_file_does_not_block_the_harness(tmp_path: Path, container: str, name: str):
+    """A process that the agent left running replaces the file while the verifier runs."""
+    path = f"/logs/verifier/{name}"
+    solution = f"(while :; do [ -e /tests/test.sh ] && rm -f {path} && mkfifo {path}; sleep 0.1; done) &\nsleep 0.2"
+    async with asyncio.timeout(HANG_S):
+        record = await play(tmp_path, container, solution, "sleep 2; true")
+    assert record.reward in (None, 0.0), record

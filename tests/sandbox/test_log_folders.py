@@ -1,0 +1,74 @@
+"""Copies of mounted log folders: only regular files, whatever a container has put there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.sandbox.containers import log_folders
+from harbortrainer.sandbox.containers.log_folders import LogFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A log folder with two honest files."""
+    (tmp_path / "agent" / "deep").mkdir(parents=True)
+    (tmp_path / "agent" / "deep" / "log").write_text("a line\n")
+    (tmp_path / "agent" / "reward.txt").write_text("1\n")
+    return tmp_path / "agent"
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_honest_files_are_copied_and_put_back(folder: Path):
+    logs, before = LogFolder(folder), content(folder)
+    mounted = folder.stat().st_ino
+    logs.detach()
+    logs.detach()
+    assert content(folder) == before
+    assert folder.stat().st_ino != mounted
+    logs.attach()
+    assert content(folder) == before
+    assert folder.stat().st_ino == mounted
+
+
+def test_only_regular_files_are_copied(tmp_path: Path, folder: Path):
+    (tmp_path / "secret").write_text("of this machine")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "folder").symlink_to(tmp_path)
+    (folder / "loop").symlink_to(folder / "loop")
+    os.mkfifo(folder / "pipe")
+    with (folder / "sparse").open("wb") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    LogFolder(folder).detach()
+    assert {path.name for path in folder.rglob("*")} == {"deep", "log", "reward.txt"}
+
+
+def test_what_changes_later_is_not_seen(folder: Path):
+    mounted = os.open(folder, os.O_RDONLY)  # as the container holds it
+    logs = LogFolder(folder)
+    logs.detach()
+    os.unlink("reward.txt", dir_fd=mounted)
+    os.mkfifo("reward.txt", dir_fd=mounted)
+    os.close(mounted)
+    assert (folder / "reward.txt").read_text() == "1\n"
+    logs.remove_mounted()
+    assert [path.name for path in folder.parent.iterdir()] == ["agent"]
+
+
+def test_files_that_harbor_has_moved_away_do_not_return(folder: Path):
+    logs = LogFolder(folder)
+    logs.detach()
+    for path in list(folder.iterdir()):
+        path.rename(folder.parent / path.name)
+    (folder.parent / ".agent-mounted" / "new").write_text("since then")
+    logs.attach()
+    assert content(folder) == {"new": "since then"}
+
+
+def test_number_and_size_of_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log_folders, "_MAX_BYTES", 8)
+    LogFolder(folder).detach()
+    assert len(content(folder)) == 1
