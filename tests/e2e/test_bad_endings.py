@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import DONE, SOLVED, ScriptedModel, keys, make_task
+from fakes import DONE, SOLVED, WRITES_ONE, ScriptedModel, keys, make_task
 from patience import HANG_S
 
 from harbortrainer.trials import ModelEndpoint, Outcome, TrialRecord, TrialSpec, run_trial
@@ -132,14 +132,17 @@ def links(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_symlink()]
 
 
-async def test_links_in_mounted_log_folders_are_not_followed(tmp_path: Path, container: str):
-    """The harness writes trajectory.json on this machine, as its user."""
+@pytest.mark.parametrize("agent", [{}, {"agent": "terminus-2"}])
+async def test_links_in_mounted_log_folders_are_not_followed(tmp_path: Path, container: str, agent: dict[str, Any]):
+    """The harness writes trajectory.json on this machine, as its user: Harbor's terminus-2 after each turn."""
     (mine := tmp_path / "mine").write_text("of this machine")
     plant = f"cd /logs/agent; ln -s {mine} trajectory.json; ln -s {mine} terminus_2.log; ln -s {tmp_path} folder"
-    task = make_task(tmp_path / "task", test="echo 1 > /logs/verifier/reward.txt")
+    task = make_task(tmp_path / "task", test=f"grep -q session /logs/agent/trajectory.json && {WRITES_ONE}")
     async with ScriptedModel([keys(plant, duration=0.5), DONE, DONE]).serve() as model:
         endpoint = ModelEndpoint(name="scripted", base_url=model.url)
-        spec = TrialSpec(task_dir=task, trials_dir=tmp_path / "trials", model=endpoint, environment_type=container)
+        spec = TrialSpec(
+            task_dir=task, trials_dir=tmp_path / "trials", model=endpoint, environment_type=container, **agent
+        )
         record = await run_trial(spec)
     assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
     assert mine.read_text() == "of this machine"
@@ -156,3 +159,12 @@ async def test_pipe_as_reward_file_does_not_block_the_harness(tmp_path: Path, co
     async with asyncio.timeout(HANG_S):
         record = await play(tmp_path, container, solution, "sleep 2; true")
     assert record.reward in (None, 0.0), record
+
+
+async def test_oracle_writes_no_exit_code_through_a_link(tmp_path: Path, container: str):
+    (mine := tmp_path / "mine").write_text("of this machine")
+    record = await play(tmp_path, container, f"ln -s {mine} /logs/agent/exit-code.txt; exit 3", SOLVED)
+    assert (record.outcome, record.reward) == (Outcome.completed, 0.0), record
+    assert mine.read_text() == "of this machine"
+    assert record.trial_dir is not None
+    assert (Path(record.trial_dir) / "agent" / "exit-code.txt").read_text() == "3"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.sandbox.containers import log_folders
-from harbortrainer.sandbox.containers.log_folders import LogFolder
+from harbortrainer.sandbox.containers.log_folders import AgentLogs, VerifierLogs
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def test_honest_files_are_copied_and_put_back(folder: Path):
-    logs, before = LogFolder(folder), content(folder)
+    logs, before = VerifierLogs(folder), content(folder)
     mounted = folder.stat().st_ino
     logs.detach()
     logs.detach()
@@ -42,13 +42,13 @@ def test_only_regular_files_are_copied(tmp_path: Path, folder: Path):
     os.mkfifo(folder / "pipe")
     with (folder / "sparse").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)
-    LogFolder(folder).detach()
+    VerifierLogs(folder).detach()
     assert {path.name for path in folder.rglob("*")} == {"deep", "log", "reward.txt"}
 
 
 def test_what_changes_later_is_not_seen(folder: Path):
     mounted = os.open(folder, os.O_RDONLY)  # as the container holds it
-    logs = LogFolder(folder)
+    logs = VerifierLogs(folder)
     logs.detach()
     os.unlink("reward.txt", dir_fd=mounted)
     os.mkfifo("reward.txt", dir_fd=mounted)
@@ -59,7 +59,7 @@ def test_what_changes_later_is_not_seen(folder: Path):
 
 
 def test_files_that_harbor_has_moved_away_do_not_return(folder: Path):
-    logs = LogFolder(folder)
+    logs = VerifierLogs(folder)
     logs.detach()
     for path in list(folder.iterdir()):
         path.rename(folder.parent / path.name)
@@ -70,5 +70,44 @@ def test_files_that_harbor_has_moved_away_do_not_return(folder: Path):
 
 def test_number_and_size_of_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(log_folders, "_MAX_BYTES", 8)
-    LogFolder(folder).detach()
+    VerifierLogs(folder).detach()
     assert len(content(folder)) == 1
+
+
+def test_agent_and_harness_write_into_different_folders(tmp_path: Path):
+    (mine := tmp_path / "mine").write_text("of this machine")
+    (own := tmp_path / "agent").mkdir()
+    logs = AgentLogs(own)
+    volumes = [{"source": str(own), "target": "/logs/agent"}, {"source": "/other", "target": "/other"}]
+    assert [volume["source"] for volume in logs.mount(volumes)] == [str(logs.mounted), "/other"]
+    logs.create()
+    (logs.mounted / "trajectory.json").symlink_to(mine)
+    (logs.mounted / "late.json").symlink_to(mine)
+    (logs.mounted / "log").write_text("inside")
+    (own / "trajectory.json").write_text("{}")
+    (own / "log").touch()  # as Harbor's oracle does
+    logs.collect()
+    (own / "late.json").write_text("[]")
+    assert content(own) == {"trajectory.json": "{}", "log": "inside", "late.json": "[]"}
+    inode = (logs.mounted / "log").stat().st_ino
+    logs.publish()
+    assert content(logs.mounted) == content(own)
+    assert (logs.mounted / "log").stat().st_ino == inode
+    assert mine.read_text() == "of this machine"
+
+
+def test_files_of_the_last_agent_are_removed_once_moved(tmp_path: Path):
+    (own := tmp_path / "agent").mkdir()
+    logs = AgentLogs(own)
+    logs.mount([{"source": str(own), "target": "/logs/agent"}])
+    logs.create()
+    (logs.mounted / "log").write_text("of the first step")
+    logs.collect()
+    logs.collect()
+    (own / "log").rename(tmp_path / "log")
+    (logs.mounted / "setup").write_text("of the second step")
+    logs.begin()
+    logs.collect()
+    assert content(own) == {"setup": "of the second step"}
+    logs.remove_mounted()
+    assert not logs.mounted.exists()

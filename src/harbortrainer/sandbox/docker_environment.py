@@ -12,12 +12,13 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import override
 
 from harbor.environments.base import ExecResult
+from harbor.models.trial.paths import TrialPaths
 
 from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
@@ -29,7 +30,7 @@ from harbortrainer.sandbox.containers.daemon_release import keep_released
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
-from harbortrainer.sandbox.containers.log_folders import LogFolder
+from harbortrainer.sandbox.containers.log_folders import AgentLogs, VerifierLogs
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
@@ -60,19 +61,21 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     _uploaded: tuple[tuple[Path, str], ...] = ()  # uploads of this grading
     _commands: tuple[_Command, ...] = ()  # commands of this grading since the uploads
 
-    def __init__(self, *args: object, pids: int = PIDS, **kwargs: object) -> None:
+    def __init__(
+        self,
+        *args: object,
+        trial_paths: TrialPaths,
+        mounts: Sequence[Mapping[str, object]] | None = None,
+        pids: int = PIDS,
+        **kwargs: object,
+    ) -> None:
         self._pids, self._phases = pids, PhaseClock()
+        self._agent_logs = AgentLogs(trial_paths.agent_dir)
+        self._verifier_logs = VerifierLogs(trial_paths.verifier_dir)
+        kwargs |= {"trial_paths": trial_paths, "mounts": self._agent_logs.mount(mounts or [])}
         super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through
         if files := unreadable_files(self.environment_dir):  # Compose would wait for a pipe, also to remove containers
             raise SandboxBuildError(f"{files[0].name} is not a regular file")
-
-    @cached_property
-    def _agent_logs(self) -> LogFolder:
-        return LogFolder(self.trial_paths.agent_dir)
-
-    @cached_property
-    def _verifier_logs(self) -> LogFolder:
-        return LogFolder(self.trial_paths.verifier_dir)
 
     @cached_property
     def _direct(self) -> DirectDocker:
@@ -109,6 +112,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         data_root, folder = await daemon_client.data_root(), self.trial_paths.trial_dir
         self._disks = ContainerDisks.measure(folder, data_root, self.task_env_config.storage_mb)
         self._events = await ExitEvents.subscribe(self._label)
+        await asyncio.to_thread(self._agent_logs.create)
         await super().start(force_build)
         await self.check_start()
         self._watch = asyncio.create_task(self._watch_disks(self._disks))
@@ -148,8 +152,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     @override
     async def prepare_logs_for_host(self) -> None:
         await super().prepare_logs_for_host()
-        for logs in (self._agent_logs, self._verifier_logs):
-            await asyncio.to_thread(logs.detach)
+        await asyncio.to_thread(self._agent_logs.collect)
+        await asyncio.to_thread(self._verifier_logs.detach)
 
     async def _stop_watch(self) -> None:
         if self._watch is not None:
@@ -160,6 +164,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         """Prepare for grading. Kill the agent's leftover processes if `kill` is set or a limit is exhausted."""
         self._grading, self._uploaded, self._commands = True, (), ()
         self._phases.start_grading()
+        await asyncio.to_thread(self._agent_logs.publish)
         await asyncio.to_thread(self._verifier_logs.attach)
         await self._direct.close_shells()
         if short := await self.exhausted_limit():
@@ -171,8 +176,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         """Restore the agent's limits after grading."""
         self._grading, self._uploaded, self._commands = False, (), ()
         self._phases.start_agent()
-        for logs in (self._agent_logs, self._verifier_logs):
-            await asyncio.to_thread(logs.attach)
+        await asyncio.to_thread(self._agent_logs.begin)
+        await asyncio.to_thread(self._verifier_logs.attach)
         await self._direct.close_shells()
 
     async def exhausted_limit(self) -> str:

@@ -1,16 +1,20 @@
-"""Log folders that Harbor mounts into a container from this machine, and reads here while the container runs.
+"""Log folders that Harbor mounts into a container from this machine, and uses here while the container runs.
 
 A process in the container can put a link to a file of this machine, a pipe or a terabyte of zeros into such a folder.
-Harbor and its agents would follow the link as this machine's user, or wait for ever. So the mounted folder is moved
-aside before they read, and a copy of its regular files takes its place.
+Harbor and its agents would follow the link as this machine's user, or wait for ever. So they get a copy:
 
-Invariant: while a folder is detached, no process in the container can change what its path holds.
+- `AgentLogs`: the container mounts another folder from its start. Its regular files are copied to Harbor's folder after
+  the agent has ended, and what the harness wrote there is copied into the container before grading.
+- `VerifierLogs`: the mounted folder is moved aside after a verifier's command, and a copy takes its place.
+
+Invariant: no file that a process in the container can replace is opened by its path, except to read a regular file.
 """
 
 import logging
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from harbortrainer.sandbox.inside.regular_files import open_regular
@@ -20,8 +24,59 @@ _MAX_BYTES, _CHUNK = 256 << 20, 1 << 20
 _log = logging.getLogger(__name__)
 
 
-class LogFolder:
-    """One mounted folder. Its methods block: run them in a thread.
+class AgentLogs:
+    """The agent's log folder. Its methods block: run them in a thread.
+
+    Args:
+        path: Harbor's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.mounted = path, path.with_name(f".{path.name}-mounted")
+        self._copied: set[str] | None = None
+        self._is_mounted = False
+
+    def mount(self, volumes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+        """Return the volumes with the folder to mount in place of Harbor's folder."""
+        own, mounted = str(self._path.resolve()), str(self.mounted.absolute())
+        self._is_mounted = any(volume.get("source") == own for volume in volumes)
+        return [{**volume, "source": mounted} if volume.get("source") == own else {**volume} for volume in volumes]
+
+    def create(self) -> None:
+        """Create the folder to mount, if one is, writable by the container's users."""
+        if self._is_mounted:
+            self.mounted.mkdir(parents=True, exist_ok=True)
+            self.mounted.chmod(0o777)
+
+    def collect(self) -> None:
+        """Copy the container's regular files, at most 256 MB, beside what the harness wrote; once for each agent."""
+        if self._copied is None and self.mounted.is_dir():
+            written = {entry.name for entry in self._path.iterdir() if entry.is_file() and entry.stat().st_size}
+            _copy_and_warn(self.mounted, self._path)
+            self._copied = {entry.name for entry in self._path.iterdir()} - written
+
+    def publish(self) -> None:
+        """Copy what the harness wrote into the container: a verifier may read it."""
+        if self.mounted.is_dir():
+            with _opened(self.mounted) as target:
+                for path in self._path.iterdir():
+                    if path.is_file() and path.name not in (self._copied or ()):
+                        _replace_file(path, target)
+
+    def begin(self) -> None:
+        """Begin another agent. The last one's files are removed if Harbor has moved the copies away."""
+        if self._copied is not None and not any(self._path.iterdir()):
+            for name in self._copied:
+                _remove(self.mounted / name)
+        self._copied = None
+
+    def remove_mounted(self) -> None:
+        """Remove the mounted folder after the container has ended."""
+        shutil.rmtree(self.mounted, ignore_errors=True)
+
+
+class VerifierLogs:
+    """The verifier's log folder. Its methods block: run them in a thread.
 
     Args:
         path: The folder, before the container is started.
@@ -33,13 +88,12 @@ class LogFolder:
 
     def detach(self) -> None:
         """Put a copy of the mounted folder's regular files, at most 256 MB, in its place; no effect if repeated."""
-        if self._mounted.is_dir():
+        if self._mounted.is_dir() or not self._path.is_dir():
             return
         self._path.rename(self._mounted)
         self._path.mkdir()
         self._copied = [entry.name for entry in self._mounted.iterdir()]
-        if left := _copy_regular(self._mounted, self._path):
-            _log.warning("%s: left out %d files that are not regular, unreadable or too large", self._path, left)
+        _copy_and_warn(self._mounted, self._path)
 
     def attach(self) -> None:
         """Put the mounted folder back. Its files are removed if the copies have been moved away."""
@@ -54,6 +108,30 @@ class LogFolder:
     def remove_mounted(self) -> None:
         """Remove the mounted folder after the container has ended."""
         shutil.rmtree(self._mounted, ignore_errors=True)
+
+
+@contextmanager
+def _opened(folder: Path) -> Generator[int]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _replace_file(path: Path, folder: int) -> None:
+    """Write a copy of a file into an open folder, in place of any entry but a folder."""
+    with suppress(OSError):  # a folder has its name, or the disk is full
+        with suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=folder)
+        fd = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        with os.fdopen(fd, "wb") as copy, path.open("rb") as file:
+            shutil.copyfileobj(file, copy)
+
+
+def _copy_and_warn(source: Path, target: Path) -> None:
+    if left := _copy_regular(source, target):
+        _log.warning("%s: left out %d files that are not regular, unreadable or too large", target, left)
 
 
 def _remove(path: Path) -> None:
@@ -88,6 +166,10 @@ def _copy_file(name: str, folder: int, place: Path, budget: int) -> int:
         if info.st_size > budget:
             raise ValueError("too large")
         place.mkdir(parents=True, exist_ok=True)
+        if (place / name).is_file():
+            if (place / name).stat().st_size:
+                return 0  # the harness's own
+            (place / name).unlink()
         left = info.st_size
         with (place / name).open("xb") as copy:
             while left and (chunk := file.read(min(left, _CHUNK))):
