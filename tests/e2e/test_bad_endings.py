@@ -33,15 +33,22 @@ BAD = {
 }
 
 
-async def play(folder: Path, kind: str, solution: str, test: str = READS, **more: Any) -> TrialRecord:
-    """Run one trial; the verifier has 5 seconds."""
-    spec = {name: more.pop(name) for name in ("agent", "extra") if name in more}
-    task = make_task(folder / "task", test=test, verifier_timeout_s=5, extra=spec.get("extra", ""))
+async def play(
+    folder: Path,
+    kind: str,
+    solution: str,
+    test: str = READS,
+    *,
+    agent: str = "oracle",
+    extra: str = "",
+    verifier_s: float = 5,
+    **more: Any,
+) -> TrialRecord:
+    """Run one trial; `extra` are lines of task.toml."""
+    task = make_task(folder / "task", test=test, verifier_timeout_s=verifier_s, extra=extra)
     (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{solution}\n")
-    agent = spec.get("agent", "oracle")
-    return await run_trial(
-        TrialSpec(task_dir=task, trials_dir=folder / "trials", agent=agent, environment_type=kind), **more
-    )
+    spec = TrialSpec(task_dir=task, trials_dir=folder / "trials", agent=agent, environment_type=kind)
+    return await run_trial(spec, **more)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -55,9 +62,10 @@ async def test_agent_that_stops_its_verifier_gets_zero(tmp_path: Path, environme
 async def test_leased_answer_gets_zero_in_a_container(tmp_path: Path, container: str):
     lease = (
         "echo x > /app/answer; perl -e 'use Fcntl; $SIG{IO} = q(IGNORE); open F, q(</app/answer); "
-        "fcntl(F, 1024, 1) or die; sleep 500' &\nsleep 1"
+        "fcntl(F, 1024, 1) or die; sleep 500' &\n"
+        "until grep -q LEASE /proc/locks; do sleep 0.1; done"
     )
-    record = await play(tmp_path, container, lease)
+    record = await play(tmp_path, container, lease, verifier_s=15)
     assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
     assert "waited to open '/app/answer', on which another process holds a lease" in record.evidence
 
