@@ -11,6 +11,9 @@ import pytest
 from fakes import DONE, SOLVED, WRITES_ONE, ScriptedModel, keys, make_task
 from patience import HANG_S
 
+from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.sandbox.containers.container_exit import wait_removed
+from harbortrainer.sandbox.docker_examination import docker
 from harbortrainer.trials import ModelEndpoint, Outcome, TrialRecord, TrialSpec, run_trial
 from harbortrainer.trials.hooks import Event
 
@@ -116,7 +119,10 @@ async def test_removed_workdir_of_task_gets_zero(tmp_path: Path, environment_typ
 
 
 @pytest.mark.parametrize("phase", ["agent-end", "verification-start"])
-async def test_cancelled_trial_ends_whatever_the_agent_left(tmp_path: Path, environment_type: str, phase: Event):
+async def test_cancelled_trial_ends_whatever_the_agent_left(
+    tmp_path: Path, environment_type: str, phase: Event, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(RUN_VARIABLE, run := f"test-cancelled-{phase}")
     solution = (
         "rm -f /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group /logs/agent/pipe; truncate -s 1T /logs/agent/big; "
         "ln -s /logs/agent/l /logs/agent/l; cd /logs/artifacts; seq 2000 | xargs mkfifo"
@@ -134,6 +140,9 @@ async def test_cancelled_trial_ends_whatever_the_agent_left(tmp_path: Path, envi
     done, _ = await asyncio.wait({trial}, timeout=HANG_S / 2)
     assert done
     assert trial.cancelled() or trial.result().outcome is Outcome.cancelled
+    if environment_type == "docker":
+        await wait_removed()
+        assert (await docker("ps", "-aq", "--filter", f"label={RUN_LABEL}={run}")).out == ""
 
 
 def links(folder: Path) -> list[Path]:

@@ -62,5 +62,10 @@ async def test_cancelled_trial_waits_little(sandbox: BaseEnvironment, monkeypatc
     assert len(refused) == 3
 
 
+async def test_clean_up_never_raises():
+    limits = deadlines._Deadlines(seconds=0.01)
+    assert await limits.limit("prepare_logs_for_host", lambda: SilentSandbox().is_dir("/app"))() is None
+
+
 async def test_commands_have_no_further_limit(sandbox: BaseEnvironment):
     assert await sandbox.exec("true") == "true"

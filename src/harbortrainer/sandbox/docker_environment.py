@@ -151,9 +151,14 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
 
     @override
     async def prepare_logs_for_host(self) -> None:
-        await super().prepare_logs_for_host()
-        await asyncio.to_thread(self._agent_logs.collect)
-        await asyncio.to_thread(self._verifier_logs.detach)
+        try:
+            await super().prepare_logs_for_host()
+        finally:  # also beyond its time limit
+            for copy in (self._agent_logs.collect, self._verifier_logs.detach):
+                try:
+                    await asyncio.to_thread(copy)
+                except OSError as error:  # raised, it would keep Harbor from removing the container
+                    self.logger.warning("could not copy the container's logs: %s", error)
 
     async def _stop_watch(self) -> None:
         if self._watch is not None:

@@ -6,6 +6,7 @@ Invariant: a sandbox that does not answer delays its trial by one limit, and a c
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ _REQUESTS = (
     *("is_dir", "is_file", "empty_dirs", "ensure_dirs", "prepare_logs_for_host"),
     *("changes", "raise_limits", "restore_limits", "clear_folders"),
 )
+_BEST_EFFORT = ("prepare_logs_for_host",)
+"""Requests that never raise: Harbor sends them before it removes the sandbox, and an error would leave it running."""
+_log = logging.getLogger(__name__)
 
 type _Request = Callable[..., Awaitable[object]]
 
@@ -54,13 +58,17 @@ class _Deadlines:
                 if not clock.expired():
                     raise
                 self.seconds = _AFTER_TIMEOUT_S
-                raise SandboxError(f"the sandbox did not answer {name} within {max(0.0, seconds):.0f} s") from error
+                text = f"the sandbox did not answer {name} within {max(0.0, seconds):.0f} s"
+                if name not in _BEST_EFFORT:
+                    raise SandboxError(text) from error
+                _log.warning(text)
+                return None
 
         return limited
 
 
 def set_deadlines(environment: "BaseEnvironment") -> None:
-    """Limit the time of the requests to this sandbox. A request beyond its limit raises SandboxError."""
+    """Limit the time of the requests to this sandbox. Beyond its limit, all but clean-up raises SandboxError."""
     deadlines = _Deadlines()
     for name in _REQUESTS:
         if (request := getattr(environment, name, None)) is not None:
