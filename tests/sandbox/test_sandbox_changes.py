@@ -1,9 +1,10 @@
 """Changed files in a sandbox, and changes to the tools that a verifier runs with."""
 
 import pytest
+from tool_attacks import ATTACKS, DOCKERFILE, HONEST
 
 from harbortrainer.sandbox.errors_and_changes import ChangedFile, SandboxChanges
-from harbortrainer.sandbox.inside.overlay_diff import describe_tampering
+from harbortrainer.sandbox.inside.verifier_tools import Change, VerifierTools
 from harbortrainer.sandbox.local import LocalEnvironment
 
 
@@ -75,6 +76,39 @@ async def test_finds_tampered_tool(sandbox: LocalEnvironment, command: str):
     assert (await changes(sandbox)).tools == [TAMPERING_MESSAGES[command]]
 
 
+@pytest.fixture(params=["host", "build"])
+async def attacked(request: pytest.FixtureRequest, make_sandbox) -> LocalEnvironment:
+    """A sandbox on the host's root, or of an image, in which the agent's part has started."""
+    sandbox = await make_sandbox(dockerfile=DOCKERFILE, image=request.param)
+    await sandbox.restore_limits()
+    return sandbox
+
+
+@pytest.mark.parametrize("command", ATTACKS)
+async def test_names_attack(attacked: LocalEnvironment, command: str):
+    done = await attacked.exec(command)
+    assert any(ATTACKS[command] in tool for tool in (await changes(attacked)).tools), done
+
+
+async def test_names_attack_in_a_folder_that_keeps_changing(attacked: LocalEnvironment):
+    busy = "cd /usr/bin; while :; do touch .{a..z}{a..z}; rm -f .??; done"
+    await attacked.exec(f"({busy}) > /dev/null 2>&1 < /dev/null &")
+    await attacked.exec("echo 'exit 0' > /usr/bin/zz-tool")
+    for _ in range(20):
+        assert "the program /usr/bin/zz-tool was changed" in (await changes(attacked)).tools
+
+
+async def test_honest_work_is_not_named(attacked: LocalEnvironment):
+    for command in HONEST:
+        await attacked.exec(command)
+        assert (await changes(attacked)).tools == [], command
+
+
+def describe(path: str, change: str, content: str) -> str:
+    tools = VerifierTools(exists=lambda _: False)
+    return tools.describe(Change(path, change, read=lambda: content))
+
+
 @pytest.mark.parametrize(
     ("path", "change", "content"),
     [
@@ -89,7 +123,7 @@ async def test_finds_tampered_tool(sandbox: LocalEnvironment, command: str):
     ],
 )
 def test_installed_package_is_not_reported_as_tampering(path: str, change: str, content: str):
-    assert describe_tampering(path, change, exists=lambda _: False, read=lambda: content) == ""
+    assert describe(path, change, content) == ""
 
 
 @pytest.mark.parametrize(
@@ -105,4 +139,4 @@ def test_installed_package_is_not_reported_as_tampering(path: str, change: str, 
     ],
 )
 def test_reports_tampering_with_libraries_and_installers(path: str, change: str, content: str):
-    assert path in describe_tampering(path, change, exists=lambda _: False, read=lambda: content)
+    assert path in describe(path, change, content)

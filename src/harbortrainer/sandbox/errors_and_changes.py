@@ -4,7 +4,9 @@ A sandbox error is an infrastructure failure: it is never attributed to the poli
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, cast, runtime_checkable
+
+from harbortrainer.sandbox.inside.messages import Changes
 
 type ChangeKind = Literal["added", "changed", "removed"]
 
@@ -30,6 +32,13 @@ class SandboxChanges:
     """Number of all changed files."""
     tools: list[str] = field(default_factory=list)
     """Descriptions of changes to what a verifier runs with: programs, libraries, modules that Python loads at start."""
+
+    @classmethod
+    def from_message(cls, found: Changes) -> Self:
+        """Convert the message of `inside.overlay_diff`."""
+        files = zip(found.paths, found.change_types, found.sizes, strict=True)
+        listed = [ChangedFile(path, cast("ChangeKind", how), size) for path, how, size in files]
+        return cls(listed, found.total, found.tools)
 
 
 @runtime_checkable

@@ -372,6 +372,7 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
             read_only=[mount.target for mount in binds if mount.read_only],
             dirs=[*_LOGS, *self.writable_targets],
             files=(_NETWORK_FILES if self._image.lowers else {}) | resolvers,
+            search_path=self._image.env.get("PATH", ""),
             network=self._shares_network,
             slirp4netns_path=self._slirp4netns_path,
             disk_mb=disk,

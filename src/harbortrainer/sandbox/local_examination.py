@@ -8,9 +8,8 @@ sandbox's memory limit. A helper or init process that was killed from outside le
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import cast
 
-from harbortrainer.sandbox.errors_and_changes import ChangedFile, ChangeKind, SandboxChanges, SandboxError
+from harbortrainer.sandbox.errors_and_changes import SandboxChanges, SandboxError
 from harbortrainer.sandbox.inside.messages import ERROR_PREFIX, NOT_EXECUTABLE, NOT_FOUND, Command
 from harbortrainer.sandbox.post_mortem import PROBE, PROBE_TIMEOUT_S, SHELLS, PostMortem, probe_problem
 from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
@@ -24,11 +23,7 @@ async def changes(sandbox: RunningSandbox) -> SandboxChanges | None:
         found = await sandbox.changes()
     except SandboxError:
         return None
-    if found is None:
-        return None
-    files = zip(found.paths, found.change_types, found.sizes, strict=True)
-    listed = [ChangedFile(path, cast("ChangeKind", how), size) for path, how, size in files]
-    return SandboxChanges(listed, found.total, found.tools)
+    return None if found is None else SandboxChanges.from_message(found)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,9 @@ class SandboxSpec:
     files: dict[str, str] = field(default_factory=dict)
     """Files to write: content by path."""
 
+    search_path: str = ""
+    """PATH of the image's commands."""
+
     network: bool = False
     """Share the host's network; else the sandbox has its own."""
 
