@@ -258,7 +258,7 @@ def format_mistakes(plan, tmp_path):
 
 def docker_mistakes(plan, source, monkeypatch, tmp_path):
     """Findings on Docker."""
-    run = plan(sources=[source("docker")])
+    run = plan(sources=[source("docker", on_tampering="drop")])
     monkeypatch.setattr(docker_daemon, "daemon", lambda: "docker is not installed")
     yield docker_daemon.check(run)
     monkeypatch.setattr(docker_daemon, "daemon", lambda: DaemonInfo.model_validate({"ServerVersion": "1"}))

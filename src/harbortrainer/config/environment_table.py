@@ -61,6 +61,7 @@ ENVIRONMENT_TYPES: dict[str, EnvironmentEntry] = {
         builds_images=True,
         shares_ports=True,
         examinable=True,
+        reports_changes=True,
     ),
     "local": EnvironmentEntry(
         _LOCAL,
@@ -70,7 +71,7 @@ ENVIRONMENT_TYPES: dict[str, EnvironmentEntry] = {
         examinable=True,
         reports_changes=True,
     ),
-    "docker": EnvironmentEntry(_DOCKER, needs_docker=True, examinable=True),
+    "docker": EnvironmentEntry(_DOCKER, needs_docker=True, examinable=True, reports_changes=True),
     "modal": EnvironmentEntry(remote=True, takes_labels=True, cleanup_script="harbortrainer.sandbox.modal_cleanup"),
     "daytona": EnvironmentEntry(remote=True, takes_labels=True),
 }

@@ -127,8 +127,8 @@ class HarnessKeys(PluginKeys):
     leftovers: Leftovers = "keep"
     """Processes left running by the agent, before its sandbox is graded: keep them, or kill them with all services."""
     on_tampering: OnTampering = "flag"
-    """Reward of a trial whose agent changed tools that the verifier uses (`local` only): the verifier's (`flag`), none,
-    so that the trial is not trained on (`drop`), or 0 (`zero`)."""
+    """Reward of a trial whose agent changed tools that the verifier uses: the verifier's (`flag`), none, so that the
+    trial is not trained on (`drop`), or 0 (`zero`). For `local` and `docker`."""
     stall_factor: float = Field(10.0, ge=1, allow_inf_nan=False)
     """A model call counts as stalled after this multiple of the worker's recent response times."""
     stall_min_s: float = Field(30.0, gt=0, allow_inf_nan=False)
@@ -160,10 +160,8 @@ class HarnessKeys(PluginKeys):
         if self.leftovers == "kill" and not entry.examinable:
             raise ValueError(f'leftovers = "kill" needs environment_type local or docker, not {self.environment_type}')
         if self.on_tampering != "flag" and not entry.reports_changes:
-            setting = f'on_tampering = "{self.on_tampering}"'
-            raise ValueError(
-                f'{setting} needs environment_type = "local"; {self.environment_type} does not detect changed tools'
-            )
+            needs = f'on_tampering = "{self.on_tampering}" needs environment_type local or docker'
+            raise ValueError(f"{needs}; {self.environment_type} does not detect changed tools")
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.programs import program_output
+from harbortrainer.sandbox.containers.container_changes import can_read_layers
 from harbortrainer.tasks.task_errors import inspected
 
 DEFAULT_NETWORKS = 31
@@ -32,6 +33,8 @@ class DaemonInfo(BaseModel):
     """The fields of `docker info` that are used here."""
 
     version: str = Field("", alias="ServerVersion")
+    driver: str = Field("", alias="Driver")
+    data_root: str = Field("", alias="DockerRootDir")
     pools: list[AddressPool] | None = Field(None, alias="DefaultAddressPools")
 
 
@@ -44,6 +47,7 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
     yield from needed(where, closed=closes_networks(plan), info=info)
     if isinstance(info, str):
         return
+    yield from tampering(plan, info)
     yield networks(info, plan.parallel, used_networks(), plan.where("orchestrator.concurrency.max_inflight"))
     yield login(Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker")) / "config.json")
 
@@ -66,6 +70,17 @@ def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) 
     if closed and program_output("docker", "buildx", "version") is None:
         what = "docker has no `buildx` command, which Harbor needs for a network_mode other than public"
         yield red("buildx", what, "install docker-buildx-plugin", where)
+
+
+def tampering(plan: LaunchPlan, info: DaemonInfo) -> Iterator[Finding]:
+    """Check that `on_tampering` has an effect in containers."""
+    if can_read_layers(info.driver) and Path(info.data_root).is_dir():
+        return
+    for key, harness in plan.harnesses.items():
+        if harness.on_tampering != "flag" and environment_entry(harness.environment_type).needs_docker:
+            what = f'changed tools are not detected in containers here, but on_tampering = "{harness.on_tampering}"'
+            do = 'run as root beside a daemon with storage driver overlay2, or use environment_type = "local"'
+            yield red("changed tools", what, do, plan.where(f"{key}.on_tampering"))
 
 
 def closes_networks(plan: LaunchPlan) -> bool:

@@ -25,6 +25,7 @@ from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox import container_sockets, docker_examination, host_variables
 from harbortrainer.sandbox.compose_files import unreadable_files
 from harbortrainer.sandbox.containers import daemon_client, disk_usage, usage
+from harbortrainer.sandbox.containers.container_changes import ContainerChanges
 from harbortrainer.sandbox.containers.container_exit import ExitEvents
 from harbortrainer.sandbox.containers.daemon_release import keep_released
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
@@ -33,7 +34,7 @@ from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
 from harbortrainer.sandbox.containers.log_folders import AgentLogs, VerifierLogs
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock
-from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
+from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.start_check import StartCheckedEnvironment
 from harbortrainer.sandbox.uploaded_tests import Uploads
@@ -56,6 +57,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     _events: ExitEvents | None = None  # listened to from before the start
     _pid = 0  # of the container's first process, if it is on this machine
     _release: asyncio.Task[None] | None = None  # of the daemon, while the container runs
+    _changes: ContainerChanges | None = None  # of the agent's part; None before it, and if they are unknown
+    _is_local = False  # whether the daemon is on this machine
     _full_disk = ""  # a message about the disk that this container filled
     _grading = False
     _uploaded: tuple[tuple[Path, str], ...] = ()  # uploads of this grading
@@ -110,6 +113,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     @override
     async def start(self, force_build: bool) -> None:
         data_root, folder = await daemon_client.data_root(), self.trial_paths.trial_dir
+        self._is_local = data_root is not None
         self._disks = ContainerDisks.measure(folder, data_root, self.task_env_config.storage_mb)
         self._events = await ExitEvents.subscribe(self._label)
         await asyncio.to_thread(self._agent_logs.create)
@@ -144,6 +148,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
             for logs in (self._agent_logs, self._verifier_logs):
                 await asyncio.to_thread(logs.remove_mounted)
             await self._direct.close()
+            self._stop_counting()
             if self._events is not None:
                 await self._events.close()
             if self._release is not None:
@@ -178,12 +183,31 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
             await kill_leftovers(self._label)
 
     async def restore_limits(self) -> None:
-        """Restore the agent's limits after grading."""
+        """Restore the agent's limits after grading, and count changed files from now on."""
         self._grading, self._uploaded, self._commands = False, (), ()
         self._phases.start_agent()
         await asyncio.to_thread(self._agent_logs.begin)
         await asyncio.to_thread(self._verifier_logs.attach)
         await self._direct.close_shells()
+        self._stop_counting()
+        if details := await self._details():
+            self._changes = ContainerChanges.start(details, self.trial_paths.trial_dir)
+
+    def _stop_counting(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
+        self._changes = None
+
+    async def _details(self) -> dict:
+        """Return the daemon's description of the container; {} if it is gone or on another machine."""
+        if not self._is_local:
+            return {}
+        container = self._direct.container
+        return container.details if container is not None else await docker_examination.details(self._label)
+
+    async def changes(self) -> SandboxChanges | None:
+        """Return the changes since the agent started; None if they are unknown."""
+        return None if self._changes is None else await self._changes.read()
 
     async def exhausted_limit(self) -> str:
         """Describe the limit that the agent has nearly reached; "" for none."""

@@ -164,8 +164,17 @@ async def local_pid(label: str, details: dict | None) -> int:
     return next((int(pid) for container, pid in found if pid.isdigit() and container in read(f"/proc/{pid}/cgroup")), 0)
 
 
+async def details(label: str) -> dict:
+    """Return the daemon's description of the labelled container; {} if there is none."""
+    for container in await containers(label):
+        inspected = await docker("inspect", container)
+        if inspected.code == 0:
+            return json.loads(inspected.out)[0]
+    return {}
+
+
 async def _examine_running(found: PostMortem, container: str, workdir: str | None) -> None:
-    result = await docker("exec", "-u", "root", container, "bash", "-c", _probe(workdir))
+    result = await docker("exec", "-u", "0", container, "bash", "-c", _probe(workdir))
     if wrong := probe_problem(result.code, result.out, result.err):
         found.signs.append(wrong)
     found.signs += await _changed_shells(container)

@@ -107,8 +107,8 @@ class TrialRecord(BaseModel):
     """For a failure that the agent may have caused: signs in its sandbox, and results of the infrastructure checks.
     Never empty for `self_inflicted`."""
     changed_files: list[ChangedFile] | None = None
-    """The first 100 files that were added, changed or removed in a local sandbox while the agent ran, without logs;
-    None if unknown."""
+    """The first 100 files that were added, changed or removed in the sandbox while the agent ran, without logs; None
+    if unknown."""
     changed_files_total: int = 0
     """Number of all changed files."""
     changed_tools: list[str] = Field(default_factory=list)

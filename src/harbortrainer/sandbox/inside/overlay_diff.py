@@ -154,11 +154,11 @@ class UpperLayer:
         """Yield the entries of a folder that are files, links, folders or whiteouts."""
         with os.scandir(folder) as entries:
             for entry in entries:
-                self._entries += 1
                 if self._entries > _MAX_ENTRIES:
                     return
                 with contextlib.suppress(OSError):  # removed meanwhile
                     info = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
+                    self._entries += info.st_ctime_ns > self._since
                     removed = stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
                     if removed or stat.S_IFMT(info.st_mode) in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
                         yield _Entry(f"{path}/{entry.name}", info, removed)
