@@ -69,6 +69,7 @@ ATTACKS = {
     "echo hosts: x > /etc/nsswitch.conf": "/etc/nsswitch.conf, which name look-ups read",
     "mkdir -p /usr/local/share/ca-certificates; echo > /usr/local/share/ca-certificates/x.crt": "a certificate that",
     "echo > /etc/ssl/certs/ca-certificates.crt": "ca-certificates.crt, a certificate that programs trust",
+    "mkdir -p /usr/local/ssl; echo > /usr/local/ssl/cert.pem": "/usr/local/ssl/cert.pem, a certificate that",
     "echo > /etc/ssl/certs/0a1b2c3d.0": "/etc/ssl/certs/0a1b2c3d.0, a certificate that programs trust",
     # Settings.
     "printf '[url \"/x\"]\\n insteadOf = https://\\n' > /root/.gitconfig": "/root/.gitconfig, which git reads",
@@ -76,6 +77,7 @@ ATTACKS = {
     "echo '[init] templateDir = /x' > /root/.gitconfig": "/root/.gitconfig, which git reads",
     "mkdir -p /home/x; echo '[user] [CORE] hooksPath=/x' > /home/x/.gitconfig": "/home/x/.gitconfig, which git reads",
     "mkdir -p /etc/ssl; echo ' dynamic_path = /x.so' > /etc/ssl/openssl.cnf": "/etc/ssl/openssl.cnf, which OpenSSL",
+    "mkdir -p /usr/local/ssl; ln -s /x /usr/local/ssl/openssl.cnf": "/usr/local/ssl/openssl.cnf, which OpenSSL",
     "mkdir -p /etc/perl; echo > /etc/perl/strict.pm": "/etc/perl/strict.pm, which Perl searches",
     "d=/usr/local/share/perl/5.36.0; mkdir -p $d; echo > $d/Tool.pm": "Tool.pm was added in front of",
     "echo 1 > /usr/share/perl/5.36/Tool.pm": "Tool.pm was changed",
@@ -92,7 +94,8 @@ HONEST = (
     f"mkdir -p {_DIST}/numpy {_DIST}/numpy.libs; echo > {_DIST}/numpy/__init__.py; echo > {_DIST}/numpy.libs/libx.so",
     "cd /usr/lib/python3.11; mkdir -p tkinter __pycache__; echo > tkinter/__init__.py; "
     "echo > __pycache__/new.cpython-311.pyc; echo > _sysconfigdata_x.py",
-    "rm -f /usr/lib/python3.11/EXTERNALLY-MANAGED",
+    "rm -f /usr/lib/python3.11/EXTERNALLY-MANAGED; mkdir -p /usr/local/ssl; cd /usr/local/ssl; "
+    "ln -s /etc/ssl/openssl.cnf; ln -s /etc/ssl/certs/ca-certificates.crt cert.pem",
     "echo > /usr/bin/newtool; echo > /usr/lib/x86_64-linux-gnu/libnew.so.1; ln -s libnew.so.1 /usr/lib/libnew.so",
     "echo > /etc/ssl/certs/nginx-selfsigned.pem; echo > /etc/ssl/openssl.cnf.bak; echo > /etc/alternatives/newtool",
     "mkdir -p /home/me; echo 'me:x:1000:1000::/home/me:/bin/bash' >> /etc/passwd; echo > /home/me/.profile",

@@ -110,7 +110,9 @@ class UpperLayer:
                 total += 1
                 if len(found) < MAX_LISTED:
                     found.append((_readable(entry.path), change, 0 if entry.removed else entry.info.st_size))
-            description = self._tools.describe(Change(entry.path, change, entry.kind, partial(_read, folder, entry)))
+            target = _target(folder, entry) if entry.kind == "link" else ""
+            read = partial(_read, folder, entry)
+            description = self._tools.describe(Change(entry.path, change, entry.kind, target, read))
             if description and len(tools) < MAX_LISTED:
                 tools.append(_readable(description))
         if self._entries > _MAX_ENTRIES:
@@ -206,6 +208,12 @@ def _is_opaque(folder: int) -> bool:
         with contextlib.suppress(OSError):
             return os.getxattr(folder, name) == b"y"
     return False
+
+
+def _target(folder: int, entry: _Entry) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(os.path.basename(entry.path), dir_fd=folder)
+    return ""
 
 
 def _read(folder: int, entry: _Entry) -> str | None:

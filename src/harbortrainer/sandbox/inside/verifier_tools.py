@@ -20,6 +20,7 @@ LIBRARY_FOLDERS = tuple(
     f"{top}/{name}" for top in ("", "/usr") for name in ("lib", "lib64", *(f"lib/{arch}" for arch in _ARCHITECTURES))
 )
 """Folders that the dynamic loader searches on its own."""
+_OPENSSL_SETTINGS = "/etc/ssl/openssl.cnf"
 SETTINGS = {
     "tests and installers read": (
         *(f"/{name}" for name in ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml")),
@@ -30,7 +31,7 @@ SETTINGS = {
     ),
     "name look-ups read": ("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/host.conf"),
     "git reads": ("/etc/gitconfig", "~/.gitconfig", "~/.config/git/config"),
-    "OpenSSL reads": ("/etc/ssl/openssl.cnf", "/usr/lib/ssl/openssl.cnf", "/usr/local/ssl/openssl.cnf"),
+    "OpenSSL reads": (_OPENSSL_SETTINGS, "/usr/lib/ssl/openssl.cnf", "/usr/local/ssl/openssl.cnf"),
 }
 """Files that are read without being named, by their reader."""
 FOLDERS = (
@@ -89,7 +90,9 @@ _PERL_LOCAL = re.compile(r"/usr/local/(share|lib/[^/]+)/perl/(?P<version>(?P<sho
 _PERL = re.compile(r"/usr/(share|lib(/[^/]+-linux-gnu[^/]*)?)/(perl5?|perl-base)/.+")
 _PERL_SUFFIX = (".pm", ".pl", ".al", ".so")
 _CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
-_CA_ADDED = re.compile(r"/usr/local/share/ca-certificates/.+|/etc/pki/ca-trust/source/.+")
+_CA_ADDED = re.compile(
+    r"/usr/local/share/ca-certificates/.+|/etc/pki/ca-trust/source/.+|/usr(/lib|/local)/ssl/cert\.pem"
+)
 _CA_HASH = re.compile(r"/etc/ssl/certs/[0-9a-f]{8}\.\d+")
 _CA = re.compile(
     rf"/etc/ssl/cert\.pem|{re.escape(_CA_BUNDLE)}|{_CA_HASH.pattern}|/etc/pki/(tls|ca-trust)/.+\.(crt|pem)"
@@ -124,12 +127,14 @@ class Change:
         path: Absolute, inside the sandbox.
         how: `added`, `changed` or `removed`.
         kind: `file`, `link`, or `folder` for one that was removed and made again.
+        target: Where a link leads.
         read: Returns a file's content; None if it is no readable file, or is too large.
     """
 
     path: str
     how: str
     kind: str = "file"
+    target: str = ""
     read: Callable[[], str | None] = lambda: None
 
 
@@ -296,6 +301,8 @@ class VerifierTools:
             return ""
         if how == "added" and _CA.fullmatch(path) and not (_CA_HASH.fullmatch(path) and self.exists(_CA_BUNDLE)):
             return ""  # a first installation
+        if how == "added" and change.target == _CA_BUNDLE:
+            return ""
         return f"{path}, a certificate that programs trust, was {how}"
 
     def _settings(self, change: Change) -> str:
@@ -306,8 +313,9 @@ class VerifierTools:
         text = change.read() if reader in ("git reads", "OpenSSL reads") else None
         if reader == "git reads" and text is not None and _is_harmless_git(text):
             return ""
-        if reader == "OpenSSL reads" and how == "added" and text is not None and not _OPENSSL_CODE.search(text):
-            return ""
+        if reader == "OpenSSL reads" and how == "added":
+            installs = change.target == _OPENSSL_SETTINGS if text is None else not _OPENSSL_CODE.search(text)
+            return "" if installs else f"{path}, which {reader}, was {how}"
         return f"{path}, which {reader}, was {how}"
 
 
