@@ -52,6 +52,12 @@ ATTACKS = {
     f"mkdir -p {_USER_SITE}/_pytest; echo > {_USER_SITE}/_pytest/runner.py": "_pytest/runner.py, a part of pytest",
     f"mkdir {_DIST}/pytest; echo > {_DIST}/pytest/__init__.py": "pytest/__init__.py, a part of pytest, was added",
     f"mkdir -p {_USER_SITE}; echo > {_USER_SITE}/usercustomize.py": "usercustomize.py, which Python runs",
+    "d=/root/.local/share/uv/python/cpython/lib/python3.13/site-packages; mkdir -p $d; echo import os > $d/x.pth": (
+        "x.pth, code that Python runs"
+    ),
+    "d=/app/.venv/lib/python3.11/site-packages; mkdir -p $d; echo > $d/sitecustomize.py": (
+        "sitecustomize.py, which Python runs"
+    ),
     f"mkdir -p {_USER_SITE}; printf '\\xef\\xbb\\xbfimport os' > {_USER_SITE}/x.pth": "x.pth, code that Python runs",
     f"printf '#\\fimport os' > {_DIST}/x.pth": "x.pth, code that Python runs",
     f"(yes '#' | head -c 70000; echo import os) > {_DIST}/x.pth": "x.pth, code that Python runs",

@@ -35,15 +35,17 @@ SETTINGS = {
 }
 """Files that are read without being named, by their reader."""
 FOLDERS = (
-    *(
-        "/etc/ld.so.conf.d",
-        "/etc/alternatives",
-        "/etc/perl",
-        "/etc/apt/apt.conf.d",
-        "/etc/ssl/certs",
-        "/usr/share/perl",
-    ),
-    *("/usr/share/perl5", "/usr/local/share/ca-certificates", "/usr/local/lib", "~/.local/bin", "~/.local/lib"),
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/etc/perl",
+    "/etc/apt/apt.conf.d",
+    "/etc/ssl/certs",
+    "/usr/share/perl",
+    "/usr/share/perl5",
+    "/usr/local/share/ca-certificates",
+    "/usr/local/lib",
+    "~/.local/bin",
+    "~/.local/lib",
 )
 """Further folders whose content is judged; `PATH`, `LIBRARY_FOLDERS` and the folders of `SETTINGS` are too."""
 
@@ -64,10 +66,8 @@ _OWN_MODULE = re.compile(
     r"(?P<folder>(?P<prefix>.*)/lib(64)?/python(?P<version>3\.\d+)t?)/(?!(site|dist)-packages)(?P<rest>.+)"
 )
 _PACKAGE = re.compile(r"(?P<prefix>.*?)(/lib(64)?)?(/python3[^/]*)?/(site|dist)-packages/(?P<rest>.+)")
-_STARTUP_MODULE = re.compile(
-    r"(?P<prefix>.*?)(/lib(64)?|/etc)?(/python3[^/]*(/(site|dist)-packages)?|/(site|dist)-packages)"
-    r"/(site|user)customize([./].*)?"
-)
+_STARTUP_MODULE = re.compile(r".*(/lib(64)?|/etc)?(/python3[^/]*|/(site|dist)-packages)/(site|user)customize([./].*)?")
+_PYTHONS_OF_UV = "~/.local/share/uv/python/"  # uv takes them for its environments
 _MODULE_SUFFIX = (".py", ".pyc", ".so")
 _PACKAGED_APART = {
     "tkinter",
@@ -169,7 +169,8 @@ class VerifierTools:
 
     def _is_tool(self, prefix: str) -> bool:
         """Whether a verifier can use a Python installation: not one that the agent made for itself."""
-        return prefix in self._prefixes or _tilde(prefix) == "~/.local" or self.exists(prefix)
+        of_user = _tilde(prefix) == "~/.local" or _tilde(prefix).startswith(_PYTHONS_OF_UV)
+        return of_user or prefix in self._prefixes or self.exists(prefix)
 
     def _folder(self, change: Change) -> str:
         """Judge a path that should be a folder of tools, or contain one."""
@@ -222,7 +223,7 @@ class VerifierTools:
 
     def _python(self, change: Change) -> str:
         path, how = change.path, change.how
-        if how != "removed" and (found := _STARTUP_MODULE.fullmatch(path)) and self._is_tool(found["prefix"]):
+        if how != "removed" and _STARTUP_MODULE.fullmatch(path):
             return f"{path}, which Python runs when it starts, was {how}"
         if how != "removed" and (found := _PYTHON_ZIP.fullmatch(path)) and self._is_tool(found["prefix"]):
             return f"{path}, which Python searches before its own modules, was {how}"
