@@ -31,6 +31,7 @@ from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.images import image_choice
 from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, write_rates
+from harbortrainer.tasks.task_check import checked_as, record_passed
 from harbortrainer.tasks.task_folder import load_task
 
 MODULES = (
@@ -92,6 +93,16 @@ def recorded_findings(monkeypatch):
     return found
 
 
+def checked_without_leftovers(plan, tmp_path):
+    """A run whose one task passed its check with killed leftovers."""
+    task = tmp_path / "files" / "one"
+    (task / "solution").mkdir(parents=True)
+    for name in ("task.toml", "instruction.md", "solution/solve.sh"):
+        (task / name).write_text('version = "1.0"\n')
+    record_passed([load_task(task)], checked_as("local", "kill"))
+    return plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "files"}}}])
+
+
 def file_mistakes(plan, source, tmp_path, monkeypatch):
     """Findings on mistakes in the run file."""
     missing = {"env": {"taskset": {"id": "harbor_env", "tasks_dir": "none"}}}
@@ -103,6 +114,7 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
     (task / "task.toml").write_text('version = "1.0"\n')
     (task / "instruction.md").write_text("do it")
     yield machine_checks.check_tasks(plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "tasks"}}}]))
+    yield task_checks.check_leftovers(checked_without_leftovers(plan, tmp_path))
     yield from root_mistakes(plan, tmp_path, monkeypatch)
     yield from difficulty_mistakes(plan, tmp_path)
     yield machine_checks.check_run_folder(plan(run={"name": "r"}, resume=True))

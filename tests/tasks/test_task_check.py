@@ -10,7 +10,7 @@ from patience import wait_until
 
 from harbortrainer.cli import main
 from harbortrainer.tasks.cheats import CHEATS
-from harbortrainer.tasks.task_check import CHECKED_FILE, check_tasks, passed_keys
+from harbortrainer.tasks.task_check import CHECKED_FILE, check_tasks, needs_no_service, passed_keys
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.verdict import CheckedTrial, Verdict, verdict_of
 from harbortrainer.trials.outcome import Outcome
@@ -210,6 +210,29 @@ async def test_found_solution_cheat_finds_solution_in_image(tmp_path: Path) -> N
         "where-the-oracle-has-it": ("", {"found-solution": 1}),
         "nowhere": ("", {}),
     }
+
+
+@pytest.mark.e2e
+def test_check_with_killed_leftovers_shows_which_task_needs_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    solutions = {"file": "touch done", "service": "touch done; setsid sleep 777 > /dev/null 2>&1 < /dev/null &"}
+    for name, solution in solutions.items():
+        write_task(tmp_path / "tasks", name)
+        (tmp_path / "tasks" / name / "solution/solve.sh").write_text(f"#!/bin/bash\n{solution}\n")
+    test = tmp_path / "tasks/service/tests/test.sh"
+    test.write_text("pgrep -f 'sleep 777' > /dev/null && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n")
+    options = ["--repeats", "1", "--cheats", "none"]
+    assert main(["tasks", "check", "tasks", *options]) == 0
+    assert main(["tasks", "check", "tasks", *options, "--leftovers", "kill"]) == 1
+    printed = capsys.readouterr().out
+    assert "1 of 2 tasks are fit to train on" in printed and "BAD  service" in printed
+    assert {task.name: needs_no_service(task) for task in load_folder(Path("tasks"))} == {
+        "file": True,
+        "service": False,
+    }
+    assert main(["tasks", "check", "tasks", *options, "--leftovers", "kill", "--environment", "modal"]) == 2
 
 
 @pytest.mark.e2e

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from harbortrainer.commands.tasks import plain
 from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.task_source import task_source
 from harbortrainer.doctor import docker_daemon
 from harbortrainer.doctor.finding import stop_on_red
@@ -131,6 +132,8 @@ class CheckPlan:
     """`all`, `none`, or comma-separated names."""
     reward_key: str | None = None
     """The run's `reward_key`."""
+    leftovers: str = "keep"
+    """The run's `leftovers`."""
     parallel: int = 2
     """Tasks to check in parallel."""
     keep: Path | None = None
@@ -149,6 +152,15 @@ class CheckPlan:
             do = f"choose all, none, or some of {', '.join(CHEATS)}"
             raise UserError(f"there is no cheat {unknown[0]!r}", where="--cheats", do=do)
         return names
+
+    def chosen_leftovers(self, environment_type: str) -> Leftovers:
+        """Return `leftovers`. Raises `UserError` for another word, or if the environment type cannot kill."""
+        if self.leftovers == "keep":
+            return "keep"
+        if self.leftovers == "kill" and environment_entry(environment_type).examinable:
+            return "kill"
+        do = 'write keep or kill; kill needs environment type "local" or "docker"'
+        raise UserError(f"{self.leftovers!r} is not possible with {environment_type}", where="--leftovers", do=do)
 
     def check_reports_writable(self) -> None:
         """Raise `UserError` when a report file cannot be written. Call it before the trials run."""
@@ -187,7 +199,7 @@ def check_tasks(source: str, where: SandboxOptions, plan: CheckPlan) -> int:
     """
     cheats = plan.chosen_cheats
     plan.check_reports_writable()
-    found = find_tasks(source, where, resume=plan.resume)
+    found = find_tasks(source, where, plan)
     verdicts: list[Verdict] = []
     try:
         run_trials(found, where, plan, cheats, verdicts)
@@ -196,19 +208,20 @@ def check_tasks(source: str, where: SandboxOptions, plan: CheckPlan) -> int:
     return print_summary(verdicts, fit_before=found.passed_before, of=found.total)
 
 
-def find_tasks(source: str, where: SandboxOptions, *, resume: bool) -> FoundTasks:
+def find_tasks(source: str, where: SandboxOptions, plan: CheckPlan) -> FoundTasks:
     """Load the tasks of a source. If some need Docker, check that it works.
 
     Raises:
         UserError: The source has no tasks, or Docker does not work.
     """
-    from harbortrainer.tasks.task_check import passed_keys
+    from harbortrainer.tasks.task_check import checked_as, passed_keys
 
+    leftovers = plan.chosen_leftovers(where.kind)
     unreadable: list[UserError] = []
     tasks = load_source(task_source(source), skip=unreadable.append)
     found = list(inspected(tasks, where.kind, where.kwargs, lambda task, error: unreadable.append(error)))
-    passed = {choice.kind: passed_keys(choice.kind) if resume else set() for _, choice, _ in found}
-    pending = {task.name: task for task, choice, _ in found if task.key not in passed[choice.kind]}
+    passed = {kind: passed_keys(checked_as(kind, leftovers)) for kind in {choice.kind for _, choice, _ in found}}
+    pending = {task.name: task for task, choice, _ in found if not plan.resume or task.key not in passed[choice.kind]}
     if in_docker := [needs for _, choice, needs in found if environment_entry(choice.kind).needs_docker]:
         closed = any(needs.restricts_network for needs in in_docker)
         stop_on_red(list(docker_daemon.needed("--environment", closed=closed)))
@@ -224,8 +237,9 @@ def run_trials(
         RunStoppedError: The folder of the kept trials was removed, or its disk is full.
     """
     from harbortrainer.tasks.task_check import check_tasks as check
-    from harbortrainer.tasks.task_check import record_passed
+    from harbortrainer.tasks.task_check import checked_as, record_passed
 
+    leftovers = plan.chosen_leftovers(where.kind)
     with Display() as display, display.bar("checking tasks", len(found.pending)) as bar:
         for error in found.unreadable:
             display.line(plain(f"BAD  {error}"))
@@ -235,7 +249,7 @@ def run_trials(
         def record(verdict: Verdict) -> None:
             verdicts.append(verdict)
             if not verdict.problem:
-                record_passed([found.pending[verdict.task]], verdict.environment)
+                record_passed([found.pending[verdict.task]], checked_as(verdict.environment, leftovers))
             display.line(plain(verdict_line(verdict)))
             bar.advance()
 
@@ -247,6 +261,7 @@ def run_trials(
             repeats=plan.repeats,
             cheats=cheats,
             reward_key=plan.reward_key,
+            leftovers=leftovers,
             concurrency=plan.parallel,
             keep=plan.keep,
             on_verdict=record,

@@ -11,6 +11,7 @@ def examine_file(plan: LaunchPlan) -> list[Finding]:
         machine_checks.check_tasks,
         machine_checks.check_image_builder,
         task_checks.check_requirements,
+        task_checks.check_leftovers,
         task_checks.check_contamination,
         machine_checks.check_run_folder,
         model_files.check,

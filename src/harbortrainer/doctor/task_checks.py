@@ -245,6 +245,18 @@ SHOWN = 3
 """Most pairs of one evaluation that are named."""
 
 
+def check_leftovers(plan: LaunchPlan) -> Iterator[Finding]:
+    """Propose to kill leftover processes before grading where `tasks check` showed that no task needs a service."""
+    from harbortrainer.tasks.task_check import needs_no_service
+
+    for key, harness in plan.harnesses.items():
+        tasks = plan.tasks[f"{key.removesuffix('.agent.harness')}.taskset"]
+        can_kill = harness.leftovers == "keep" and environment_entry(harness.environment_type).examinable
+        if can_kill and tasks and all(map(needs_no_service, tasks)):
+            what = "no task needs a service, but processes that an agent leaves running can disturb grading"
+            yield yellow("leftovers", what, 'set leftovers = "kill"', plan.where(f"{key}.leftovers"))
+
+
 def check_contamination(plan: LaunchPlan) -> Iterator[Finding]:
     """Compare the tasks of each evaluation with all training tasks."""
     trained = {

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.table import TomlTable
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
@@ -78,6 +79,9 @@ CHECKED_FILE = Path("outputs") / "checked_tasks.json"
 """File in which `harbortrainer tasks check` records the tasks that passed; relative to the working directory."""
 
 
+_KILLED = "+kill"
+
+
 async def check_tasks(
     tasks: Sequence[TaskRef],
     *,
@@ -87,6 +91,7 @@ async def check_tasks(
     repeats: int = 1,
     cheats: Sequence[str] = (),
     reward_key: str | None = None,
+    leftovers: Leftovers = "keep",
     concurrency: int = 2,
     keep: Path | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
@@ -101,6 +106,7 @@ async def check_tasks(
         repeats: Number of oracle trials.
         cheats: Names of the cheats to try.
         reward_key: Key of the verifier's rewards to train on, as in a run.
+        leftovers: Whether processes that an agent left running are kept or killed before grading.
         concurrency: Tasks checked in parallel.
         keep: Folder for Harbor's trial folders; None removes them.
         on_verdict: Called with each verdict when its task is done.
@@ -119,6 +125,7 @@ async def check_tasks(
                     environment_kwargs=choice.kwargs,
                     trusted=is_trusted(task.name, trusted),
                     reward_key=reward_key,
+                    leftovers=leftovers,
                     keep_trials="all",
                 )
                 requirements = TaskRequirements(task.path)
@@ -240,6 +247,17 @@ async def _run_agent(spec: TrialSpec, agent: str) -> CheckedTrial:
 def has_solution(folder: Path) -> bool:
     """Whether the task has a solution for Harbor's oracle."""
     return any(any(folder.glob(pattern)) for pattern in ("solution/solve.*", "steps/*/solution/solve.*"))
+
+
+def checked_as(environment_type: str, leftovers: Leftovers) -> str:
+    """Return the name under which a passed task is recorded, so that a check with killed leftovers stands apart."""
+    return environment_type if leftovers == "keep" else f"{environment_type}{_KILLED}"
+
+
+def needs_no_service(task: TaskRef) -> bool:
+    """Whether the task's oracle got the top reward here although its leftover processes were killed."""
+    passed = passed_environments().get(task.key, [])
+    return has_solution(task.path) and any(kind.endswith(_KILLED) for kind in passed)
 
 
 def passed_keys(environment_type: str | None = None) -> set[str]:
