@@ -14,7 +14,7 @@ import signal
 import socket
 from dataclasses import dataclass
 
-from harbortrainer.sandbox.inside import commands, filesystem
+from harbortrainer.sandbox.inside import commands, filesystem, user_namespace
 from harbortrainer.sandbox.inside import messages as m
 from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.commands import CommandRunner
@@ -35,10 +35,14 @@ class AgentNamespace:
         """Tell the agent's init process that the filesystem is built and the grader has its own mount namespace."""
         self.socket.send(b"f")
 
-    def send_user_namespace(self) -> None:
-        """Send this process's user namespace: the agent's init process creates its own below it."""
+    def send_user_namespace(self, proc: int) -> None:
+        """Send this process's user namespace: the agent's init process creates its own below it.
+
+        Args:
+            proc: A descriptor of a writable /proc.
+        """
         own = os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        socket.send_fds(self.socket, [b"u"], [own])
+        socket.send_fds(self.socket, [b"u"], [own, proc])
         os.close(own)
 
     def write_user_maps(self, proc: int, users: str) -> None:
@@ -84,16 +88,22 @@ def fork() -> AgentNamespace | socket.socket:
     return AgentNamespace(pid, here) if pid else there
 
 
-def enter(sync: socket.socket) -> None:
-    """Enter the mount and user namespaces, each when the parent signals it. Runs in the forked child."""
+def enter(sync: socket.socket, owner: int | None) -> None:
+    """Enter the mount and user namespaces, each when the parent signals it. Runs in the forked child.
+
+    Args:
+        owner: The owner of the sandbox's user namespace.
+    """
     sync.recv(1)
     filesystem.enter_agent_namespace()
-    _, fds, _, _ = socket.recv_fds(sync, 1, 1)
-    os.setns(fds[0], os.CLONE_NEWUSER)
-    os.close(fds[0])
+    _, (parent, proc), _, _ = socket.recv_fds(sync, 1, 2)
+    os.setns(parent, os.CLONE_NEWUSER)
+    os.close(parent)
     os.unshare(os.CLONE_NEWUSER)
     sync.send(b"u")
     sync.recv(1)
+    user_namespace.limit_counters(proc, owner)
+    os.close(proc)
 
 
 class AgentInitProcess:

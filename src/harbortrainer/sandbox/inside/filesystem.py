@@ -32,6 +32,7 @@ _DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
+_TERMINALS = 128
 _PROC_HIDDEN = ("keys", "key-users", "latency_stats", "timer_list", "timer_stats", "sched_debug", "kallsyms")
 _PROC_READ_ONLY = ("sys", "bus", "fs", "irq", "driver", "tty")
 _PROC_EMPTY = ("acpi", "scsi", "asound")
@@ -86,8 +87,9 @@ def make_devices(root: str, base: str) -> None:
 
 
 def mount_devpts(path: str) -> None:
-    """Mount a private devpts instance."""
-    k.mount("devpts", path, "devpts", k.MS_NOSUID | k.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    """Mount a private devpts instance. It may hold only some of the terminals that the kernel has for all sandboxes."""
+    options = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}"
+    k.mount("devpts", path, "devpts", k.MS_NOSUID | k.MS_NOEXEC, options)
 
 
 def _make_folder(root: str, name: str) -> str:

@@ -18,6 +18,7 @@ from harbortrainer.sandbox.inside import (
     grading_limits,
     init_process,
     processes,
+    user_namespace,
 )
 from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.agent_namespace import AgentNamespace
@@ -36,6 +37,7 @@ class Monitor:
     def __init__(self, spec: SandboxSpec, view: HostView | None, control: socket.socket, *, privileged: bool) -> None:
         self._spec, self._view, self._control, self._privileged = spec, view, control, privileged
         self._id_map = _ALL_USERS if privileged else _ONLY_ROOT
+        self._owner = user_namespace.unused_owner()
         self._groups: list[str] = []
         self._disk, self._increases = -1, 0
         self._upper_layer: UpperLayer | None = None
@@ -175,14 +177,17 @@ class Monitor:
             filesystem.enter_grader_namespace(self._spec)
             agent.send_files_ready()
         # Last, so that the mounts and the network belong to a user namespace in which no process inside has rights.
-        os.unshare(os.CLONE_NEWUSER)
+        user_namespace.enter(self._owner)
         socket.send_fds(sync, [b"u"], [disk])
         os.close(disk)
         sync.recv(1)
+        os.seteuid(0)
         # Only the agent's own user namespace may be created.
         k.write("sys/user/max_user_namespaces", "1" if agent else "0", folder=proc, needed=False)
         if agent is not None:
-            agent.send_user_namespace()
+            agent.send_user_namespace(proc)
+        else:
+            user_namespace.limit_counters(proc, self._owner)
         init_process.drop_privileges(self._spec, limited_controllers, "init")
         if agent is not None:
             agent.write_user_maps(proc, self._id_map)
@@ -202,7 +207,7 @@ class Monitor:
         return proc, disk
 
     def _run_agent_init(self, requests: socket.socket, limited_controllers: list[str]) -> None:
-        agent_namespace.enter(requests)
+        agent_namespace.enter(requests, self._owner)
         init_process.drop_privileges(self._spec, limited_controllers, "agent-init")
         agent_namespace.AgentInitProcess(requests, self._control).run()
 

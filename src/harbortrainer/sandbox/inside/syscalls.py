@@ -13,6 +13,7 @@ _MNT_DETACH = 2
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
+_PR_SET_SECUREBITS, _NO_SETUID_FIXUP = 28, 4
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYSCALLS = {"x86_64": {"pivot_root": 155, "keyctl": 250}, "aarch64": {"pivot_root": 41, "keyctl": 219}}
@@ -137,6 +138,11 @@ def leave_session_keyring() -> None:
         _syscall("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, None)
     except OSError:
         return
+
+
+def keep_capabilities_without_root() -> None:
+    """Keep this process's capabilities when its user id changes, until it enters another user namespace."""
+    _check(_libc.prctl(_PR_SET_SECUREBITS, _NO_SETUID_FIXUP, 0, 0, 0), "prctl SECUREBITS")
 
 
 def keep_capabilities(keep: frozenset[int]) -> None:
