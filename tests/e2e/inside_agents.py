@@ -89,6 +89,23 @@ class ProbingAgent(InsideAgent):
         await super().run(instruction, environment, context)
 
 
+class FloodingAgent(InsideAgent):
+    """Floods the proxy from eight processes, then acts as InsideAgent; `observed` has the status lines of the flood."""
+
+    observed: ClassVar[list[str]] = []
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        host, _, rest = self._env["OPENAI_BASE_URL"].removeprefix("http://").partition(":")
+        port, _, base = rest.partition("/")
+        head = rf"POST /{base}/chat/completions HTTP/1.1\r\nHost: a\r\nx-api-key: {self._env['OPENAI_API_KEY']}\r\n"
+        head += r"Content-Length: 200000000\r\n\r\n"
+        one = f"exec 3<>/dev/tcp/{host}/{port}; printf '{head}' >&3; head -c 200M /dev/zero >&3 & head -n 1 <&3"
+        script = f'for n in $(seq 8); do bash -c "{one}" & done 2> /dev/null; wait'
+        result = await environment.exec(script, timeout_sec=120)
+        type(self).observed = str(result.stdout).splitlines()
+        await super().run(instruction, environment, context)
+
+
 class WrongPathAgent(InsideAgent):
     """Requests only a path that is not served, and ends without an error."""
 

@@ -73,6 +73,16 @@ async def test_agent_in_sandbox_reaches_model_without_network(tmp_path: Path, qw
     assert kept and not [path for path in kept if key.encode() in path.read_bytes()]
 
 
+async def test_flood_from_sandbox_is_refused_and_trial_completes(tmp_path: Path, qwen3: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer", extra=NO_NETWORK)
+    env = config(tmp_path / "tasks", tmp_path / "trials", harness=harness("FloodingAgent"))
+    with engine_of(qwen3) as engine:
+        trace = await play_one(env, engine)
+    assert [line.split()[1] for line in inside_agents.FloodingAgent.observed if line] == ["413"] * 8
+    assert (trace.info["harbor"]["outcome"], trace.reward, engine.calls) == ("completed", 1.0, 3)
+    assert_captured(trace, engine)
+
+
 async def test_agent_passes_no_run_keys_into_sandbox(
     tmp_path: Path, qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

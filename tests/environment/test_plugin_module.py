@@ -46,6 +46,28 @@ def test_validating_a_config_imports_no_heavy_package() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+_FIRST_REQUESTS = """
+import sys
+from harbortrainer.environment.environment import import_trial_modules
+import_trial_modules("claude-code", renders=False)
+loaded = set(sys.modules)
+from harbortrainer.environment.model_proxy.server import ROUTES
+choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Done."}}
+usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+completion = {"id": "1", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+for dialect in ROUTES.values():
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}], "input": "Hello"}
+    dialect.to_chat(body)
+    dialect.events(dialect.answer(completion, body), body)
+print(sorted(set(sys.modules) - loaded))
+"""
+
+
+def test_first_request_of_each_dialect_imports_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", _FIRST_REQUESTS], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_verifiers_finds_one_class_of_each_kind() -> None:
     assert harbor_env.__all__ == ["HarborEnvironment", "HarborHarness", "HarborTaskset"]
     assert taskset_class("harbor_env") is harbor_env.HarborTaskset

@@ -288,7 +288,8 @@ async def test_run_with_key_serves_only_the_run(
     tmp_path: Path, run_key: RunKey, collector: Collector, attack: Attack
 ) -> None:
     sockets = SocketFolder("env-server-", name_length=len("/s"))
-    async with running(tmp_path, key=run_key) as run, ModelProxy("http://x", "s", host="127.0.0.1", name="x") as proxy:
+    proxy = ModelProxy("http://x", "s", host="127.0.0.1", name="x", trial="t")
+    async with running(tmp_path, key=run_key) as run, proxy:
         payloads = hostile_payloads(run, collector.url)
         with sampler_server(run_key.sampler_key) as sampler, socket.socket(socket.AF_UNIX) as listening:
             listening.bind(f"{sockets.path}/s")  # as the embedded engine's environment server does

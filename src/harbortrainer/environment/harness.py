@@ -136,9 +136,8 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             return
         kind = choose_environment(spec.task_dir, spec.environment_type, spec.environment_kwargs).kind
         host, name = await container_sockets.host_address(kind)
-        async with ModelProxy(
-            spec.model.base_url, spec.model.api_key.get_secret_value(), host=host, name=name
-        ) as proxy:
+        secret = spec.model.api_key.get_secret_value()
+        async with ModelProxy(spec.model.base_url, secret, host=host, name=name, trial=spec.trial_name) as proxy:
             spec.model.base_url, spec.model.api_key = proxy.url, proxy.key
             yield proxy
 

@@ -1,6 +1,6 @@
 """Anthropic's Messages API for the model proxy, translated by LiteLLM's adapter.
 
-LiteLLM is imported with the first request. `PRIVATE_APIS` lists the private names; they are checked before use.
+`PRIVATE_APIS` lists the private names; they are checked before use. Importing this module does not import LiteLLM.
 """
 
 import copy
@@ -27,6 +27,9 @@ PRIVATE_APIS = PrivateApi(
 )
 
 
+_NO_HISTORY = [{"role": "user", "content": ""}]
+
+
 @cache
 def adapter() -> "AnthropicAdapter":
     """Return LiteLLM's adapter."""
@@ -51,7 +54,7 @@ class AnthropicMessages:
         """Return a message with thinking, text and tool uses."""
         from litellm import ModelResponse
 
-        _, names = _translated(body)
+        _, names = _translated(body | {"messages": _NO_HISTORY})  # the names come from the tools
         translated = adapter().translate_completion_output_params(ModelResponse(**completion), tool_name_mapping=names)
         message = cast("Json", translated)
         # Only Anthropic's service signs thinking, but its clients require a string.

@@ -71,15 +71,15 @@ class Dialect(Protocol):
     """Event that keeps a waiting stream alive."""
 
     def to_chat(self, body: Json) -> Json:
-        """Translate a request into a chat completion request without streaming."""
+        """Translate a request into a chat completion request; only the keys in `TRANSLATED` are used."""
         ...
 
     def answer(self, completion: WireCompletion, body: Json) -> Json:
-        """Translate a completion into the answer to the request `body`."""
+        """Translate a completion into the answer to the request `body`, which is given without its history."""
         ...
 
     def events(self, answer: Json, body: Json) -> list[bytes]:
-        """Return the answer as stream events."""
+        """Return the answer as stream events; `body` is given without its history."""
         ...
 
     def error(self, message: str) -> Json:
@@ -146,17 +146,16 @@ def canonical_message(message: Json) -> Json:
     return message | {"role": "system"} if message["role"] == "developer" else message
 
 
-_STREAM_KEYS = ("stream", "stream_options")
-
-
 class ChatCompletions:
     """Dialect of `/v1/chat/completions`."""
 
     ping = b": waiting\n\n"
 
     def to_chat(self, body: Json) -> Json:
-        """Return the request without its streaming keys."""
-        return {key: value for key, value in body.items() if key not in _STREAM_KEYS}
+        """Return the request unchanged."""
+        if body.get("n") not in (None, 1):
+            raise ValueError("n must be 1: the model gives one answer to a request")
+        return body
 
     def answer(self, completion: WireCompletion, body: Json) -> Json:
         """Return the completion unchanged."""

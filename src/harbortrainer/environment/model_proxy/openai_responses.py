@@ -2,7 +2,7 @@
 
 Nothing is stored between requests: each must contain its history, as agents with `store: false` send it. Such agents
 send back only the encrypted reasoning, so answers contain the reasoning in that field too.
-LiteLLM is imported with the first request. `PRIVATE_APIS` lists the private names; they are checked before use.
+`PRIVATE_APIS` lists the private names; they are checked before use. Importing this module does not import LiteLLM.
 """
 
 import base64
@@ -76,7 +76,7 @@ class OpenAIResponses:
         from litellm import ModelResponse
 
         response = adapter().transform_chat_completion_response_to_responses_api_response(
-            request_input=copy.deepcopy(body["input"]),  # ty: ignore[invalid-argument-type]
+            request_input="",
             responses_api_request=copy.deepcopy(body),  # ty: ignore[invalid-argument-type]
             chat_completion_response=ModelResponse(**completion),
         )
