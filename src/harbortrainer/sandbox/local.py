@@ -49,12 +49,13 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
     Args:
         image: Root filesystem: `auto`, `build` (the task's image) or `host` (`images.image_choice`).
         network: Network of a task whose mode is public: `auto`, `own` or `host` (`network_choice`).
+        verifier_tools: System folders that the verifier sees: as the `agent` left them, or as the `image` has them.
+        system_tasks: Names or patterns of tasks whose verifiers see them as the agent left them in any case.
         rootfs: Another root filesystem instead of the host's. It is not masked, and no image is built.
         env: Environment variables that commands in `rootfs` get, as from an image's ENV.
         images_gb: Size limit of the image and layer store, in GB; beyond it the least recently used are removed.
         cache_dir: Folder of that store.
-        memory_mb, disk_mb: Limits for tasks that set no `memory_mb` or `storage_mb`, in MB.
-        pids: Limit of processes and threads.
+        memory_mb, disk_mb, pids: Limits for tasks that set none, in MB, MB, and processes with threads.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         *args: Any,
         image: str = "auto",
         network: str = "auto",
+        verifier_tools: str = "agent",
+        system_tasks: Sequence[str] = (),
         rootfs: str = "/",
         env: dict[str, str] | None = None,
         cache_dir: str | None = None,
@@ -83,6 +86,7 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         self._image = Image()
         self._entrypoint: EntrypointProcess | None = None
         super().__init__(*args, **kwargs)
+        self._image_tools = image_choice.uses_image_tools(verifier_tools, self.environment_name, system_tasks)
 
     @staticmethod
     @override
@@ -373,6 +377,8 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
             dirs=[*_LOGS, *self.writable_targets],
             files=(_NETWORK_FILES if self._image.lowers else {}) | resolvers,
             search_path=self._image.env.get("PATH", ""),
+            image_tools=self._image_tools,
+            work_dir=effective_exec_cwd(None, self.task_env_config.workdir, self._image.workdir) or "",
             network=self._shares_network,
             slirp4netns_path=self._slirp4netns_path,
             disk_mb=disk,

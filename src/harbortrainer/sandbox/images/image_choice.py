@@ -8,6 +8,8 @@ run.
 """
 
 import os
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -24,6 +26,7 @@ ROOT_USERS = (None, "root", "0", 0)
 """Names and ids of root; None is the default user."""
 
 type ImageSetting = Literal["auto", "build", "host"]
+type VerifierTools = Literal["agent", "image"]
 INSTALL = (
     "install buildah (Debian: sudo apt-get install --no-install-recommends buildah)"
     if os.geteuid() == 0
@@ -51,6 +54,19 @@ def builder_for(setting: str, rootfs: Path, store: Store, network: str = "auto")
     if problem and setting == "build":
         raise ValueError(f"image = 'build', but {problem}: {INSTALL}")
     return None if problem else _builder(store, network)
+
+
+def uses_image_tools(setting: str, task: str, system_tasks: Sequence[str]) -> bool:
+    """Return whether the verifier of a task gets the system folders that the sandbox starts with.
+
+    Args:
+        setting: `agent` or `image`; ValueError for another one.
+        task: The task's name.
+        system_tasks: Names or patterns of tasks whose subject is the system itself.
+    """
+    if setting not in (settings := get_args(VerifierTools.__value__)):
+        raise ValueError(f"verifier_tools = {setting!r}: use one of {', '.join(settings)}")
+    return setting == "image" and not any(fnmatchcase(task, pattern) for pattern in system_tasks)
 
 
 def builder_problem() -> str:

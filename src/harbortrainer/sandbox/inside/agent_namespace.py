@@ -88,14 +88,14 @@ def fork() -> AgentNamespace | socket.socket:
     return AgentNamespace(pid, here) if pid else there
 
 
-def enter(sync: socket.socket, owner: int | None) -> None:
+def enter(sync: socket.socket, spec: m.SandboxSpec, owner: int | None) -> None:
     """Enter the mount and user namespaces, each when the parent signals it. Runs in the forked child.
 
     Args:
         owner: The owner of the sandbox's user namespace.
     """
     sync.recv(1)
-    filesystem.enter_agent_namespace()
+    filesystem.enter_agent_namespace(spec)
     _, (parent, proc), _, _ = socket.recv_fds(sync, 1, 2)
     os.setns(parent, os.CLONE_NEWUSER)
     os.close(parent)

@@ -17,7 +17,7 @@ Invariants:
 import os
 import stat
 
-from harbortrainer.sandbox.inside import grading_limits, mask_layers
+from harbortrainer.sandbox.inside import grading_limits, mask_layers, verifier_root
 from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.messages import HostView, SandboxSpec
 
@@ -184,14 +184,22 @@ def enter(spec: SandboxSpec, view: HostView | None, *, privileged: bool) -> tupl
     root = builder.build(_BASE)
     proc = mount_proc(root, _BASE)
     make_devices(root, _BASE)
+    roots = [root]
+    if spec.has_verifier_root:
+        k.mount("tmpfs", f"{root}/sys", "tmpfs", _FLAGS, f"{disk_options(spec, 0)},mode=755")
+        roots.append(builder.build(f"{root}/sys"))
+    builder.close()
     for target, fd in binds.items():
-        path = _follow_links(root, target) if spec.in_place else _resolve_inside(root, target)
-        _bind(fd, path, read_only=target in spec.read_only)
+        for top in roots:
+            path = _follow_links(top, target) if spec.in_place else _resolve_inside(top, target)
+            _bind(fd, path, read_only=target in spec.read_only)
+        os.close(fd)
     for path in spec.dirs:
         os.makedirs(_resolve_inside(root, path), exist_ok=True)
         os.chmod(_resolve_inside(root, path), 0o777)
     for path, text in spec.files.items():
-        _write(_resolve_inside(root, path), text)
+        for top in roots:
+            _write(_resolve_inside(top, path), text)
     for path in _PINNED_MOUNTS if spec.isolates_agent else ():
         os.makedirs(_resolve_inside(root, path), exist_ok=True)
         k.bind(_resolve_inside(root, path), _resolve_inside(root, path))
@@ -199,16 +207,25 @@ def enter(spec: SandboxSpec, view: HostView | None, *, privileged: bool) -> tupl
     return proc, disk
 
 
-def enter_grader_namespace(spec: SandboxSpec) -> None:
-    """Enter a copy of the sandbox's mount namespace with private mounts on the verifier's folders."""
+def enter_grader_namespace(spec: SandboxSpec) -> list[int]:
+    """Enter a copy of the sandbox's mount namespace with private mounts on the verifier's folders.
+
+    Returns:
+        Descriptors of this mount namespace and of the agent's root, if the verifier has its own root.
+    """
     os.unshare(os.CLONE_NEWNS)
     for path in VERIFIER_FOLDERS:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         k.mount("tmpfs", path, "tmpfs", _FLAGS, f"size={spec.disk_mb}m,mode={mode:o}")
+    if not spec.has_verifier_root:
+        return []
+    return [os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), verifier_root.enter()]
 
 
-def enter_agent_namespace() -> None:
+def enter_agent_namespace(spec: SandboxSpec) -> None:
     """Mount the agent's own /proc and terminals, in the mount namespace that the grader has left."""
+    if spec.has_verifier_root:
+        verifier_root.cover_in_agent_namespace()
     mount_guarded_proc("/proc")
     mount_devpts("/dev/pts")
 
@@ -259,7 +276,6 @@ def _bind(fd: int, target: str, *, read_only: bool) -> None:
     elif not os.path.exists(target):
         _write(target, "")
     k.bind(source, target, flags=_FLAGS | (k.MS_RDONLY if read_only else 0))
-    os.close(fd)
 
 
 def _write(path: str, text: str) -> None:
@@ -304,9 +320,12 @@ class _RootBuilder:
             os.makedirs(root + path, exist_ok=True)
             lowers = [*self._layers(f"over/{name}"), *self._masks(path), shown]
             self._mount_overlay(lowers, f"{top}/upper/over/{name}", f"{top}/work/{name}", root + path)
+        return root
+
+    def close(self) -> None:
+        """Close the host's paths."""
         for fd in self._fds:
             os.close(fd)
-        return root
 
     def _mount_root(self, top: str, root: str) -> None:
         lowers = [*self._layers("root"), *self._rootfs]

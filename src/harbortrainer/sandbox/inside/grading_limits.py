@@ -18,8 +18,10 @@ from harbortrainer.sandbox.inside import processes
 from harbortrainer.sandbox.inside.messages import SandboxSpec
 
 INTERVAL_MS = 100
-RAISE_LIMITS, MARK_START, REPORT_CHANGES, REPORT_WAITS = b"r", b"s", b"c", b"w"
+RAISE_LIMITS, MARK_START, REPORT_CHANGES, REPORT_WAITS, SHOW_AGENT_FILES = b"r", b"s", b"c", b"w", b"f"
 """Requests to the monitor."""
+DONE, REFUSED = b"k", b"n"
+"""Answers of the monitor."""
 EXTRA_DISK_MB, EXTRA_FILES, EXTRA_PROCESSES, EXTRA_MEMORY_MB = 64, 16384, 64, 64
 _MAX_INCREASES = 8
 _REQUEST_S = 20.0
@@ -29,6 +31,7 @@ _REQUEST_ERRORS = {
     MARK_START: "could not mark the start of the agent's changes",
     REPORT_CHANGES: "could not read the agent's changes",
     REPORT_WAITS: "could not read what the verifier waited for",
+    SHOW_AGENT_FILES: "could not show the verifier the agent's files",
 }
 
 
@@ -100,7 +103,7 @@ class GradingLimits:
 
     def _exhausted_limit(self) -> str:
         """Describe which of the agent's own limits is nearly exhausted; "" if none."""
-        disk, spec = os.statvfs("/"), self._spec
+        disk, spec = os.statvfs(processes.DISK), self._spec
         free = disk.f_bavail * disk.f_frsize
         running = sum(map(processes.count_threads, processes.other_pids()))
         if free < min(EXTRA_DISK_MB << 20, spec.disk_mb << 17):
@@ -115,7 +118,7 @@ class GradingLimits:
 
     def _exhausted_reserve(self) -> str:
         """Describe which of the extra limits is half used; "" if none."""
-        disk = os.statvfs("/")
+        disk = os.statvfs(processes.DISK)
         free = disk.f_bavail * disk.f_frsize
         running = sum(map(processes.count_threads, processes.other_pids()))
         if free < EXTRA_DISK_MB << 19 or (disk.f_files and disk.f_ffree < EXTRA_FILES // 2):
@@ -155,7 +158,7 @@ class GradingLimits:
         """Send a request to the monitor and wait for it. Return whether it succeeded."""
         try:
             self._monitor.send(what)
-            return bool(self._monitor.recv(1))
+            return self._monitor.recv(1) == DONE
         except OSError as error:
             self._note(f"{_REQUEST_ERRORS[what]}: {error}")
             return False

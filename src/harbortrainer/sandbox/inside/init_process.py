@@ -78,6 +78,7 @@ class InitProcess:
         enforce_limits: bool,
     ) -> None:
         self._control, self._agent, self._enforces_limits = control, agent, enforce_limits
+        self._has_verifier_root = spec.has_verifier_root
         self._notes, self._files_in_memory = 0, not spec.builds_image
         self._next_check = 0.0
         self._runner = CommandRunner(control, self._free_processes)
@@ -182,6 +183,9 @@ class InitProcess:
         self._next_check = 0.0  # check at once: the limits and the interval change
         if message.begins:
             self._limits.begin(kill=message.kill)
+            if self._has_verifier_root and not self._limits.request(grading_limits.SHOW_AGENT_FILES):
+                self._runner.send(m.Failed("the verifier cannot be shown the agent's files", message.id))
+                return
         else:
             self._limits.end()
             self._limits.request(grading_limits.MARK_START)

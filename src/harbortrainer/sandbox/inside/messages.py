@@ -78,6 +78,12 @@ class SandboxSpec:
     search_path: str = ""
     """PATH of the image's commands."""
 
+    image_tools: bool = False
+    """Show the verifier the system folders as the sandbox starts with them, not as the agent leaves them."""
+
+    work_dir: str = ""
+    """The agent's working folder. The verifier sees it as the agent leaves it, even below a system folder."""
+
     network: bool = False
     """Share the host's network; else the sandbox has its own."""
 
@@ -99,6 +105,11 @@ class SandboxSpec:
     def isolates_agent(self) -> bool:
         """Whether the agent's commands get their own namespaces, apart from grading commands."""
         return not self.builds_image
+
+    @property
+    def has_verifier_root(self) -> bool:
+        """Whether grading commands get their own root, with the system folders that the sandbox starts with."""
+        return self.image_tools and self.isolates_agent
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from harbortrainer.sandbox.inside import (
     init_process,
     processes,
     user_namespace,
+    verifier_root,
 )
 from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.agent_namespace import AgentNamespace
@@ -40,6 +41,8 @@ class Monitor:
         self._owner = user_namespace.unused_owner()
         self._groups: list[str] = []
         self._disk, self._increases = -1, 0
+        self._verifier_root: list[int] = []
+        """Descriptors of the grader's mount namespace and of the agent's root, if the verifier has its own root."""
         self._upper_layer: UpperLayer | None = None
         self._slirp: SlirpNetwork | None = None
 
@@ -68,9 +71,9 @@ class Monitor:
             os._exit(0)
         there.close()
         try:
-            packet, fds, _, _ = socket.recv_fds(here, 1, 1)
+            packet, fds, _, _ = socket.recv_fds(here, 1, 3)
             if packet:
-                self._disk = fds[0]
+                self._disk, *self._verifier_root = fds
                 if self._spec.isolates_agent:
                     self._upper_layer = UpperLayer(self._spec, self._view, self._disk)
                     self._upper_layer.mark()
@@ -114,16 +117,35 @@ class Monitor:
 
     def _serve_request(self, requests: socket.socket, child: int) -> bool:
         """Serve a request of the init process (see `grading_limits`). Return False at end of file."""
-        request = requests.recv(1)
+        request, answer = requests.recv(1), grading_limits.DONE
         if request == grading_limits.RAISE_LIMITS:
             self._raise_limits()
         elif request == grading_limits.REPORT_WAITS:
             self._send_waits(child)
+        elif request == grading_limits.SHOW_AGENT_FILES:
+            answer = grading_limits.DONE if self._show_agent_files() else grading_limits.REFUSED
         elif request and self._upper_layer is not None:
             self._send_changes() if request == grading_limits.REPORT_CHANGES else self._upper_layer.mark()
         if request:
-            requests.send(b"k")
+            requests.send(answer)
         return bool(request)
+
+    def _show_agent_files(self) -> bool:
+        """Show the agent's files in the verifier's root, in a child that enters the mount namespace."""
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if not verifier_root.show_agent_files(*self._verifier_root, self._spec.work_dir):
+                    self._send(
+                        Note(f"a folder had more than {verifier_root.MAX_ENTRIES} files, which grading left out")
+                    )
+                code = 0
+            except Exception as error:  # noqa: BLE001 - the process's last frame: the note names the error
+                self._send(Note(f"could not show the verifier the agent's files: {error}", is_evidence=False))
+            finally:
+                os._exit(code)
+        return os.waitpid(child, 0)[1] == 0
 
     def _send_changes(self) -> None:
         assert self._upper_layer is not None
@@ -172,14 +194,16 @@ class Monitor:
         self, sync: socket.socket, agent: AgentNamespace | None, limited_controllers: list[str]
     ) -> None:
         proc, disk = self._enter()
+        shared = [disk]
         if agent is not None:
             processes.INIT_PIDS.add(agent.pid)
-            filesystem.enter_grader_namespace(self._spec)
+            shared += filesystem.enter_grader_namespace(self._spec)
             agent.send_files_ready()
         # Last, so that the mounts and the network belong to a user namespace in which no process inside has rights.
         user_namespace.enter(self._owner)
-        socket.send_fds(sync, [b"u"], [disk])
-        os.close(disk)
+        socket.send_fds(sync, [b"u"], shared)
+        for fd in shared:
+            os.close(fd)
         sync.recv(1)
         os.seteuid(0)
         # Only the agent's own user namespace may be created.
@@ -207,7 +231,7 @@ class Monitor:
         return proc, disk
 
     def _run_agent_init(self, requests: socket.socket, limited_controllers: list[str]) -> None:
-        agent_namespace.enter(requests, self._owner)
+        agent_namespace.enter(requests, self._spec, self._owner)
         init_process.drop_privileges(self._spec, limited_controllers, "agent-init")
         agent_namespace.AgentInitProcess(requests, self._control).run()
 

@@ -35,6 +35,8 @@ class Usage:
         return self.own + sum(self.shared.values())
 
 
+DISK = "/logs"
+"""A folder on the disk that the agent fills, which the verifier's own root shows too."""
 INIT_PIDS = {1}
 """The init processes of the sandbox and of the agent's namespaces."""
 
@@ -160,7 +162,7 @@ def _total_bytes(usage: dict[int, Usage], segments: dict[int, int]) -> int:
 
 
 def _tmpfs_bytes() -> int:
-    disk = os.statvfs("/")
+    disk = os.statvfs(DISK)
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 

@@ -8,7 +8,7 @@ import struct
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
-_MNT_DETACH = 2
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 
 _PR_SET_NAME = 15
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
@@ -60,7 +60,7 @@ def write(path: str, text: str, *, folder: int | None = None, needed: bool = Tru
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str = "") -> None:
     """Call mount(2)."""
-    encode = lambda text: text.encode() if text is not None else None  # noqa: E731
+    encode = lambda text: os.fsencode(text) if text is not None else None  # noqa: E731
     result = _libc.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data))
     _check(result, f"mount {kind or 'bind'} on {target} ({data})")
 
@@ -90,8 +90,8 @@ def reconfigure(folder: int, options: str) -> None:
 def change_root(path: str) -> None:
     """Make `path`, a mount point, the root of this mount namespace and unmount the old root."""
     os.chdir(path)
-    _syscall("pivot_root", b".", b".")
-    _check(_libc.umount2(b".", _MNT_DETACH), "unmount .")
+    pivot_root(".", ".")
+    unmount(".")
     os.chdir("/")
 
 
@@ -99,6 +99,16 @@ def open_in_root(root: int, path: str, flags: int) -> int:
     """Open a path as if the folder that is open as `root` were the root: links cannot lead outside."""
     how = struct.pack("QQQ", flags, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_IN_ROOT)
     return _check(_libc.syscall(_OPENAT2, root, os.fsencode(path), how, len(how)), f"open {path}")
+
+
+def pivot_root(path: str, old: str) -> None:
+    """Make `path`, a mount point, the root of this mount namespace and move the old root to `old`."""
+    _syscall("pivot_root", os.fsencode(path), os.fsencode(old))
+
+
+def unmount(path: str) -> None:
+    """Unmount the topmost mount at `path`, which may be in use."""
+    _check(_libc.umount2(os.fsencode(path), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"unmount {path}")
 
 
 def die_with_parent() -> None:
