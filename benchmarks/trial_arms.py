@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ class Setting:
     environment: str
     image: str = "host"
     """Root filesystem of a local sandbox."""
+    verifier_tools: str = "agent"
+    """System folders that the verifier sees in a local sandbox."""
 
     @property
     def kwargs(self) -> dict[str, object]:
         """Keyword arguments of the environment."""
-        return {"image": self.image} if self.environment == "local" else {}
+        local = {"image": self.image, "verifier_tools": self.verifier_tools}
+        return dict(local) if self.environment == "local" else {}
 
 
 @asynccontextmanager
@@ -63,6 +66,11 @@ async def ours(setting: Setting) -> int:
     if record.reward != 1.0:
         raise RuntimeError(f"a trial of our arm failed: {record.outcome} {str(record.error)[:500]}")
     return 0
+
+
+async def ours_with_image_tools(setting: Setting) -> int:
+    """Run `ours` with `verifier_tools = "image"`."""
+    return await ours(replace(setting, verifier_tools="image"))
 
 
 async def stock(setting: Setting) -> int:
@@ -112,4 +120,9 @@ async def _stock(setting: Setting, *, details: bool) -> int:
     return sum(len(detail.get("prompt_token_ids", [])) for detail in details_of)
 
 
-ARMS: dict[str, Arm] = {"ours": ours, "stock": stock, "stock + tokens": stock_with_tokens}
+ARMS: dict[str, Arm] = {
+    "ours": ours,
+    "ours, image tools": ours_with_image_tools,
+    "stock": stock,
+    "stock + tokens": stock_with_tokens,
+}

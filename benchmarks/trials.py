@@ -158,7 +158,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--at", type=int, nargs="+", default=[1, 8, 16], help="concurrent trials")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0, help="duration of each measurement")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["ours", "stock", "stock + tokens"])
     parser.add_argument("--environment", default="local")
     parser.add_argument("--image", choices=["host", "build", "auto"], default="host", help="root of a local sandbox")
     parser.add_argument("--in-flight", type=int, default=32, help="trials for the memory figure; 0 leaves it out")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from image_setup import needs_images
 
+from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.task_check import check_tasks
 from harbortrainer.tasks.task_folder import load_folder
 
@@ -13,19 +14,34 @@ DATASETS = Path(__file__).parents[2] / "datasets"
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("folder", "image"),
+    ("folder", "image", "tools"),
     [
-        ("harbor_tasks", "host"),
-        pytest.param("harbor_tasks", "build", marks=needs_images),
-        ("quickstart/train", "host"),
-        ("quickstart/heldout", "host"),
+        ("harbor_tasks", "host", "agent"),
+        ("harbor_tasks", "host", "image"),
+        pytest.param("harbor_tasks", "build", "agent", marks=needs_images),
+        pytest.param("harbor_tasks", "build", "image", marks=needs_images),
+        ("quickstart/train", "host", "agent"),
+        ("quickstart/heldout", "host", "agent"),
     ],
 )
-async def test_oracle_gets_top_reward_and_nop_does_not(folder: str, image: str) -> None:
+async def test_oracle_gets_top_reward_and_nop_does_not(folder: str, image: str, tools: str) -> None:
     tasks = load_folder(DATASETS / folder)
-    verdicts = await check_tasks(tasks, concurrency=4, environment_kwargs={"image": image})
+    kwargs = {"image": image, "verifier_tools": tools}
+    verdicts = await check_tasks(tasks, concurrency=4, environment_kwargs=kwargs)
     assert [v.task for v in verdicts] == [task.name for task in tasks]
     assert [v for v in verdicts if v.problem] == []
+
+
+@pytest.mark.e2e
+async def test_no_cheat_works_with_image_tools() -> None:
+    tasks = load_folder(DATASETS / "harbor_tasks")
+    forged = {}
+    for tools in ("agent", "image"):
+        kwargs = {"image": "host", "verifier_tools": tools}
+        verdicts = await check_tasks(tasks, concurrency=4, cheats=tuple(CHEATS), environment_kwargs=kwargs)
+        forged[tools] = [verdict.task for verdict in verdicts if verdict.forged]
+    assert len(forged["agent"]) == 5
+    assert forged["image"] == []
 
 
 def test_sample_tasks_cover_every_kind() -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-type Place = Literal["host", "image", "docker", "harbor"]
+type Place = Literal["host", "image", "docker", "harbor", "image tools"]
 PLACES: tuple[Place, ...] = ("host", "image", "docker", "harbor")
+"""The recorded places. `image tools`, the host's root with another setting, must give the same as `host`."""
 
 DOCKERFILE = "FROM debian:12-slim\nWORKDIR /app\n"
 SOLVED = "test -f /app/answer && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"

@@ -16,7 +16,12 @@ from parity_feature import Feature, Place
 
 from harbortrainer.trials import ModelEndpoint, TrialSpec, run_trial
 
-KWARGS: dict[str, dict[str, object]] = {"host": {"image": "host"}, "image": {"image": "build"}, "docker": {}}
+KWARGS: dict[str, dict[str, object]] = {
+    "host": {"image": "host"},
+    "image": {"image": "build"},
+    "image tools": {"image": "host", "verifier_tools": "image"},
+    "docker": {},
+}
 _KEPT = ("artifacts", "verifier")
 
 

@@ -14,7 +14,7 @@ from parity_record import AS_HARBOR, PAGE, load_record, missing_tool, page, run_
 
 RECORD = load_record()
 AGAIN = "run python tests/parity/parity_record.py to record it"
-AT_ONCE: dict[Place, int] = {"host": 8, "image": 8, "docker": 2, "harbor": 2}
+AT_ONCE: dict[Place, int] = {"host": 8, "image": 8, "image tools": 8, "docker": 2, "harbor": 2}
 EACH = pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 
 
@@ -61,6 +61,12 @@ def expected(feature: Feature, place: Place) -> object:
 @EACH
 def test_host_root_gives_recorded_result(feature: Feature, played) -> None:
     assert played(feature, "host") == expected(feature, "host")
+
+
+@pytest.mark.e2e
+@EACH
+def test_image_tools_give_recorded_result(feature: Feature, played) -> None:
+    assert played(feature, "image tools") == expected(feature, "host")
 
 
 @pytest.mark.e2e
