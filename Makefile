@@ -17,7 +17,7 @@ ON_TODAY := tests/harbor_compat tests/trials tests/tasks $(shell grep -lE '(from
 	$(filter-out tests/e2e/test_plugin.py,$(wildcard tests/e2e/test_outcomes*.py tests/e2e/test_plugin*.py))
 
 .PHONY: help setup setup-today quickstart check test test-long long test-prime-rl python-3.13 kills mutations parity lint unit plugin-today \
-	today bench docs clean
+	drift today bench docs clean
 
 help:
 	@echo "make quickstart   train a tiny policy on real Harbor trials, in minutes, on a CPU"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-long    what takes longer: whole runs beside vLLM's API and on a quantized base, today's pair,"
 	@echo "                  Python 3.13, Prime-RL's real orchestrator, every broken file, the site"
 	@echo "make parity       each feature of Harbor's, in Docker too and by Harbor's own trial (half an hour)"
+	@echo "make drift        what the newest releases of verifiers, harbor, renderers, transformers and peft would break"
 	@echo "make kills        kill a run at random moments and look for what was left or lost (wants a quiet machine)"
 	@echo "make test-prime-rl  the tests against Prime-RL at its pin, in an environment that it makes"
 	@echo "make lint         ruff, ty, import-linter and the prose check"
@@ -57,6 +58,10 @@ unit: setup
 
 plugin-today: setup-today
 	$(TODAY) -m pytest $(AT_ONCE) $(PLUGIN)
+
+# FREE: packages whose version requirements are ignored, where the newest releases exclude one another.
+drift: setup
+	@tools/drift $(FREE)
 
 today: setup-today
 	$(TODAY) -m pytest $(AT_ONCE) --long $(ON_TODAY)
@@ -114,4 +119,4 @@ docs: setup
 	@echo "site/index.html; with the search: $(PYTHON) -m http.server --bind 127.0.0.1 --directory site"
 
 clean:
-	rm -rf .venv .venv-today .venv-3.13 .venv-prime-rl .venv-docs .tools outputs site
+	rm -rf .venv .venv-today .venv-drift .venv-3.13 .venv-prime-rl .venv-docs .tools outputs site

@@ -40,8 +40,9 @@ def _config(stack: Stack, environment: str, image: str) -> dict[str, Any]:
 async def _ours(stack: Stack, environment: str, image: str) -> AsyncGenerator[Arm]:
     """Run our plugin through verifiers, in this process, with a train client (exact tokens)."""
     from verifiers.v1.clients import ModelContext, TrainClientConfig
-    from verifiers.v1.types import SamplingConfig
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+    from harbortrainer.environment.verifiers_compat import SamplingConfig
 
     made = load_environment(resolve_env_config(_config(stack, environment, image)))
     client = TrainClientConfig(

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from scripted_model import renderer_config
 from verifiers.v1.clients import ModelContext, TrainClientConfig
-from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+from harbortrainer.environment.verifiers_compat import SamplingConfig
 
 DATASET = "bench/tasks"
 CACHED = Path(".cache") / "harbor" / DATASET.replace("/", "_")

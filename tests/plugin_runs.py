@@ -13,8 +13,9 @@ from verifiers.v1.clients import EvalClientConfig, ModelContext, TrainClientConf
 from verifiers.v1.episode import Episode
 from verifiers.v1.serve import EnvClient, env_config_data, serve_env
 from verifiers.v1.trace import Trace
-from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+from harbortrainer.environment.verifiers_compat import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=1.0, max_tokens=512)
 

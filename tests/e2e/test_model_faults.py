@@ -13,11 +13,10 @@ from plugin_runs import SAMPLING, config, served
 from scripted_engine import Answer, by_turn
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.trace import Trace
-from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_environment, load_taskset, resolve_env_config
 
 from harbortrainer.environment.rollout_state import TrialRetriedError
-from harbortrainer.environment.verifiers_compat import retries
+from harbortrainer.environment.verifiers_compat import SamplingConfig, retries
 
 pytestmark = pytest.mark.e2e
 

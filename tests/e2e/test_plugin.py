@@ -12,6 +12,8 @@ from plugin_runs import config, most_at_once, play, play_one
 from scripted_engine import Answer, ScriptedEngine, by_turn
 from verifiers.v1.trace import Trace
 
+from harbortrainer.runs.trace_transcript import as_list
+
 pytestmark = pytest.mark.e2e
 
 SOLVES = by_turn([keys("mkdir -p /app && touch /app/answer", duration=1.0), DONE, DONE])
@@ -24,11 +26,12 @@ def sampled_turns(trace: Trace) -> list[tuple[list[int], list[int], list[float]]
     (branch,) = trace.branches
     turns, before = [], []
     for node in branch.nodes:
-        answer = [token for token, trained in zip(node.token_ids, node.mask, strict=True) if trained]
+        tokens = as_list(node.token_ids)
+        answer = [token for token, trained in zip(tokens, node.mask, strict=True) if trained]
         if node.sampled:
-            prompt = before + node.token_ids[: len(node.token_ids) - len(answer)]
-            turns.append((prompt, answer, node.logprobs))
-        before = before + node.token_ids
+            # float32 in verifiers 0.4.1
+            turns.append((before + tokens[: len(tokens) - len(answer)], answer, pytest.approx(as_list(node.logprobs))))
+        before = before + tokens
     return turns
 
 

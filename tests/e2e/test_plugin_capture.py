@@ -11,9 +11,10 @@ from renderers import CustomRendererConfig, Qwen3RendererConfig, RendererConfig
 from renderers.base import load_tokenizer
 from scripted_engine import Answer, Script, ScriptedEngine, by_turn
 from verifiers.v1.trace import Trace, WireTrace
-from verifiers.v1.types import SamplingConfig
 
 from harbortrainer.engines.local.rollouts.trace_samples import trace_samples
+from harbortrainer.environment.verifiers_compat import SamplingConfig
+from harbortrainer.runs.trace_transcript import as_list
 from tiny_policy.prompts import episode
 from tiny_policy.tokenizer import train_tokenizer
 
@@ -26,13 +27,13 @@ Samples = list[tuple[list[int], list[bool], list[float]]]
 
 def samples(trace: Trace) -> Samples:
     """Return what is trained on: token ids, mask and log-probabilities of each branch."""
-    return sorted((b.token_ids, b.sampled_mask, b.logprobs) for b in trace.branches)
+    return sorted((as_list(b.token_ids), as_list(b.sampled_mask), as_list(b.logprobs)) for b in trace.branches)
 
 
 def sampled_answers(trace: Trace) -> list[tuple[list[int], list[float]]]:
     """Return token ids and log-probabilities of each sampled answer. Branches that share an answer count it once."""
     nodes = [node for node in trace.nodes if node.sampled]
-    return sorted(([t for t, m in zip(n.token_ids, n.mask, strict=True) if m], n.logprobs) for n in nodes)
+    return sorted(([t for t, m in zip(n.token_ids, n.mask, strict=True) if m], as_list(n.logprobs)) for n in nodes)
 
 
 async def run_episode(capture: str, tmp_path: Path, engine: ScriptedEngine, **harness: Any) -> Trace:

@@ -1,6 +1,7 @@
 """The completion log: turns are matched with completions, and completions of failed attempts are evicted."""
 
 import asyncio
+import struct
 from typing import cast
 
 import pytest
@@ -96,6 +97,16 @@ COMPLETIONS = [
 def test_matches_turns_with_equal_answers():
     turns = [([1, 2], [-0.75, -0.125]), ([1, 2], [-0.5, -0.25])]
     assert [c.version for c in match_completions(turns, COMPLETIONS)] == [1, 0]
+
+
+def test_matches_logprobs_in_float32():
+    """verifiers 0.4.1 keeps log-probabilities as float32."""
+    logprob = -31.415926535897931
+    completion = Completion("t", "r", 2, (7,), (logprob,), 0)
+    (rounded,) = struct.unpack("f", struct.pack("f", logprob))
+    assert match_completions([([7], [rounded])], [completion]) == [completion]
+    with pytest.raises(ProofError, match="log-probabilities"):
+        match_completions([([7], [logprob + 1e-5])], [completion])
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,8 @@ async def test_verifiers_train_client_recognizes_full_context(sampler, folder):
     from verifiers.v1.configs.client import TrainClientConfig
     from verifiers.v1.dialects import ChatDialect
     from verifiers.v1.errors import OverlongPromptError
-    from verifiers.v1.types import SamplingConfig
+
+    from harbortrainer.environment.verifiers_compat import SamplingConfig
 
     config = TrainClientConfig(
         base_url=sampler.url + "/v1", api_key_var=KEY_VARIABLE, renderer=DefaultRendererConfig(),

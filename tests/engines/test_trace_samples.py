@@ -67,7 +67,7 @@ def test_one_branch_is_one_sample_with_version_per_turn():
     assert sample.token_ids == [1, 2, 3, 10, 11, 4, 5, 6, 12]
     assert [i for i, m in enumerate(sample.mask) if m] == [3, 4, 8]
     assert [sample.versions[i] for i in (3, 4, 8)] == [4, 4, 5]
-    assert [sample.logprobs[i] for i in (3, 4, 8)] == [-0.1, -0.2, -0.3]
+    assert [sample.logprobs[i] for i in (3, 4, 8)] == pytest.approx([-0.1, -0.2, -0.3])
     assert (rollout.version, rollout.reward) == (4, 1.0)
 
 

@@ -5,6 +5,7 @@ from verifiers.v1.trace import TimeSpan
 
 from harbortrainer.environment.rollout_details import commit_turns
 from harbortrainer.environment.rollout_state import AgentPhases, discard_late_completions
+from harbortrainer.runs.trace_transcript import as_list
 
 
 def timed(spans: list[tuple[float, float]]):
@@ -32,7 +33,7 @@ def test_late_completion_is_removed_with_its_prompt() -> None:
     phases = AgentPhases()
     phases.ends = [3.0]
     assert discard_late_completions(trace, phases) == 1
-    assert [branch.token_ids for branch in trace.branches] == [[1, 100]]
+    assert [as_list(branch.token_ids) for branch in trace.branches] == [[1, 100]]
     assert trace.num_turns == 1
     assert trace.calls[1].node is None
 

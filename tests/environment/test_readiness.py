@@ -6,11 +6,11 @@ import pytest
 from tiny_model import build_tiny_tokenizer
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import TrainClientConfig
-from verifiers.v1.types import SamplingConfig
 
 from harbortrainer.environment import model_server
 from harbortrainer.environment.model_server import Readiness
 from harbortrainer.environment.plugin_config import HarborHarnessConfig
+from harbortrainer.environment.verifiers_compat import SamplingConfig
 
 LIMIT = 5000
 

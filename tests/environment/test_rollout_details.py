@@ -8,6 +8,7 @@ from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 
 from harbortrainer.environment.plugin_config import HarborEnvConfig
 from harbortrainer.environment.rollout_details import commit_turns
+from harbortrainer.runs.trace_transcript import as_list
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens
 
@@ -23,8 +24,9 @@ def turn(prompt: list[int], completion: list[int], *, cut: bool = False) -> Turn
     )
 
 
-def branches(trace: Trace) -> list[tuple[list[int], list[bool], list[float]]]:
-    return [(b.token_ids, b.sampled_mask, b.logprobs) for b in trace.branches]
+def branches(trace: Trace) -> list[tuple[list[int], list[bool], object]]:
+    branches = trace.branches
+    return [(as_list(b.token_ids), as_list(b.sampled_mask), pytest.approx(as_list(b.logprobs))) for b in branches]
 
 
 def test_extending_prompts_are_one_branch() -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
+from pydantic import ValidationError
 
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat import WRITTEN_FOR, compose_override, open_environment
+from harbortrainer.sandbox.docker_environment import DockerSandbox
 from harbortrainer.sandbox.local import LocalEnvironment
+from harbortrainer.trials.agent import TrainableTerminus2
 
 PRIVATE_APIS = (open_environment.PRIVATE_APIS, compose_override.PRIVATE_APIS)
 PLACES = [replace(api, places=(place,)) for api in PRIVATE_APIS for place in api.places]
@@ -59,6 +62,22 @@ def test_reads_trial_settings_from_harbor(environment):
     assert environment.variables_of({"COMMAND": "2"}) == {"TASK": "1", "COMMAND": "2"}, changed
     with environment.with_default_user("worker"):
         assert (environment.user_of(None), environment.user_of("root")) == ("worker", "root"), changed
+
+
+def test_accepts_fractional_cpus_where_harbor_asks():
+    capabilities = LocalEnvironment.resource_capabilities().model_dump()
+    assert capabilities.get("fractional_cpus", True)
+
+
+def test_options_of_our_classes_pass_harbors_check():
+    for kind, options in ((TrainableTerminus2, {"max_cut_answers": 2}), (DockerSandbox, {"pids": 512})):
+        model = kind.options_model
+        if model is None:
+            assert tuple(map(int, version("harbor").split(".")[:2])) < (0, 26)
+            continue
+        assert options.items() <= model.model_validate(options).model_dump().items()
+        with pytest.raises(ValidationError, match="Extra inputs"):
+            model.model_validate({"max_cut_answer": 2})
 
 
 def test_constructor_checks_environment_definition(tmp_path):

@@ -3,10 +3,12 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from harbortrainer.runs.trace_transcript import transcript_of
+from harbortrainer.runs.trace_transcript import Trace, transcript_of
 from harbortrainer.runs.transcript import FORMAT, Place, Transcript
 from harbortrainer.runs.transcript_files import TranscriptWriter, read_transcript, remove_after, transcript_place
 from harbortrainer.runs.trial_row import UNDECIDED, TrialRow, read_rows, write_rows
@@ -82,6 +84,14 @@ def read_of(run: Path, found: tuple[str, TrialRow]) -> Transcript:
     kept = read_transcript(run, transcript_place(name, row.transcript), row.trial)
     assert kept is not None
     return kept
+
+
+def test_reads_arrays_of_verifiers_041_as_lists():
+    nodes = [SimpleNamespace(**node) for node in Trace.model_validate(TRACE).model_dump()["nodes"]]
+    for node in nodes:
+        node.token_ids = np.array(node.token_ids, np.int32)
+        node.mask, node.logprobs = np.array(node.mask, bool), np.array(node.logprobs, np.float32)
+    assert transcript_of(TRACE | {"nodes": nodes}).packed() == transcript_of(TRACE).packed()
 
 
 def test_turn_has_prompt_tokens_and_logprobs():

@@ -17,7 +17,7 @@ from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.environment.environment import import_trial_modules
 from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec, agent_model_settings, label, trial_config
 
-NEWER = {"code-puppy", "fx", "fx-dev", "junie", "mcode", "muse-code", "strands"}
+NEWER = {"code-puppy", "fabric", "fx", "fx-dev", "junie", "mcode", "muse-code", "strands"}
 """Of Harbor 0.24."""
 MODEL = ModelEndpoint(name="Qwen/Qwen3-8B", base_url="http://127.0.0.1:9/v1", api_key=SecretStr("its-own"))
 
@@ -102,7 +102,8 @@ def test_older_goose_does_not_call_openai() -> None:
 
 def test_muse_code_does_not_call_meta(tmp_path: Path) -> None:
     connection = made_by_harbor("muse-code", tmp_path).model_connection
-    assert (connection.base_url, connection.api_key) == (MODEL.base_url, "its-own")
+    name = "candidate_base_url" if hasattr(connection, "candidate_base_url") else "base_url"  # since Harbor 0.25
+    assert (getattr(connection, name), connection.api_key) == (MODEL.base_url, "its-own")
 
 
 def test_acp_registry_name_is_no_import_path(tmp_path: Path) -> None:

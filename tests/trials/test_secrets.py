@@ -43,7 +43,9 @@ class RecordingEnvironment:
 
     async def exec(self, command: str, cwd: str | None = None, env: dict | None = None, **_: object) -> ExecResult:
         self.seen += [command, *(f"{name}={value}" for name, value in (env or {}).items())]
-        return ExecResult(stdout="/app\n0\n0\n" if "pwd" in command else "", stderr="", return_code=0)
+        answers = {"pwd": "/app\n0\n0\n", "CODEX_RUNTIME_ID": "CODEX_RUNTIME_ID 0 0\n"}
+        shown = next((answer for word, answer in answers.items() if word in command), "")
+        return ExecResult(stdout=shown, stderr="", return_code=0)
 
     async def upload_file(self, source_path: Path, target_path: str, **_: object) -> None:
         self.seen.append(await asyncio.to_thread(Path(source_path).read_text, errors="replace"))

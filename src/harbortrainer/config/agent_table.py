@@ -1,6 +1,6 @@
 """Harbor's agents: where each runs, its API dialect, and its form of the model's name.
 
-Covers the agents of Harbor 0.21 and 0.24. Does not import Harbor, so that an unsupported agent is reported at once.
+Covers the agents of Harbor 0.21 to 0.25. Does not import Harbor, so that an unsupported agent is reported at once.
 `docs/agents.md` has the table for users.
 """
 
@@ -26,6 +26,7 @@ UNSUPPORTED_AGENTS = {
     "cline-cli": "gives it an API key but no model address",
     "computer-1": "shows its model a screen, and takes the API key from the environment of the run, not of a trial",
     "dspy-rlm": "takes API key and address from the environment of the run, not of a trial",
+    "fabric": "needs NeMo Fabric on this machine and an adapter of it in each task",
     "hermes": "takes API key and address from the environment of the run, not of a trial",
 }
 """Agents that a trial cannot configure with its model, and why (a clause about Harbor's class)."""

@@ -6,15 +6,16 @@ import. Other modules import the private names from here.
 
 from harbortrainer.private_apis import PrivateApi, places_in
 
-WRITTEN_FOR = "5.23"
+WRITTEN_FOR = "5.24"
 _PRIVATE = "transformers.generation.continuous_batching"
 _USED = {
     "transformers:AttentionInterface": "register(key, value)",
     "transformers:PreTrainedConfig": "_attn_implementation",
     f"{_PRIVATE}.continuous_api:ContinuousBatchingManager": (
         "__init__(model, generation_config, continuous_batching_config, ...); _create_batch_processor();"
-        "_run_generation_loop(); switch_to_cb_friendly_attn(model, auto_switch_to_flash); warmup(); start();"
-        "pause(); stop(block, timeout, keep_for_next_session, hard_stop); is_running(); cancel_request(request_id);"
+        "_run_generation_loop(use_inference_mode); switch_to_cb_friendly_attn(model, auto_switch_to_flash);"
+        "warmup(); start(); pause();"
+        "stop(block, timeout, keep_for_next_session, hard_stop); is_running(); cancel_request(request_id);"
         "add_request(input_ids, request_id, max_new_tokens, streaming, record_timestamps, eos_token_id, ...);"
         "register_result_handler(request_id, callback); background_thread_status; batch_processor; cancel_queue;"
         "input_queue; logit_processor; output_router; continuous_batching_config"

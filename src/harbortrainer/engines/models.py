@@ -162,7 +162,7 @@ _USED = {
     "transformers:PreTrainedConfig": "per_layer_attributes",
     "transformers:PreTrainedModel": "_is_stateful; _supports_attention_backend; _supports_sdpa",
 }
-PRIVATE_APIS = PrivateApi("transformers", "5.23", __name__, places_in(_USED))
+PRIVATE_APIS = PrivateApi("transformers", "5.24", __name__, places_in(_USED))
 PRIVATE_APIS.check()
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}

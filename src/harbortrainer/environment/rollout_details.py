@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 from renderers.base import RenderedTokens
 from verifiers.v1.trace import Trace
-from verifiers.v1.types import AssistantMessage, Message, Response, SamplingConfig, TurnTokens, Usage, UserMessage
+from verifiers.v1.types import AssistantMessage, Message, Response, TurnTokens, Usage, UserMessage
 
-from harbortrainer.environment.verifiers_compat import SALT, BodyLocator, commit_call
+from harbortrainer.environment.verifiers_compat import SALT, BodyLocator, SamplingConfig, commit_call
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.record import TurnTokens as HarborTurn
 from harbortrainer.trials.tokens import find_turn_fault

@@ -18,16 +18,24 @@ from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.configs.retries import RetryConfig
 from verifiers.v1.runtimes import SubprocessConfig
 from verifiers.v1.trace import ModelCall, Trace
-from verifiers.v1.types import Message, Response, SamplingConfig
+from verifiers.v1.types import Message, Response
 
 from harbortrainer.private_apis import PrivateApi
+from harbortrainer.runs.trace_transcript import as_list
 from harbortrainer.trials.model_calls import AgentCall, CallStatus, is_prompt_too_long
 from harbortrainer.trials.tokens import find_completion_fault
 
 if TYPE_CHECKING:
     from verifiers.v1.clients.train import ElasticRendererPool
+    from verifiers.v1.trace import WireTrace
+    from verifiers.v1.types import SamplingConfig
+else:
+    try:
+        from verifiers.v1.configs.sampling import SamplingConfig  # 0.4.1
+    except ImportError:
+        from verifiers.v1.types import SamplingConfig
 
-WRITTEN_FOR = "0.3.1.dev62 or 0.4"
+WRITTEN_FOR = "0.3.1.dev62, 0.4.0 or 0.4.1.dev86"
 
 PRIVATE_APIS = PrivateApi(
     library="verifiers",
@@ -98,6 +106,21 @@ def remove_sampled_tokens(trace: Trace, calls: list[ModelCall]) -> None:
         trace.nodes.pop()
 
 
+def convert_arrays(trace: "WireTrace") -> None:
+    """Replace the per-token numpy arrays of a received trace, which verifiers 0.4.1 has, with lists as in 0.4.0."""
+    for node in trace.nodes:
+        for name in ("token_ids", "mask", "is_content", "logprobs"):
+            setattr(node, name, as_list(getattr(node, name)))
+
+
+def total_tokens(trace: "WireTrace") -> int:
+    """Return the length of a trace's final sequences, summed over branches, as Prime-RL's length penalty counts it.
+
+    From 0.4.1 on, `num_total_tokens` of a trace counts tokens that branches share once.
+    """
+    return sum(branch.num_total_tokens for branch in trace.branches)
+
+
 def agent_calls(trace: Trace, arrivals: Sequence[float]) -> list[AgentCall]:
     """Return the model calls of a trace by start time, including unanswered ones.
 
@@ -128,8 +151,8 @@ def _status(call: ModelCall) -> CallStatus:
 def invalid_logprobs(trace: Trace) -> str:
     """Describe the first answer whose tokens and log-probabilities are invalid or do not match; "" if all are valid."""
     for number, node in enumerate((node for node in trace.nodes if node.sampled), start=1):
-        sampled = [token for token, mine in zip(node.token_ids, node.mask, strict=True) if mine]
-        if fault := find_completion_fault(sampled, node.logprobs):
+        sampled = [token for token, own in zip(as_list(node.token_ids), as_list(node.mask), strict=True) if own]
+        if fault := find_completion_fault(sampled, as_list(node.logprobs)):
             return f"answer {number}: {fault}"
     return ""
 

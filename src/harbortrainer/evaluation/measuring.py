@@ -187,7 +187,7 @@ class EvalRunner:
         return completed_row(row, episode, seconds=time.monotonic() - started), packed
 
     def _sampling(self, task_key: str, number: int):
-        from verifiers.v1.types import SamplingConfig
+        from harbortrainer.environment.verifiers_compat import SamplingConfig
 
         sampling = self.folder.spec.rules.sampling.to_sampling_args()
         extra = sampling.get("extra_body")

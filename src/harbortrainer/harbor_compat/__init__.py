@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
     from harbor.llms.base import BaseLLM
     from harbor.trial.trial import Trial
+    from pydantic import BaseModel
 
-WRITTEN_FOR = "0.21.* or 0.24"
+WRITTEN_FOR = "0.21.*, 0.24.* or 0.25"
 
 _TERMINUS = "harbor.agents.terminus_2.terminus_2:Terminus2."
 _TMUX = "harbor.agents.terminus_2.tmux_session:TmuxSession."
@@ -95,6 +96,26 @@ def prepare() -> None:
     """Prepare this process for using Harbor. Raises `UserError` if its private API has changed."""
     keep_litellm_offline()
     TRIALS.check()
+
+
+def options_with(parent: type, **options: tuple[type, object]) -> "type[BaseModel] | None":
+    """Return the options model of a Harbor agent or environment with our own options added.
+
+    Harbor refuses an option that its class does not declare: of agents since 0.24, of environments since 0.26.
+
+    Args:
+        parent: Harbor's class.
+        options: Type and default of each option.
+
+    Returns:
+        The model; None if the class declares no options.
+    """
+    model = getattr(parent, "options_model", None)
+    if model is None:
+        return None
+    defaults = {name: default for name, (_, default) in options.items()}
+    fields = {"__module__": __name__, "__annotations__": {name: kind for name, (kind, _) in options.items()}}
+    return type(model)(f"Trainable{model.__name__}", (model,), fields | defaults)
 
 
 def raised_by_agent(traceback: str) -> bool:

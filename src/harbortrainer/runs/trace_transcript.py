@@ -9,8 +9,9 @@ verifiers' own wire types are not used: importing them loads thousands of module
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from harbortrainer.runs.transcript import (
     DIGITS,
@@ -24,6 +25,15 @@ from harbortrainer.runs.transcript import (
 MAX_LOST_CALLS = 20
 RECORD = "harbor"
 """Key of a trace's `info` with the trial's record (`trials/record.py`)."""
+
+
+def as_list[T](values: T) -> T:
+    """Return the per-token values of a trace as a list; verifiers 0.4.1 keeps them as numpy arrays."""
+    tolist = getattr(values, "tolist", None)
+    return values if tolist is None else tolist()
+
+
+type PerToken[T] = Annotated[list[T], BeforeValidator(as_list)]
 
 
 class TraceModel(BaseModel):
@@ -68,10 +78,10 @@ class TraceNode(TraceModel):
     message: TraceMessage
     parent: int | None = None
     sampled: bool = False
-    token_ids: list[int] = []
-    mask: list[bool] = []
-    logprobs: list[float] = []
-    advantages: list[float] | None = None
+    token_ids: PerToken[int] = []
+    mask: PerToken[bool] = []
+    logprobs: PerToken[float] = []
+    advantages: PerToken[float] | None = None
 
 
 class TraceUsage(TraceModel):

@@ -17,9 +17,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import override
 
-from harbor.environments.base import ExecResult
+from harbor.environments.base import EnvironmentPath, ExecResult
 from harbor.models.trial.paths import TrialPaths
 
+from harbortrainer.harbor_compat import options_with
 from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox import container_sockets, docker_examination, host_variables
@@ -53,6 +54,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         pids: Limit of processes and threads in a main container whose compose files set none.
     """
 
+    options_model = options_with(ComposeOverrideDocker, pids=(int, PIDS))
+
     _watch: asyncio.Task[None] | None = None  # of the disk, while the container runs
     _events: ExitEvents | None = None  # listened to from before the start
     _pid = 0  # of the container's first process, if it is on this machine
@@ -69,6 +72,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         *args: object,
         trial_paths: TrialPaths,
         mounts: Sequence[Mapping[str, object]] | None = None,
+        auto_mounts: Sequence[Mapping[str, object]] | None = None,
         pids: int = PIDS,
         **kwargs: object,
     ) -> None:
@@ -76,9 +80,16 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         self._agent_logs = AgentLogs(trial_paths.agent_dir)
         self._verifier_logs = VerifierLogs(trial_paths.verifier_dir)
         kwargs |= {"trial_paths": trial_paths, "mounts": self._agent_logs.mount(mounts or [])}
+        if auto_mounts is not None:  # since Harbor 0.25, which mounts its own folders only if asked
+            kwargs |= {"auto_mounts": self._agent_logs.mount(auto_mounts), "auto_mounting": True}
         super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through
         if files := unreadable_files(self.environment_dir):  # Compose would wait for a pipe, also to remove containers
             raise SandboxBuildError(f"{files[0].name} is not a regular file")
+
+    def is_path_mounted(self, environment_path: EnvironmentPath, host_path: Path) -> bool:
+        """Whether a path of the container is a folder of this machine: Harbor 0.25 downloads the others."""
+        mounted = self._agent_logs.mounted if host_path.resolve() == self.trial_paths.agent_dir.resolve() else host_path
+        return super().is_path_mounted(environment_path, mounted)  # ty: ignore[missing-attribute]
 
     @cached_property
     def _direct(self) -> DirectDocker:

@@ -1,6 +1,6 @@
 """`LocalEnvironment`: a Harbor environment on namespaces and an overlay, on this machine, without a daemon.
 
-It implements the BaseEnvironment of Harbor 0.21 and 0.24. Log folders are downloaded as a filtered archive, not
+It implements the BaseEnvironment of Harbor 0.21 to 0.25. Log folders are downloaded as a filtered archive, not
 bind-mounted. So the host never follows a link that the agent planted, and the disk limit includes the logs.
 `docs/sandbox.md` describes the isolation and its limits.
 """
@@ -101,7 +101,8 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
     @classmethod
     @override
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        return EnvironmentResourceCapabilities(memory_limit=True, cpu_limit=True)
+        flags = {"memory_limit": True, "cpu_limit": True, "fractional_cpus": True}  # the last since Harbor 0.25
+        return EnvironmentResourceCapabilities.model_validate(flags)
 
     @override
     def check_definition(self) -> None:

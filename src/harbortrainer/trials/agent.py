@@ -33,6 +33,7 @@ from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse
 from harbor.llms.chat import Chat
 from harbor.models.agent.context import AgentContext
 
+from harbortrainer.harbor_compat import options_with
 from harbortrainer.harbor_compat.terminus import AnswerParser, OpenTerminus2
 from harbortrainer.sandbox.errors_and_changes import SandboxDiedError
 from harbortrainer.sandbox.post_mortem import ReportsExhaustedLimits
@@ -128,6 +129,10 @@ class TrainableTerminus2(OpenTerminus2):
         model_retries: Retries of a failed model call.
         model_timeout_s: Timeout of one answer, in seconds.
     """
+
+    options_model = options_with(
+        OpenTerminus2, max_cut_answers=(int, 3), model_retries=(int, 2), model_timeout_s=(float, 600.0)
+    )
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ def _ragged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    cache: "PagedAttentionCache | None" = None,
+    paged_cache: "PagedAttentionCache | None" = None,
     ragged_plan: RaggedPlan | None = None,
     write_index: Sequence[torch.Tensor] = (),
     scaling: float | None = None,
@@ -129,10 +129,10 @@ def _ragged_attention(
         [1, Q, H, D], and None in place of attention weights.
     """
     own = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if cache is None or ragged_plan is None:
+    if paged_cache is None or ragged_plan is None:
         return attend(ragged_plan or whole_sequences([query.shape[2]]), query, own, None, scaling), None
     layer = cast("int", module.layer_idx)
-    allocator = cache.layer_to_allocator[layer]
+    allocator = paged_cache.layer_to_allocator[layer]
     allocator.update(*own, layer, _NO_READ_INDEX, write_index[allocator.index])
     return attend(ragged_plan, query, own, allocator.get_cache_for_block_table(layer), scaling), None
 

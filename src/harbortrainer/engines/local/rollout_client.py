@@ -17,7 +17,6 @@ import time
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvClient
-from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
 from harbortrainer.config.algorithm_config import Algo
@@ -28,6 +27,7 @@ from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.trace_samples import fill_rollout
 from harbortrainer.environment.request_check import RunKey
 from harbortrainer.environment.taskset import HarborTaskset, request_data
+from harbortrainer.environment.verifiers_compat import SamplingConfig
 from harbortrainer.errors import UserError
 from harbortrainer.runs.provenance import TaskOrigin
 from harbortrainer.trials.outcome import Outcome

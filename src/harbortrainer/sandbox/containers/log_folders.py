@@ -39,7 +39,7 @@ class AgentLogs:
     def mount(self, volumes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         """Return the volumes with the folder to mount in place of Harbor's folder."""
         own, mounted = str(self._path.resolve()), str(self.mounted.absolute())
-        self._is_mounted = any(volume.get("source") == own for volume in volumes)
+        self._is_mounted |= any(volume.get("source") == own for volume in volumes)
         return [{**volume, "source": mounted} if volume.get("source") == own else {**volume} for volume in volumes]
 
     def create(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.environment.verifiers_compat import total_tokens
 from harbortrainer.errors import ProofError
 from harbortrainer.trials.outcome import scalar_reward
 from harbortrainer.trials.record import INFO_KEY, only_finite
@@ -75,7 +76,7 @@ def snapshot_of(trace: "WireTrace") -> RewardSnapshot:
         rewards=None if rewards is None else dict(rewards),
         reward_key=record.get("reward_key"),
         trial_dir=record.get("trial_dir"),
-        lengths=(sampled, trace.num_total_tokens - sampled, trace.num_turns),
+        lengths=(sampled, total_tokens(trace) - sampled, trace.num_turns),
         tampered=bool(record.get("changed_tools")),
     )
 

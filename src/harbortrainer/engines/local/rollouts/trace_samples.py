@@ -17,8 +17,9 @@ from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.token_check import sampled_turns
 from harbortrainer.engines.local.sampler.completion_log import Completion, match_completions
 from harbortrainer.environment.episode_end import episode_outcome
+from harbortrainer.environment.verifiers_compat import convert_arrays, total_tokens
 from harbortrainer.errors import ProofError
-from harbortrainer.runs.trace_transcript import transcript_of
+from harbortrainer.runs.trace_transcript import as_list, transcript_of
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TrialRecord, record_of
 
@@ -50,6 +51,8 @@ def fill_rollout(
         ProofError: The trace and the completion log do not match.
     """
     trace = episode.traces[0] if episode.traces else None
+    if trace is not None:
+        convert_arrays(trace)
     name, record = rollout.task, record_of(trace) if trace else None
     rollout.record, (rollout.outcome, rollout.error) = record, episode_outcome(episode, record)
     if record is not None:
@@ -59,7 +62,7 @@ def fill_rollout(
     versions: dict[int, int] = {}
     rollout.trial = (record.trial_name if record else "") or trace.id
     rollout.turns, rollout.branches, rollout.truncated = trace.num_turns, trace.num_branches, trace.is_truncated
-    rollout.input_tokens, rollout.total_tokens = trace.num_input_tokens, trace.num_total_tokens
+    rollout.input_tokens, rollout.total_tokens = trace.num_input_tokens, total_tokens(trace)
     rollout.output_tokens = sum(sum(node.mask) for node in trace.nodes)
     rollout.total_output_tokens = trace.num_output_tokens
     if (usage := trace.usage) is not None:
@@ -156,9 +159,9 @@ def trace_samples(
         trained.update(index for index, _ in path)
         if any(mask):
             sample = Sample(
-                token_ids=branch.token_ids,
+                token_ids=as_list(branch.token_ids),
                 mask=mask,
-                logprobs=branch.logprobs,
+                logprobs=as_list(branch.logprobs),
                 versions=[versions.get(index, 0) for index, own in path for _ in own],
                 temperature=temperature,
                 advantage=0.0,

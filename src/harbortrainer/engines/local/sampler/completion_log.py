@@ -7,6 +7,7 @@ Invariant: a `Completion` is added once, complete, when its request ends. A canc
 Thread-safe.
 """
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -96,8 +97,8 @@ def match_completions(
 ) -> list[Completion]:
     """Return the logged completion of each sampled turn of a trace.
 
-    Tokens must be equal. Log-probabilities must agree to 1e-6, the error of a round trip through JSON. A completion
-    matches at most one turn. The caller decides what unmatched completions mean.
+    Tokens must be equal. Log-probabilities must agree up to the error of a round trip through JSON or float32. A
+    completion matches at most one turn. The caller decides what unmatched completions mean.
 
     Args:
         turns: (token ids, log-probabilities) of each sampled node of the trace, in order.
@@ -124,5 +125,6 @@ def match_completions(
 
 
 def equal_logprobs(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether log-probabilities agree to 1e-6, the error of a round trip through JSON."""
-    return len(one) == len(other) and all(abs(a - b) <= 1e-6 for a, b in zip(one, other, strict=True))
+    """Whether log-probabilities agree up to the error of a round trip through JSON or float32."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=1e-7, abs_tol=1e-6) for a, b in pairs)

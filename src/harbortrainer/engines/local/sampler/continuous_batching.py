@@ -100,6 +100,8 @@ class SeededRunner(ModelRunner):
         self._arguments = batch_data["logits_processor_args"]
         if self.planner is not None:
             batch_data["ragged_plan"] = self.planner.plan(self._queries())
+            # Under the name `cache`, models would update it by themselves, and some in their own way.
+            batch_data["paged_cache"] = batch_data.pop("cache")
         with use_adapter(self.scheduler.active_policy.adapter):
             super().compute_batch(model, batch_data)
 
@@ -171,10 +173,10 @@ class SeededManager(ContinuousBatchingManager):
         if self.batch_processor is not None:
             cast("SharingScheduler", self.batch_processor.scheduler).set_newest(policy)
 
-    def _run_generation_loop(self) -> None:
+    def _run_generation_loop(self, use_inference_mode: bool) -> None:
         try:
             with self._on_compute_stream():
-                super()._run_generation_loop()
+                super()._run_generation_loop(use_inference_mode)
         finally:
             self.on_end()
 
