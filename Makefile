@@ -4,9 +4,9 @@ PYTHON := .venv/bin/python
 TODAY := .venv-today/bin/python
 NEWER := .venv-3.13/bin/python
 PRIME_RL := .venv-prime-rl/bin/python
-# Most tests wait for sandboxes and servers: three files at a time take less than half as long on two cores.
+# Most tests wait for sandboxes and servers: four files at a time take less than half as long on two cores.
 # In the order of their folders, so that the long files of tests/e2e do not come last, when the others have nothing to do.
-AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
+AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 # Where this is set, every process compiles every library anew.
 export PYTHONDONTWRITEBYTECODE :=
