@@ -174,7 +174,7 @@ async def details(label: str) -> dict:
 
 
 async def _examine_running(found: PostMortem, container: str, workdir: str | None) -> None:
-    result = await docker("exec", "-u", "0", container, "bash", "-c", _probe(workdir))
+    result = await docker("exec", "-u", "root", container, "bash", "-c", _probe(workdir))
     if wrong := probe_problem(result.code, result.out, result.err):
         found.signs.append(wrong)
     found.signs += await _changed_shells(container)
