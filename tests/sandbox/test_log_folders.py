@@ -23,7 +23,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def test_honest_files_are_copied_and_put_back(folder: Path):
-    logs, before = VerifierLogs(folder), content(folder)
+    logs, before = VerifierLogs(folder, "box"), content(folder)
     mounted = folder.stat().st_ino
     logs.detach()
     logs.detach()
@@ -42,13 +42,13 @@ def test_only_regular_files_are_copied(tmp_path: Path, folder: Path):
     os.mkfifo(folder / "pipe")
     with (folder / "sparse").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)
-    VerifierLogs(folder).detach()
+    VerifierLogs(folder, "box").detach()
     assert {path.name for path in folder.rglob("*")} == {"deep", "log", "reward.txt"}
 
 
 def test_what_changes_later_is_not_seen(folder: Path):
     mounted = os.open(folder, os.O_RDONLY)  # as the container holds it
-    logs = VerifierLogs(folder)
+    logs = VerifierLogs(folder, "box")
     logs.detach()
     os.unlink("reward.txt", dir_fd=mounted)
     os.mkfifo("reward.txt", dir_fd=mounted)
@@ -58,26 +58,36 @@ def test_what_changes_later_is_not_seen(folder: Path):
     assert [path.name for path in folder.parent.iterdir()] == ["agent"]
 
 
+def test_separate_verifiers_container_leaves_the_agents_folder(folder: Path):
+    before = content(folder)
+    agent, verifier = VerifierLogs(folder, "agent"), VerifierLogs(folder, "verifier")
+    agent.detach()
+    verifier.detach()
+    verifier.remove_mounted()
+    agent.attach()
+    assert content(folder) == before
+
+
 def test_files_that_harbor_has_moved_away_do_not_return(folder: Path):
-    logs = VerifierLogs(folder)
+    logs = VerifierLogs(folder, "box")
     logs.detach()
     for path in list(folder.iterdir()):
         path.rename(folder.parent / path.name)
-    (folder.parent / ".agent-mounted" / "new").write_text("since then")
+    (folder.parent / ".agent-box" / "new").write_text("since then")
     logs.attach()
     assert content(folder) == {"new": "since then"}
 
 
 def test_number_and_size_of_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(log_folders, "_MAX_BYTES", 8)
-    VerifierLogs(folder).detach()
+    VerifierLogs(folder, "box").detach()
     assert len(content(folder)) == 1
 
 
 def test_agent_and_harness_write_into_different_folders(tmp_path: Path):
     (mine := tmp_path / "mine").write_text("of this machine")
     (own := tmp_path / "agent").mkdir()
-    logs = AgentLogs(own)
+    logs = AgentLogs(own, "box")
     volumes = [{"source": str(own), "target": "/logs/agent"}, {"source": "/other", "target": "/other"}]
     assert [volume["source"] for volume in logs.mount(volumes)] == [str(logs.mounted), "/other"]
     logs.create()
@@ -98,7 +108,7 @@ def test_agent_and_harness_write_into_different_folders(tmp_path: Path):
 
 def test_files_of_the_last_agent_are_removed_once_moved(tmp_path: Path):
     (own := tmp_path / "agent").mkdir()
-    logs = AgentLogs(own)
+    logs = AgentLogs(own, "box")
     logs.mount([{"source": str(own), "target": "/logs/agent"}])
     logs.create()
     (logs.mounted / "log").write_text("of the first step")

@@ -71,15 +71,16 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         self,
         *args: object,
         trial_paths: TrialPaths,
+        session_id: str,
         mounts: Sequence[Mapping[str, object]] | None = None,
         auto_mounts: Sequence[Mapping[str, object]] | None = None,
         pids: int = PIDS,
         **kwargs: object,
     ) -> None:
         self._pids, self._phases = pids, PhaseClock()
-        self._agent_logs = AgentLogs(trial_paths.agent_dir)
-        self._verifier_logs = VerifierLogs(trial_paths.verifier_dir)
-        kwargs |= {"trial_paths": trial_paths, "mounts": self._agent_logs.mount(mounts or [])}
+        self._agent_logs = AgentLogs(trial_paths.agent_dir, session_id)
+        self._verifier_logs = VerifierLogs(trial_paths.verifier_dir, session_id)
+        kwargs |= {"trial_paths": trial_paths, "session_id": session_id, "mounts": self._agent_logs.mount(mounts or [])}
         if auto_mounts is not None:  # since Harbor 0.25, which mounts its own folders only if asked
             kwargs |= {"auto_mounts": self._agent_logs.mount(auto_mounts), "auto_mounting": True}
         super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through

@@ -29,10 +29,11 @@ class AgentLogs:
 
     Args:
         path: Harbor's folder.
+        session: Name of the container. A trial may have one for the agent and one for the verifier.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.mounted = path, path.with_name(f".{path.name}-mounted")
+    def __init__(self, path: Path, session: str) -> None:
+        self._path, self.mounted = path, _mounted_folder(path, session)
         self._copied: set[str] | None = None
         self._is_mounted = False
 
@@ -80,10 +81,11 @@ class VerifierLogs:
 
     Args:
         path: The folder, before the container is started.
+        session: As in `AgentLogs`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._mounted = path, path.with_name(f".{path.name}-mounted")
+    def __init__(self, path: Path, session: str) -> None:
+        self._path, self._mounted = path, _mounted_folder(path, session)
         self._copied: list[str] = []
 
     def detach(self) -> None:
@@ -108,6 +110,10 @@ class VerifierLogs:
     def remove_mounted(self) -> None:
         """Remove the mounted folder after the container has ended."""
         shutil.rmtree(self._mounted, ignore_errors=True)
+
+
+def _mounted_folder(path: Path, session: str) -> Path:
+    return path.with_name(f".{path.name}-{session}")
 
 
 @contextmanager
