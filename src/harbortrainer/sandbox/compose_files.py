@@ -35,7 +35,12 @@ for _tag in ("!reset", "!override"):
 
 
 def compose_files(folder: Path, *, provider: bool = False) -> list[Path]:
-    """Return the compose files in an environment's folder: those of Docker, or those of any provider."""
+    """Return the compose files in an environment's folder.
+
+    Args:
+        folder: The environment's folder.
+        provider: Include the file name that only some providers read.
+    """
     names = (NAME, PROVIDERS_NAME) if provider else (NAME,)
     return [folder / name for name in names if (folder / name).exists()]
 

@@ -36,7 +36,9 @@ class StartCheckedEnvironment(BaseEnvironment):
             ImageLacksError: The image lacks bash or the workdir.
         """
         if not await self.has_bash(search_path):
-            raise ImageLacksError("the image has no bash, with which Harbor runs all commands; install it there")
+            raise ImageLacksError(
+                "the image has no bash, but Harbor runs all commands with it; install bash in the image"
+            )
         if self.task_env_config.healthcheck is None:
             await self._await_workdir()
 
@@ -68,7 +70,9 @@ class StartCheckedEnvironment(BaseEnvironment):
         folder, until = self.task_env_config.workdir, time.monotonic() + WORKDIR_S
         while folder and not await self.has_folder(folder):
             if time.monotonic() > until:
-                raise ImageLacksError(f"the image has no folder {folder}, the workdir in task.toml; create it there")
+                raise ImageLacksError(
+                    f"the image has no folder {folder}, the workdir in task.toml; create it in the image"
+                )
             await asyncio.sleep(_POLL_S)
 
     async def _output(self, config: HealthcheckConfig | None) -> str:

@@ -24,7 +24,7 @@ from harbortrainer.environment.model_proxy.dialect import TRANSLATED, Dialect, J
 MAX_BYTES = 16 << 20
 """Largest body, uncompressed."""
 MAX_OBJECTS = 20_000
-"""Most JSON objects in a body: about four for each turn of an agent, and those of its tools."""
+"""Most JSON objects in a body. A turn of an agent has about four; the descriptions of its tools have some more."""
 MAX_SEPARATORS = 1_000_000
 """Most commas and opening brackets in a body, also within its strings: megabytes of the densest JSON or CSV."""
 READ_S = 60.0

@@ -86,7 +86,7 @@ def cover_in_agent_namespace() -> None:
 
 
 def show_agent_files(mount_namespace: int, agent_root: int, work_dir: str) -> bool:
-    """Show the agent's present files in the verifier's root, in place of those of an earlier call.
+    """Show the agent's present files in the verifier's root. Files that an earlier call showed are removed first.
 
     Call it in a process of its own with the rights to mount: it enters the sandbox's mount namespace.
 

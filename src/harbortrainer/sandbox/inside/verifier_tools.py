@@ -104,7 +104,7 @@ _OPENSSL_CODE = re.compile(r"^\s*(\.include|dynamic_path|module|engines)\b", re.
 
 
 def _above(folder: str) -> list[str]:
-    """Return the folder and those that contain it."""
+    """Return the folder and all its parent folders."""
     parts = folder.split("/")
     return ["/".join(parts[:count]) for count in range(2 if folder[0] == "/" else 1, len(parts) + 1)]
 

@@ -126,5 +126,5 @@ def match_completions(
 
 def equal_logprobs(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether log-probabilities agree up to the error of a round trip through JSON or float32."""
-    pairs = zip(one, other, strict=False)
+    pairs = zip(one, other, strict=True)
     return len(one) == len(other) and all(math.isclose(a, b, rel_tol=1e-7, abs_tol=1e-6) for a, b in pairs)
