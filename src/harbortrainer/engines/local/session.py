@@ -42,6 +42,8 @@ from harbortrainer.runs.summary import Status, Summary, evaluations, recorded_ti
 STOP_S = 10.0
 UPDATE_GRACE_S = 3.0
 """Seconds that a stop waits for an update in progress; after that the step counts as not finished."""
+CLOSE_S = 60.0
+"""Seconds that any other end waits for the sampler and the servers: Python must not exit while their threads run."""
 
 SENDING_S = 60.0
 """Seconds that a finished run waits for monitors that are sending; a stop waits `UPDATE_GRACE_S`."""
@@ -234,7 +236,7 @@ class Session:
         threads = [threading.Thread(target=stop, daemon=True) for stop in stops]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + STOP_S - UPDATE_GRACE_S
+        deadline = time.monotonic() + (STOP_S - UPDATE_GRACE_S if self.status == "interrupted" else CLOSE_S)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.run.metrics.close(SENDING_S if self.status == "finished" else UPDATE_GRACE_S)
