@@ -57,6 +57,21 @@ def unsupported(folder: Path, kind: str = "local", **kwargs: object) -> list[str
         ),
         ('[[artifacts]]\nsource = "/log"\nservice = "db"', ["artifacts of the service 'db'"]),
         ("artifacts = 5\nsteps = 5\nverifier = 5", []),
+        ('artifacts = ["/a/b", "/a", "/a", "/logs/artifacts/x", "/logs", "c"]', []),
+        ('artifacts = ["//etc/cron.d/x"]', ["artifacts: //etc/cron.d/x begins with two slashes"]),
+        (
+            'artifacts = [{ source = "/a", destination = "x" }, { source = "/a", destination = "x/l/y" }]',
+            ["artifacts: /a and /a have nested destinations"],
+        ),
+        (
+            'artifacts = [{ source = "/a", destination = "logs/artifacts/l/y" }, "/logs/artifacts/"]',
+            ["artifacts: /a and /logs/artifacts have nested destinations"],
+        ),
+        (
+            'artifacts = [{ source = "/a", destination = "logs" }]\n'
+            '[[steps]]\nname = "a"\n[[steps.artifacts]]\nsource = "/logs/artifacts"\nexclude = ["*.o"]',
+            ["artifacts: /a and /logs/artifacts have nested destinations"],
+        ),
     ],
 )
 def test_unsupported_requirement_names_its_key(tmp_path, toml, expected):

@@ -32,7 +32,7 @@ from harbortrainer.sandbox.containers.daemon_release import keep_released
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
-from harbortrainer.sandbox.containers.log_folders import AgentLogs, VerifierLogs
+from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs, remove_link
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
@@ -64,6 +64,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     _is_local = False  # whether the daemon is on this machine
     _full_disk = ""  # a message about the disk that this container filled
     _grading = False
+    _collecting = False  # between the agent's end and grading: hooks may write artifacts
     _uploaded: tuple[tuple[Path, str], ...] = ()  # uploads of this grading
     _commands: tuple[_Command, ...] = ()  # commands of this grading since the uploads
 
@@ -80,17 +81,22 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         self._pids, self._phases = pids, PhaseClock()
         self._agent_logs = AgentLogs(trial_paths.agent_dir, session_id)
         self._verifier_logs = VerifierLogs(trial_paths.verifier_dir, session_id)
-        kwargs |= {"trial_paths": trial_paths, "session_id": session_id, "mounts": self._agent_logs.mount(mounts or [])}
+        self._artifacts = Artifacts(trial_paths, session_id)
+        kwargs |= {"trial_paths": trial_paths, "session_id": session_id, "mounts": self._mount(mounts or [])}
         if auto_mounts is not None:  # since Harbor 0.25, which mounts its own folders only if asked
-            kwargs |= {"auto_mounts": self._agent_logs.mount(auto_mounts), "auto_mounting": True}
+            kwargs |= {"auto_mounts": self._mount(auto_mounts), "auto_mounting": True}
         super().__init__(*args, **kwargs)  # ty: ignore[invalid-argument-type] - passed through
         if files := unreadable_files(self.environment_dir):  # Compose would wait for a pipe, also to remove containers
             raise SandboxBuildError(f"{files[0].name} is not a regular file")
 
     def is_path_mounted(self, environment_path: EnvironmentPath, host_path: Path) -> bool:
         """Whether a path of the container is a folder of this machine: Harbor 0.25 downloads the others."""
-        mounted = self._agent_logs.mounted if host_path.resolve() == self.trial_paths.agent_dir.resolve() else host_path
+        own = {folder.path.resolve(): folder.mounted for folder in (self._agent_logs, self._artifacts)}
+        mounted = own.get(host_path.resolve(), host_path)
         return super().is_path_mounted(environment_path, mounted)  # ty: ignore[missing-attribute]
+
+    def _mount(self, volumes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+        return self._artifacts.mount(self._agent_logs.mount(volumes))
 
     @cached_property
     def _direct(self) -> DirectDocker:
@@ -129,6 +135,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         self._disks = ContainerDisks.measure(folder, data_root, self.task_env_config.storage_mb)
         self._events = await ExitEvents.subscribe(self._label)
         await asyncio.to_thread(self._agent_logs.create)
+        await asyncio.to_thread(self._artifacts.create)
         await super().start(force_build)
         await self.check_start()
         self._watch = asyncio.create_task(self._watch_disks(self._disks))
@@ -157,7 +164,8 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         try:
             await super().stop(delete)
         finally:
-            for logs in (self._agent_logs, self._verifier_logs):
+            self._collecting = False
+            for logs in (self._agent_logs, self._artifacts, self._verifier_logs):
                 await asyncio.to_thread(logs.remove_mounted)
             await self._direct.close()
             self._stop_counting()
@@ -176,6 +184,44 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
                     await asyncio.to_thread(copy)
                 except OSError as error:  # raised, it would keep Harbor from removing the container
                     self.logger.warning("could not copy the container's logs: %s", error)
+            self._collecting = True
+            await self._copy_artifacts()
+
+    async def _copy_artifacts(self) -> None:
+        """Copy the published artifacts through the daemon, which does not follow a link out of the container."""
+        try:
+            if await asyncio.to_thread(self._artifacts.clear):
+                await self.download_dir(Artifacts.FOLDER, self._artifacts.path)
+                await asyncio.to_thread(self._artifacts.keep_names)
+        except (OSError, RuntimeError) as error:
+            self.logger.warning("could not copy the container's artifacts: %s", error)
+
+    @override
+    async def service_exec(
+        self,
+        command: str,
+        *,
+        service: str | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        done = await super().service_exec(
+            command, service=service, cwd=cwd, env=env, timeout_sec=timeout_sec, user=user
+        )
+        if self._collecting:  # a hook that collects artifacts
+            await self._copy_artifacts()
+        return done
+
+    @override
+    async def service_download_file(
+        self, source_path: str, target_path: Path | str, *, service: str | None = None
+    ) -> None:
+        """Download a file. A link is refused: the daemon copies it as it is, and Harbor would follow it here."""
+        await super().service_download_file(source_path, target_path, service=service)
+        if await asyncio.to_thread(remove_link, Path(target_path)):
+            raise RuntimeError(f"{source_path} is a link")
 
     async def _stop_watch(self) -> None:
         if self._watch is not None:
@@ -184,7 +230,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
 
     async def raise_limits(self, *, kill: bool = False) -> None:
         """Prepare for grading. Kill the agent's leftover processes if `kill` is set or a limit is exhausted."""
-        self._grading, self._uploaded, self._commands = True, (), ()
+        self._grading, self._collecting, self._uploaded, self._commands = True, False, (), ()
         self._phases.start_grading()
         await asyncio.to_thread(self._agent_logs.publish)
         await asyncio.to_thread(self._verifier_logs.attach)
@@ -196,9 +242,10 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
 
     async def restore_limits(self) -> None:
         """Restore the agent's limits after grading, and count changed files from now on."""
-        self._grading, self._uploaded, self._commands = False, (), ()
+        self._grading, self._collecting, self._uploaded, self._commands = False, False, (), ()
         self._phases.start_agent()
         await asyncio.to_thread(self._agent_logs.begin)
+        await asyncio.to_thread(self._artifacts.begin)
         await asyncio.to_thread(self._verifier_logs.attach)
         await self._direct.close_shells()
         self._stop_counting()

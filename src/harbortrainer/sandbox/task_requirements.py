@@ -10,7 +10,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import combinations
+from pathlib import Path, PurePosixPath
 
 from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
 from harbortrainer.config.secret_names import is_secret_name
@@ -25,6 +26,9 @@ from harbortrainer.sandbox.named_ports import named_ports
 
 _LOCALHOST = re.compile(r"://(?:[^/@]*@)?((?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?)(?:/|$)")
 _MAX_SHOWN = 300
+_ARTIFACTS = PurePosixPath("/logs/artifacts")
+_PUBLISHED = (_ARTIFACTS, _ARTIFACTS)
+"""The source and destination that Harbor adds to a task's artifacts, as the first."""
 _ROOT_ONLY = "only root can give a sandbox other users"
 
 
@@ -81,6 +85,7 @@ class TaskRequirements:
             return []
         sandboxes = self.sandboxes()
         found = [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
+        found += dict.fromkeys(self._misplaced_artifacts())
         if entry.needs_namespaces:
             return [*found, *self._unsupported_local(sandboxes, entry, dict(kwargs or {}))]
         return [*found, *_undefined(sandboxes)]
@@ -208,6 +213,20 @@ class TaskRequirements:
                 if hook.get("service", "main") != "main":
                     yield f"{key}verifier.collect in the service {hook['service']!r}"
 
+    def _misplaced_artifacts(self) -> Iterator[str]:
+        """Yield artifacts that would be written outside the trial's folder, or through links that the task made there.
+
+        Of nested ones, Harbor leaves out the second, unless both have one source or it is `/logs/artifacts`.
+        """
+        own = _artifacts(self.config)
+        for entries in [own, *([*own, *_artifacts(step)] for step in self.steps)]:
+            yield from (f"artifacts: {source} begins with two slashes" for source, to in entries if to.root == "//")
+            listed = any(source == _ARTIFACTS for source, _ in entries)
+            for (first, to), (second, into) in combinations(entries if listed else [_PUBLISHED, *entries], 2):
+                unless_left_out = to != into if first == second else second == _ARTIFACTS
+                if unless_left_out and (to.is_relative_to(into) or into.is_relative_to(to)):
+                    yield f"artifacts: {first} and {second} have nested destinations"
+
     def _phase_networks(self) -> Iterator[str]:
         """Return network modes of single phases; a local sandbox keeps one mode from start to end."""
         baselines = {sandbox.key: sandbox.network for sandbox in self.sandboxes()}
@@ -277,6 +296,14 @@ def _table(table: TomlTable, key: str) -> TomlTable:
 def _tables(table: TomlTable, key: str) -> list[TomlTable]:
     found = table.get(key)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _artifacts(part: TomlTable) -> list[tuple[PurePosixPath, PurePosixPath]]:
+    """Return the source and, below "/" as the trial's folder, the destination of each artifact."""
+    found = part.get("artifacts")
+    entries = [one if isinstance(one, dict) else {"source": one} for one in found] if isinstance(found, list) else []
+    pairs = [(str(one.get("source")), str(one.get("destination") or one.get("source"))) for one in entries]
+    return [(PurePosixPath(source), PurePosixPath("/").joinpath(to)) for source, to in pairs]
 
 
 def _printable(text: str) -> str:

@@ -5,6 +5,7 @@ Harbor and its agents would follow the link as this machine's user, or wait for 
 
 - `AgentLogs`: the container mounts another folder from its start. Its regular files are copied to Harbor's folder after
   the agent has ended, and what the harness wrote there is copied into the container before grading.
+- `Artifacts`: mounts another folder too. The daemon copies its files, since links and modes of artifacts count.
 - `VerifierLogs`: the mounted folder is moved aside after a verifier's command, and a copy takes its place.
 
 Invariant: no file that a process in the container can replace is opened by its path, except to read a regular file.
@@ -17,29 +18,33 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from harbor.models.trial.paths import TrialPaths
+
+from harbortrainer.sandbox.containers.shell import MAIN
 from harbortrainer.sandbox.inside.regular_files import open_regular
 
 _MAX_ENTRIES, _MAX_DEPTH = 20_000, 64
 _MAX_BYTES, _CHUNK = 256 << 20, 1 << 20
+_MAX_ARTIFACT_BYTES = 1 << 30
 _log = logging.getLogger(__name__)
 
 
-class AgentLogs:
-    """The agent's log folder. Its methods block: run them in a thread.
+class MountedFolder:
+    """A folder of Harbor's for which the container mounts another one. Its methods block: run them in a thread.
 
     Args:
         path: Harbor's folder.
-        session: Name of the container. A trial may have one for the agent and one for the verifier.
+        mounted: The folder to mount.
     """
 
-    def __init__(self, path: Path, session: str) -> None:
-        self._path, self.mounted = path, _mounted_folder(path, session)
+    def __init__(self, path: Path, mounted: Path) -> None:
+        self.path, self.mounted = path, mounted
         self._copied: set[str] | None = None
         self._is_mounted = False
 
     def mount(self, volumes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         """Return the volumes with the folder to mount in place of Harbor's folder."""
-        own, mounted = str(self._path.resolve()), str(self.mounted.absolute())
+        own, mounted = str(self.path.resolve()), str(self.mounted.absolute())
         self._is_mounted |= any(volume.get("source") == own for volume in volumes)
         return [{**volume, "source": mounted} if volume.get("source") == own else {**volume} for volume in volumes]
 
@@ -49,24 +54,9 @@ class AgentLogs:
             self.mounted.mkdir(parents=True, exist_ok=True)
             self.mounted.chmod(0o777)
 
-    def collect(self) -> None:
-        """Copy the container's regular files, at most 256 MB, beside what the harness wrote; once for each agent."""
-        if self._copied is None and self.mounted.is_dir():
-            written = {entry.name for entry in self._path.iterdir() if entry.is_file() and entry.stat().st_size}
-            _copy_and_warn(self.mounted, self._path)
-            self._copied = {entry.name for entry in self._path.iterdir()} - written
-
-    def publish(self) -> None:
-        """Copy what the harness wrote into the container: a verifier may read it."""
-        if self.mounted.is_dir():
-            with _opened(self.mounted) as target:
-                for path in self._path.iterdir():
-                    if path.is_file() and path.name not in (self._copied or ()):
-                        _replace_file(path, target)
-
     def begin(self) -> None:
         """Begin another agent. The last one's files are removed if Harbor has moved the copies away."""
-        if self._copied is not None and not any(self._path.iterdir()):
+        if self._copied is not None and not any(self.path.iterdir()):
             for name in self._copied:
                 _remove(self.mounted / name)
         self._copied = None
@@ -74,6 +64,66 @@ class AgentLogs:
     def remove_mounted(self) -> None:
         """Remove the mounted folder after the container has ended."""
         shutil.rmtree(self.mounted, ignore_errors=True)
+
+
+class AgentLogs(MountedFolder):
+    """The agent's log folder.
+
+    Args:
+        path: Harbor's folder.
+        session: Name of the container. A trial may have one for the agent and one for the verifier.
+    """
+
+    def __init__(self, path: Path, session: str) -> None:
+        super().__init__(path, _mounted_folder(path, session))
+
+    def collect(self) -> None:
+        """Copy the container's regular files, at most 256 MB, beside what the harness wrote; once for each agent."""
+        if self._copied is None and self.mounted.is_dir():
+            written = {entry.name for entry in self.path.iterdir() if entry.is_file() and entry.stat().st_size}
+            _copy_and_warn(self.mounted, self.path)
+            self._copied = {entry.name for entry in self.path.iterdir()} - written
+
+    def publish(self) -> None:
+        """Copy what the harness wrote into the container: a verifier may read it."""
+        if self.mounted.is_dir():
+            with _opened(self.mounted) as target:
+                for path in self.path.iterdir():
+                    if path.is_file() and path.name not in (self._copied or ()):
+                        _replace_file(path, target)
+
+
+class Artifacts(MountedFolder):
+    """The folder of published artifacts.
+
+    Args:
+        paths: Paths of the trial.
+        session: As in `AgentLogs`.
+    """
+
+    FOLDER = "/logs/artifacts"
+    """The folder in the container."""
+
+    def __init__(self, paths: TrialPaths, session: str) -> None:
+        # Not beside Harbor's folder, whose neighbours are moved away between the steps of a task.
+        super().__init__(paths.host_artifact_path(MAIN, self.FOLDER), _mounted_folder(paths.artifacts_dir, session))
+
+    def clear(self) -> bool:
+        """Remove the last copies. Return whether there is anything to copy, and not more than 1 GB."""
+        if not self.mounted.is_dir():
+            return False
+        if self._copied is not None and not any(self.path.iterdir()):
+            self.begin()
+        for entry in self.path.iterdir():
+            _remove(entry)
+        if (size := _apparent_bytes(self.mounted)) > _MAX_ARTIFACT_BYTES:
+            _log.warning("%s: not copied, since its files have %d bytes", self.FOLDER, size)
+            return False
+        return any(self.mounted.iterdir())
+
+    def keep_names(self) -> None:
+        """Note which entries were copied."""
+        self._copied = {entry.name for entry in self.path.iterdir()}
 
 
 class VerifierLogs:
@@ -110,6 +160,23 @@ class VerifierLogs:
     def remove_mounted(self) -> None:
         """Remove the mounted folder after the container has ended."""
         shutil.rmtree(self._mounted, ignore_errors=True)
+
+
+def remove_link(path: Path) -> bool:
+    """Remove a link; anything else stays. Return whether it was a link."""
+    if is_link := path.is_symlink():
+        path.unlink()
+    return is_link
+
+
+def _apparent_bytes(folder: Path) -> int:
+    """Return the sizes of a folder's files, with the holes of sparse ones."""
+    total = 0
+    for top, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # removed meanwhile
+                total += (Path(top) / name).lstat().st_size
+    return total
 
 
 def _mounted_folder(path: Path, session: str) -> Path:

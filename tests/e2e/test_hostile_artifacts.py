@@ -1,0 +1,93 @@
+"""Links among a task's artifacts: no file of this machine is read or written through them, and honest ones arrive.
+
+Real trials with the oracle agent, whose solution makes the artifacts, and a separate verifier.
+"""
+
+from pathlib import Path
+
+import pytest
+from fakes import make_task
+
+from harbortrainer.trials import Outcome, TrialRecord, TrialSpec, run_trial
+
+pytestmark = pytest.mark.e2e
+
+SEPARATE = '[verifier]\nenvironment_mode = "separate"'
+GRADER = "FROM debian:12-slim\nCOPY test.sh /tests/test.sh\n"
+
+
+async def play(folder: Path, kind: str, artifacts: str, solution: str, test: str, extra: str = "") -> TrialRecord:
+    task = make_task(folder / "task", test=test)
+    (task / "task.toml").write_text(f"artifacts = {artifacts}\n{SEPARATE}\n{extra}")
+    (task / "tests" / "Dockerfile").write_text(GRADER)
+    (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{solution}\n")
+    return await run_trial(
+        TrialSpec(task_dir=task, trials_dir=folder / "trials", agent="oracle", environment_type=kind)
+    )
+
+
+def found_in(record: TrialRecord) -> list[str]:
+    """Paths of the trial's artifacts, and of what was mounted for them."""
+    assert record.trial_dir is not None
+    folder = Path(record.trial_dir)
+    paths = [*folder.glob("**/artifacts/**/*"), *folder.glob("**/.artifacts*")]
+    return sorted(str(path.relative_to(folder)) for path in paths if not path.is_dir())
+
+
+async def test_link_as_artifact_shows_the_verifier_no_file_of_this_machine(tmp_path: Path, environment_type: str):
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "key").write_text("of this machine")
+    solution = (
+        f"ln -s {mine} /folder; ln -s {mine}/key /file; ln -s {mine} /logs/artifacts/folder; echo 1 > /app/honest"
+    )
+    test = (
+        "cat /app/honest > /logs/verifier/reward.txt\n"
+        "cat /folder/key /file /logs/artifacts/folder/key && echo 0 > /logs/verifier/reward.txt"
+    )
+    record = await play(tmp_path, environment_type, '["/folder", "/file", "/app/honest"]', solution, test)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    kept = {"artifacts/app/honest", "artifacts/manifest.json"}
+    links = {"artifacts/logs/artifacts/folder"}  # Docker keeps it as a link, for the verifier's container
+    assert kept <= set(found_in(record)) <= kept | links
+
+
+async def test_published_artifacts_reach_the_verifier_as_they_are(tmp_path: Path, environment_type: str):
+    solution = (
+        "cd /logs/artifacts; mkdir -p a/empty; echo echo hello > a/run; chmod 750 a/run; ln -s run a/link; "
+        "echo late > /app/late"
+    )
+    test = (
+        "cd /logs/artifacts && [ $(a/link) = hello ] && [ -L a/link ] && [ -x a/run ] && [ -d a/empty ] && "
+        "[ $(cat late) = late ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+    )
+    hook = '[[verifier.collect]]\ncommand = "cp /app/late /logs/artifacts"'
+    record = await play(tmp_path, environment_type, "[]", solution, test, hook)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    published = [f"artifacts/logs/artifacts/{name}" for name in ("a/link", "a/run", "late")]
+    assert found_in(record) == [*published, "artifacts/manifest.json"]
+
+
+async def test_artifacts_of_each_step_are_its_own(tmp_path: Path, container: str):
+    names = {"one": "test ! -e /logs/artifacts/two", "two": "test ! -e /logs/artifacts/one"}
+    task = make_task(
+        tmp_path / "task",
+        steps={
+            name: f"{check} && touch /logs/artifacts/{name} && echo 1 > /logs/verifier/reward.txt"
+            for name, check in names.items()
+        },
+    )
+    for name in names:
+        (task / "steps" / name / "solution").mkdir()
+        (task / "steps" / name / "solution" / "solve.sh").write_text(f"#!/bin/bash\ntouch /logs/artifacts/{name}\n")
+    spec = TrialSpec(task_dir=task, trials_dir=tmp_path / "trials", agent="oracle", environment_type=container)
+    record = await run_trial(spec)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    own = [f"steps/{name}/artifacts/logs/artifacts/{name}" for name in names]
+    assert [path for path in found_in(record) if "manifest" not in path] == own
+
+
+async def test_large_artifacts_are_not_copied(tmp_path: Path, container: str):
+    solution = "truncate -s 1T /logs/artifacts/big"
+    test = "test ! -e /logs/artifacts/big && echo 1 > /logs/verifier/reward.txt"
+    record = await play(tmp_path, container, "[]", solution, test)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
