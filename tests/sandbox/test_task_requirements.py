@@ -57,6 +57,15 @@ def unsupported(folder: Path, kind: str = "local", **kwargs: object) -> list[str
         ),
         ('[[artifacts]]\nsource = "/log"\nservice = "db"', ["artifacts of the service 'db'"]),
         ("artifacts = 5\nsteps = 5\nverifier = 5", []),
+    ],
+)
+def test_unsupported_requirement_names_its_key(tmp_path, toml, expected):
+    assert unsupported(write_task(tmp_path, toml)) == expected
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
         ('artifacts = ["/a/b", "/a", "/a", "/logs/artifacts/x", "/logs", "c"]', []),
         ('artifacts = ["//etc/cron.d/x"]', ["artifacts: //etc/cron.d/x begins with two slashes"]),
         (
@@ -74,8 +83,8 @@ def unsupported(folder: Path, kind: str = "local", **kwargs: object) -> list[str
         ),
     ],
 )
-def test_unsupported_requirement_names_its_key(tmp_path, toml, expected):
-    assert unsupported(write_task(tmp_path, toml)) == expected
+def test_artifact_that_links_can_redirect_is_exposure(tmp_path, toml, expected):
+    assert TaskRequirements(write_task(tmp_path, toml)).exposure("docker", {}) == expected
 
 
 def test_checks_dockerfile_of_separate_verifier(tmp_path):

@@ -85,13 +85,12 @@ class TaskRequirements:
             return []
         sandboxes = self.sandboxes()
         found = [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
-        found += dict.fromkeys(self._misplaced_artifacts())
         if entry.needs_namespaces:
             return [*found, *self._unsupported_local(sandboxes, entry, dict(kwargs or {}))]
         return [*found, *_undefined(sandboxes)]
 
     def exposure(self, kind: str, variables: Mapping[str, str] | None = None) -> list[str]:
-        """Return the access to this machine that sandboxes get: its secrets and what compose files grant.
+        """Return the task's access to this machine: its secrets, what compose files grant, artifacts outside the trial.
 
         Args:
             kind: The environment type. Local sandboxes use no compose file. A provider's has another machine.
@@ -99,6 +98,7 @@ class TaskRequirements:
         """
         host, entry = os.environ if variables is None else variables, environment_entry(kind)
         found = [*dict.fromkeys(self._secrets_in_tables(host)), *self._links_out()]
+        found += dict.fromkeys(self._misplaced_artifacts())
         provider = not entry.needs_docker
         for sandbox in self.sandboxes() if entry.needs_docker or not entry.needs_namespaces else ():
             folder, env = sandbox.folder, _table(sandbox.table, "env")
