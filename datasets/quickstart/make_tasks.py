@@ -160,9 +160,9 @@ storage_mb = 256
 """
 
 TEST_SH = """\
-#!/bin/sh
-# 1 when the file holds exactly what was asked for, else 0.
-if printf '{expected}' | cmp -s - {target}; then reward=1; else reward=0; fi
+#!/bin/bash
+# 1 when the file holds exactly what was asked for, else 0. The shell compares by itself: an agent can replace cmp.
+if ! IFS= read -rd '' content < {target} && [[ $content == $'{expected}' ]]; then reward=1; else reward=0; fi
 echo "$reward" > /logs/verifier/reward.txt
 """
 

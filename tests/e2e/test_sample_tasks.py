@@ -33,15 +33,10 @@ async def test_oracle_gets_top_reward_and_nop_does_not(folder: str, image: str, 
 
 
 @pytest.mark.e2e
-async def test_no_cheat_works_with_image_tools() -> None:
+async def test_no_cheat_works_on_sample_tasks() -> None:
     tasks = load_folder(DATASETS / "harbor_tasks")
-    forged = {}
-    for tools in ("agent", "image"):
-        kwargs = {"image": "host", "verifier_tools": tools}
-        verdicts = await check_tasks(tasks, concurrency=4, cheats=tuple(CHEATS), environment_kwargs=kwargs)
-        forged[tools] = [verdict.task for verdict in verdicts if verdict.forged]
-    assert len(forged["agent"]) == 5
-    assert forged["image"] == []
+    verdicts = await check_tasks(tasks, concurrency=4, cheats=tuple(CHEATS), environment_kwargs={"image": "host"})
+    assert {verdict.task: verdict.forged for verdict in verdicts} == {task.name: {} for task in tasks}
 
 
 def test_sample_tasks_cover_every_kind() -> None:

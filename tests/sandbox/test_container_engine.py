@@ -228,7 +228,7 @@ def running(words: str) -> str:
 
 @pytest.mark.e2e
 async def test_oracle_passes_on_task_image(engine, tmp_path):
-    shutil.copytree(TASKS / "csv-clean", tmp_path / "tasks/csv-clean")
+    shutil.copytree(TASKS / "log-error-report", tmp_path / "tasks/log-error-report")
     kwargs = {"image": "build", "cache_dir": str(tmp_path / "cache")}
     (verdict,) = await check_tasks(load_folder(tmp_path / "tasks"), environment_kwargs=kwargs)
     assert verdict.problem == ""

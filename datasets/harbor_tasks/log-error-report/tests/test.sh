@@ -1,2 +1,4 @@
-#!/bin/sh
-if python3 -I /tests/check.py; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+#!/bin/bash
+# The shell compares by itself: an agent can replace python3, diff and cmp.
+if [[ "$(< /app/report.csv)" == "$(< /tests/expected.csv)" ]]; then reward=1; else reward=0; fi
+echo "$reward" > /logs/verifier/reward.txt
