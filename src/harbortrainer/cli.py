@@ -77,7 +77,7 @@ def doctor(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Run file to check this machine for.")] = None,
     engine: EngineOption = "auto",
 ) -> None:
-    """Check that this machine can run a config."""
+    """Show what this machine can run, or check a run file."""
     from harbortrainer.commands.diagnose import diagnose
 
     raise typer.Exit(diagnose(config, context.args, engine=engine))

@@ -1,4 +1,4 @@
-"""`harbortrainer doctor`: check this machine, and a run file if one is given."""
+"""`harbortrainer doctor`: check a run file and this machine for it; without one, list what this machine can do."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -7,6 +7,7 @@ from pathlib import Path
 from harbortrainer.commands.opening import open_run
 from harbortrainer.config.reader import read
 from harbortrainer.doctor import verifiers_config
+from harbortrainer.doctor.capabilities import examine_capabilities
 from harbortrainer.doctor.checks import examine_file, examine_machine, examine_policy
 from harbortrainer.doctor.finding import red_ones, show
 from harbortrainer.errors import EXIT_USER_ERROR, UserError
@@ -26,5 +27,9 @@ def diagnose(file: Path | None, overrides: Sequence[str], *, engine: str) -> int
         if plan.run is not None:
             verifiers_config.check(plan.run, plan.file)
     findings = [*examine_file(plan), *examine_machine(plan), *examine_policy(plan)]
+    if raw is None:
+        findings = [*examine_capabilities(plan), *findings]
     show(findings)
+    if raw is None:
+        print("`harbortrainer doctor --config FILE` checks a run file, and this machine for it.")
     return EXIT_USER_ERROR if red_ones(findings) else 0

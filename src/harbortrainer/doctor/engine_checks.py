@@ -50,9 +50,13 @@ HARBOR = "harbor{extras}==0.21.0"
 
 
 def check_prime_rl(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check Prime-RL, if the run uses it."""
+    if plan.on_prime_rl:
+        yield from prime_rl(plan)
+
+
+def prime_rl(plan: LaunchPlan) -> Iterator[Finding]:
     """Check Prime-RL's source, its environment, and the plugin in it."""
-    if not plan.on_prime_rl:
-        return
     try:
         plan.checkout.require_installed()
     except UserError as error:

@@ -28,16 +28,19 @@ from harbortrainer.trials.http_proxies import proxy_variables, unusable_proxies
 def check_tools(plan: LaunchPlan) -> Iterator[Finding]:
     """Check that a local sandbox can start, by starting one."""
     where = plan.key_of_type(lambda entry: entry.needs_namespaces)
-    if where is None:
-        return
+    if where is not None:
+        yield local_sandbox(where)
+
+
+def local_sandbox(where: str) -> Finding:
+    """Start and stop a local sandbox. `where` is the key that selects it."""
     if missing := missing_tools():
         do = f"run `sudo apt-get install {' '.join(missing)}`"
-        yield red("local sandbox", f"{', '.join(missing)} not found", do, where)
-    elif reason := asyncio.run(problem()):
+        return red("local sandbox", f"{', '.join(missing)} not found", do, where)
+    if reason := asyncio.run(problem()):
         do = 'see docs/sandbox.md, or set environment_type = "docker"'
-        yield red("local sandbox", f"a local sandbox cannot start on this machine: {reason}", do, where)
-    else:
-        yield green("local sandbox", "a test sandbox started and stopped")
+        return red("local sandbox", f"a local sandbox cannot start on this machine: {reason}", do, where)
+    return green("local sandbox", "a test sandbox started and stopped")
 
 
 def check_ports(plan: LaunchPlan) -> Iterator[Finding]:
@@ -225,8 +228,13 @@ def _network(harness: HarnessKeys, where: str) -> Finding | None:
 
 
 def _root_filesystem(harness: HarnessKeys, where: str) -> Finding | None:
-    setting = harness.environment_kwargs.get("image", "auto")
+    setting = str(harness.environment_kwargs.get("image", "auto"))
     rootfs = Path(str(harness.environment_kwargs.get("rootfs", "/")))
+    return image_builder(setting, rootfs, where)
+
+
+def image_builder(setting: str = "auto", rootfs: Path = Path("/"), where: str = "") -> Finding | None:
+    """Check that task images can be built; None if the settings do not need it. `where` is the settings' key."""
     try:
         builder = builder_for(setting, rootfs, Store())
     except ValueError as error:
