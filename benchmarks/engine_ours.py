@@ -33,7 +33,7 @@ class Ours:
     """
 
     def __init__(self, case: Setting, *, twice: bool = False) -> None:
-        from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+        from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
         from harbortrainer.engines.local.learner.learner import Learner
         from harbortrainer.engines.local.sampler import Sampler
         from harbortrainer.engines.models import share_weights
@@ -43,7 +43,7 @@ class Ours:
         lora = LoraSettings(rank=RANK, alpha=ALPHA, target_modules=TARGETS)
         self.sampler = Sampler(case.folder, device=case.device, dtype=case.dtype).start()
         self.learner = Learner(
-            case.folder, lora, OptimSettings(lr=1e-4), LossSettings(), device=case.device, dtype=case.dtype,
+            case.folder, lora, OptimSettings(lr=1e-4), DefaultLoss(), device=case.device, dtype=case.dtype,
             base=None if twice else self.sampler.model,
         )  # fmt: skip
         self.plain = share_weights(self.sampler.model)

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from harbortrainer.config.runfile import Quantization
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.sampler import Sampler
@@ -64,7 +64,7 @@ class LogprobCheckRig:
             ThreadPoolExecutor(16) as clients,
         ):
             learner = Learner(
-                self.model, self.lora, OptimSettings(lr=self.lr), LossSettings(),
+                self.model, self.lora, OptimSettings(lr=self.lr), DefaultLoss(),
                 base=sampler.model, seed=self.seed, keep_versions=2,
             )  # fmt: skip
             delayed: list[Sample] = []

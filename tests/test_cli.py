@@ -150,7 +150,7 @@ def test_unknown_engine(project, capfd):
 
 
 def test_refused_key_names_the_remedy(project, capfd):
-    assert "--engine prime-rl" in error_line(capfd, *TRAIN, "--trainer.loss.type", "ipo")
+    assert "--engine prime-rl" in error_line(capfd, *TRAIN, "--trainer.loss.type", "custom")
 
 
 def test_upgrade_of_missing_file(project, capfd):

@@ -20,7 +20,7 @@ from harbortrainer.config.prime_rl_schema import known_keys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.prime_rl import checkout
 
-SNAPSHOT = [key for key in known_keys() if key not in prime_rl_schema.OWN_KEYS]
+SNAPSHOT = [key for key in known_keys() if key not in {*prime_rl_schema.OWN_KEYS, *prime_rl_schema.NEWER}]
 TOOL = Path(__file__).parents[2] / "tools" / "schema_snapshot.py"
 
 
@@ -58,7 +58,12 @@ def test_every_prime_rl_key_is_supported_unused_or_refused(key):
 
 def test_supported_keys_exist_in_prime_rl():
     ours = {key for key in SUPPORTED if prime_rl_schema.longest(key, prime_rl_schema.OWN_KEYS)}
-    assert SUPPORTED - ours <= set(SNAPSHOT)
+    assert SUPPORTED - ours <= {*SNAPSHOT, *prime_rl_schema.NEWER}
+
+
+def test_newer_keys_are_supported_and_unknown_at_the_pinned_commit():
+    assert set(prime_rl_schema.NEWER) <= SUPPORTED
+    assert not set(prime_rl_schema.NEWER) & set(SNAPSHOT)
 
 
 @pytest.mark.parametrize(
@@ -95,5 +100,6 @@ def test_no_key_has_two_entries():
         set(prime_rl_schema.SHARED),
         set(prime_rl_schema.REFUSED),
         set(prime_rl_schema.OWN_KEYS),
+        set(prime_rl_schema.NEWER),
     ]
     assert sum(map(len, lists)) == len(set().union(*lists))

@@ -5,7 +5,7 @@ import torch
 from sampler_setup import sample_for_training
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from harbortrainer.config.trainer_table import LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, OptimSettings
 from harbortrainer.doctor import gpus, machine_checks
 from harbortrainer.doctor.finding import Level
 from harbortrainer.engines import memory_count
@@ -27,7 +27,7 @@ SMALL = Qwen3Config(
 def test_counted_memory_equals_allocated_memory(folder):
     plan = plan_memory(folder, None, device_type="cpu", capacity=20 * GIB, off_policy=1)
     with Sampler(folder, max_model_len=512) as sampler:
-        learner = Learner(folder, None, OptimSettings(), LossSettings(), base=sampler.model, keep_versions=2)
+        learner = Learner(folder, None, OptimSettings(), DefaultLoss(), base=sampler.model, keep_versions=2)
         for turn in range(5):
             learner.train([sample_for_training(sampler, turn)])
             update_weights(learner, sampler)

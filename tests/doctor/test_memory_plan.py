@@ -6,7 +6,7 @@ from sampler_setup import sample_for_training
 from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.doctor import gpus
 from harbortrainer.doctor.finding import Level
 from harbortrainer.engines import memory_count
@@ -48,7 +48,7 @@ def test_planned_weights_and_adapter_equal_allocated(folder, kind, dtype):
     plan = plan_memory(folder, LORA, device_type=kind, capacity=20 * GIB)
     with Sampler(folder, max_model_len=CONTEXT, dtype=dtype) as sampler:
         assert total_bytes(sampler.model.parameters()) == plan.weights
-        learner = Learner(folder, LORA, OptimSettings(), LossSettings(), base=sampler.model)
+        learner = Learner(folder, LORA, OptimSettings(), DefaultLoss(), base=sampler.model)
         update_weights(learner, sampler)
         learner.train([sample_for_training(sampler)])
         update_weights(learner, sampler)

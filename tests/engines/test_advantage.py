@@ -33,9 +33,32 @@ def test_length_penalty_is_0_for_reward_0():
     assert group_advantages([0.0, 0.0], penalty=LengthPenalty(), lengths=lengths) == [0.0, 0.0]
 
 
+def test_length_weighted_baseline_weights_trials_by_sampled_tokens():
+    lengths = [TrialLength(99, 99, 9, tokens) for tokens in (10, 20, 70)]
+    advantages = group_advantages([1.0, 0.5, 0.0], lengths=lengths, length_weighted=True)
+    assert advantages == pytest.approx([0.8, 0.3, -0.2])  # the baseline is (10 * 1 + 20 * 0.5) / 100
+    assert sum(a * x.sampled_tokens for a, x in zip(advantages, lengths, strict=True)) == pytest.approx(0.0)
+
+
+def test_length_weighted_baseline_follows_the_length_penalty():
+    lengths = [TrialLength(100, 0, 1, 30), TrialLength(50, 0, 1, 10)]
+    penalty = LengthPenalty(num_output_tokens_weight=0.5, num_input_tokens_weight=0.0, num_turns_weight=0.0)
+    advantages = group_advantages([1.0, 0.0], penalty=penalty, lengths=lengths, length_weighted=True)
+    scores = [1.0 - 0.5 * 0.5 * 1.0, 0.0 - 0.5 * 0.5 * 0.5]
+    baseline = (30 * scores[0] + 10 * scores[1]) / 40
+    assert advantages == pytest.approx([score - baseline for score in scores])
+
+
+def test_length_weighted_baseline_of_equal_rewards_is_exactly_0():
+    lengths = [TrialLength(1, 1, 1, tokens) for tokens in (3, 7, 11)]
+    assert group_advantages([0.1] * 3, lengths=lengths, length_weighted=True) == [0.0] * 3
+
+
 def test_length_penalty_requires_lengths():
     with pytest.raises(ValueError, match="length"):
         group_advantages([0.0, 1.0], penalty=LengthPenalty(), lengths=None)
+    with pytest.raises(ValueError, match="length"):
+        group_advantages([0.0, 1.0], lengths=[TrialLength(1, 1, 1, 1)], length_weighted=True)
 
 
 def test_prune_keeps_samples_with_advantage():

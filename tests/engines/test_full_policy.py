@@ -9,7 +9,7 @@ from plain_sampler import PlainSampler
 from tiny_model import build_tiny_model, build_untied_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.learner import learner_state
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.micro_batch import pack
@@ -20,7 +20,7 @@ from harbortrainer.errors import UserError
 
 CPU = torch.device("cpu")
 OPTIM = OptimSettings(lr=1e-3, weight_decay=0.1, max_norm=0.5)
-LOSS = LossSettings(kl_tau=0.1)
+LOSS = DefaultLoss(kl_tau=0.1)
 
 
 @pytest.fixture(scope="module", params=[build_tiny_model, build_untied_model], ids=["tied", "untied"])

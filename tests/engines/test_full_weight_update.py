@@ -13,7 +13,7 @@ from logprob_check_rig import LogprobCheckRig
 from sampler_setup import PROMPT, Reference, agrees, generate, random_prompt, sample_across_updates
 from tiny_model import build_tiny_model, build_untied_model
 
-from harbortrainer.config.trainer_table import LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.sampler import Sampler, sampled_model
 from harbortrainer.engines.local.sampler.sampled_model import AdapterError
@@ -104,7 +104,7 @@ def test_refused_weights_change_nothing(sampler, versions):
 
 
 def test_sampler_and_learner_share_no_weights_and_update_is_exact(folder, sampler):
-    learner = Learner(folder, None, OptimSettings(), LossSettings(), base=sampler.model)
+    learner = Learner(folder, None, OptimSettings(), DefaultLoss(), base=sampler.model)
     pointers = [
         {weight.data_ptr() for weight in model.parameters()} for model in (sampler.model, learner._policy.model)
     ]

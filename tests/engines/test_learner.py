@@ -1,5 +1,6 @@
 """The learner on a tiny model: it learns, follows its settings, and reproduces the sampled log-probabilities."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -9,10 +10,14 @@ from plain_sampler import PlainSampler
 from tiny_model import build_tiny_model
 
 from harbortrainer.config.trainer_table import (
+    CispoLoss,
+    DefaultLoss,
+    IcePopLoss,
+    IpoLoss,
     LinearScheduler,
     LoraSettings,
-    LossSettings,
     OptimSettings,
+    PpoLoss,
 )
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.policies import adapted_layers
@@ -32,7 +37,7 @@ def model(tmp_path_factory):
 def make(model, **changes) -> Learner:
     optim = changes.pop("optim", OptimSettings(lr=1e-2))
     lora = changes.pop("lora", LORA)
-    loss = changes.pop("loss", LossSettings())
+    loss = changes.pop("loss", DefaultLoss())
     return Learner(model, lora, optim, loss, **changes)
 
 
@@ -85,8 +90,33 @@ def test_on_policy_ratios_are_1(model):
     assert metrics["optim/lr"] == 1e-2
 
 
+def test_on_policy_loss_weights_samples(model):
+    """On policy every ratio is 1, so the loss is minus the weighted mean of the advantages."""
+    learner = make(model, loss=IpoLoss())
+    sampler = sampler_of(model, learner)
+    short, long = sampler.sample(PROMPT, 1, 2), sampler.sample(PROMPT, 1, 6)
+    short = [replace(s, advantage=1.0, loss_weight=1 / 2) for s in short]
+    long = [replace(s, advantage=-0.5, loss_weight=1 / 6) for s in long]
+    metrics = learner.train(short + long)
+    assert metrics["tokens/trained"] == 8
+    assert metrics["loss"] == pytest.approx(-(1.0 - 0.5) / 2, abs=1e-5)
+    assert metrics["optim/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("loss", [IpoLoss(), IcePopLoss(), PpoLoss(), CispoLoss()], ids=lambda loss: loss.type)
+def test_every_loss_trains_stale_samples(model, loss):
+    learner = make(model, optim=OptimSettings(lr=0.1), loss=loss)
+    stale = batch(model, learner, count=16)
+    learner.train(stale)
+    metrics = learner.train(stale)
+    assert metrics["staleness/mean"] == 1
+    assert math.isfinite(metrics["loss"]) and metrics["optim/grad_norm"] > 0
+    assert ("is_masked/mean" in metrics) == (loss.type in ("ipo", "icepop"))
+    assert ("is_clipped/mean" in metrics) == (loss.type in ("ppo", "cispo"))
+
+
 def test_stale_samples_pass_check_and_train(model):
-    learner = make(model, optim=OptimSettings(lr=0.1), loss=LossSettings(dppo_mask_low=0.01, dppo_mask_high=0.01))
+    learner = make(model, optim=OptimSettings(lr=0.1), loss=DefaultLoss(dppo_mask_low=0.01, dppo_mask_high=0.01))
     stale = batch(model, learner, count=16)
     learner.train(stale)
     metrics = learner.train(stale)

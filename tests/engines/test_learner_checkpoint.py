@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.errors import UserError
 
@@ -24,7 +24,7 @@ def model(tmp_path_factory):
 
 
 def make(model, lora: LoraSettings | None = None, dtype: str = "float32") -> Learner:
-    return Learner(model, lora or LoraSettings(rank=4), OptimSettings(lr=0.05), LossSettings(), seed=1, dtype=dtype)
+    return Learner(model, lora or LoraSettings(rank=4), OptimSettings(lr=0.05), DefaultLoss(), seed=1, dtype=dtype)
 
 
 def batch(model, learner, seed):

@@ -9,7 +9,7 @@ from plain_sampler import PlainSampler
 from tiny_model import build_tiny_model
 from torch import nn
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.rollouts.advantage import group_advantages
@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 def make(model, budget: int = BUDGET) -> Learner:
     lora = LoraSettings(rank=4, alpha=8)
-    return Learner(model, lora, OptimSettings(lr=1e-2), LossSettings(), micro_batch_tokens=budget)
+    return Learner(model, lora, OptimSettings(lr=1e-2), DefaultLoss(), micro_batch_tokens=budget)
 
 
 def batch(model, learner: Learner) -> list[Sample]:

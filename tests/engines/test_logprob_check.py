@@ -7,7 +7,7 @@ import torch
 from plain_sampler import PlainSampler
 from tiny_model import build_tiny_model
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.logprob_check import TOLERANCES
 from harbortrainer.engines.local.learner.training_sample import Sample
@@ -24,7 +24,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def learner(model) -> Learner:
-    return Learner(model, LoraSettings(rank=4), OptimSettings(lr=0.1), LossSettings())
+    return Learner(model, LoraSettings(rank=4), OptimSettings(lr=0.1), DefaultLoss())
 
 
 @pytest.fixture
@@ -95,10 +95,10 @@ def test_error_names_evicted_version(learner, samples):
 
 
 def test_bfloat16_tolerates_outlier_but_not_shift(model, samples):
-    learner = Learner(model, LoraSettings(rank=4), OptimSettings(), LossSettings(), dtype="bfloat16")
+    learner = Learner(model, LoraSettings(rank=4), OptimSettings(), DefaultLoss(), dtype="bfloat16")
     noisy = changed(samples[0], "logprobs", 5, samples[0].logprobs[5] - 0.5)
     learner.train([noisy, *samples[1:]])
-    learner = Learner(model, LoraSettings(rank=4), OptimSettings(), LossSettings(), dtype="bfloat16")
+    learner = Learner(model, LoraSettings(rank=4), OptimSettings(), DefaultLoss(), dtype="bfloat16")
     shifted = [*samples[0].logprobs[:3], *samples[0].logprobs[4:], -1.0]
     check_error(learner, [replace(samples[0], logprobs=shifted)])
 

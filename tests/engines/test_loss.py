@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from harbortrainer.config.trainer_table import LossSettings
-from harbortrainer.engines.local.learner.loss import outside_trust_region, policy_loss
+from harbortrainer.config.trainer_table import DefaultLoss
+from harbortrainer.engines.local.learner.loss import policy_loss
 from harbortrainer.engines.local.learner.trained_policy import token_logprobs
 
-SETTINGS = LossSettings(kl_tau=0.1, adv_tau=2.0)
+SETTINGS = DefaultLoss(kl_tau=0.1, adv_tau=2.0)
 
 
 def logprobs_of(*values: float, requires_grad: bool = False) -> torch.Tensor:
@@ -28,7 +28,7 @@ def loss_of(p, q, advantages, mask=None, settings=SETTINGS, scale=1):
 
 
 def test_defaults_match_prime_rl():
-    assert LossSettings().model_dump() == {
+    assert DefaultLoss().model_dump() == {
         "type": "default",
         "dppo_mask_low": 0.2,
         "dppo_mask_high": 0.2,
@@ -43,7 +43,7 @@ def test_on_policy_loss_and_gradient():
     result.loss.backward()
     assert result.loss.item() == pytest.approx(-(2.0 * 1.0 + 2.0 * -0.5) / 2)
     assert gradient(p).tolist() == pytest.approx([-2.0 * 1.0 / 2, -2.0 * -0.5 / 2])
-    assert not result.masked.any()
+    assert not any(flag.any() for flag in result.flags.values())
     assert result.mismatch_kl.tolist() == [0.0, 0.0]
 
 
@@ -76,18 +76,20 @@ def test_trust_region_masks_by_probability_change(p, q, advantage, masked):
     result.loss.backward()
     log_ratio = math.log(p / q)
     gain = 0.0 if masked else 2.0 * advantage * p / q
-    assert result.masked.item() is masked
+    assert result.flags["is_masked"].item() is masked
     assert result.loss.item() == pytest.approx(0.1 * log_ratio**2 - gain)
     assert gradient(policy).item() == pytest.approx(0.1 * 2 * log_ratio - gain)
 
 
 def test_thresholds_are_separate():
     p, q = logprobs_of(0.6, 0.4), logprobs_of(0.5, 0.5)
-    advantages = torch.tensor([1.0, -1.0])
-    high = LossSettings(dppo_mask_high=0.05, dppo_mask_low=0.5)
-    low = LossSettings(dppo_mask_high=0.5, dppo_mask_low=0.05)
-    assert outside_trust_region(p, q, advantages, high).tolist() == [True, False]
-    assert outside_trust_region(p, q, advantages, low).tolist() == [False, True]
+    high = DefaultLoss(dppo_mask_high=0.05, dppo_mask_low=0.5)
+    low = DefaultLoss(dppo_mask_high=0.5, dppo_mask_low=0.05)
+    for settings, masked in ((high, [True, False]), (low, [False, True])):
+        flags = loss_of(p, q, [1.0, -1.0], settings=settings).flags
+        assert flags["is_masked"].tolist() == masked
+        assert [flags["is_masked_high"].tolist()[0], flags["is_masked_low"].tolist()[1]] == masked
+        assert not flags["is_masked_high"][1] and not flags["is_masked_low"][0]
 
 
 def test_masked_tokens_have_no_effect():
@@ -98,7 +100,7 @@ def test_masked_tokens_have_no_effect():
     alone = loss_of(logprobs_of(0.3), logprobs_of(0.2), [1.0])
     assert result.loss.item() == pytest.approx(alone.loss.item())
     assert gradient(p)[1].item() == 0.0
-    assert not result.masked[1]
+    assert not result.flags["is_masked"][1]
 
 
 def test_losses_of_micro_batches_add_up():

@@ -7,7 +7,7 @@ import torch
 from tiny_model import build_tiny_model
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings
 from harbortrainer.engines.attention.packed import PACKED_ATTENTION, PackedRow
 from harbortrainer.engines.local.learner.loss import Scales, forward_backward
 from harbortrainer.engines.local.learner.micro_batch import COPIED_PER_COMPUTED, Packing, pack
@@ -66,7 +66,7 @@ def step(policy: LoraPolicy, samples: list[Sample], budget: int, packing: Packin
     scales = Scales(sum(map(sum, (s.mask for s in samples))), 1)
     found, loss = {}, 0.0
     for batch in pack(samples, budget, CPU, packing=packing):
-        done = forward_backward(policy, batch, LossSettings(kl_tau=0.05), scales=scales)
+        done = forward_backward(policy, batch, DefaultLoss(kl_tau=0.05), scales=scales)
         keys = zip(done.tokens.sample.tolist(), done.tokens.position.tolist(), strict=True)
         found |= dict(zip(keys, torch.stack([done.logprobs, done.entropy], 1), strict=True))
         loss += done.result.loss.item()

@@ -19,9 +19,17 @@ pytestmark = pytest.mark.torch  # the weight update
 TASKS = (ScriptedTask("a", [1.0, 0.0, 0.0, 0.0]), ScriptedTask("b", [1.0, 1.0, 0.0, 1.0]))
 
 
-def small_run(folder, penalty: LengthPenalty | None = None) -> ScriptedRun:
+ALGORITHMS = {
+    "plain": Algo(),
+    "length penalty": Algo(length_penalty=LengthPenalty()),
+    "length-weighted baseline": Algo(length_weighted_baseline=True),
+}
+each_algorithm = pytest.mark.parametrize("algo", ALGORITHMS.values(), ids=ALGORITHMS)
+
+
+def small_run(folder, algo: Algo | None = None) -> ScriptedRun:
     components = FakeComponents(TASKS)
-    components.algo = Algo(length_penalty=penalty)
+    components.algo = algo or Algo()
     return ScriptedRun(folder, steps=2, components=components)
 
 
@@ -121,11 +129,11 @@ SABOTAGES = {
 }
 
 
-@pytest.mark.parametrize("penalty", [None, LengthPenalty()], ids=["plain", "length penalty"])
+@each_algorithm
 @pytest.mark.parametrize("name", SABOTAGES)
-async def test_wrong_reward_stops_run_before_first_step(name, penalty, tmp_path, monkeypatch):
+async def test_wrong_reward_stops_run_before_first_step(name, algo, tmp_path, monkeypatch):
     SABOTAGES[name](monkeypatch)
-    run = small_run(tmp_path, penalty)
+    run = small_run(tmp_path, algo)
     with pytest.raises(ProofError, match=r"trial trial-[ab]-\d+|trial unknown") as error:
         await run.train()
     assert "\n" not in str(error.value)
@@ -133,9 +141,9 @@ async def test_wrong_reward_stops_run_before_first_step(name, penalty, tmp_path,
     assert not run.folder.metrics_file.exists()
 
 
-@pytest.mark.parametrize("penalty", [None, LengthPenalty()], ids=["plain", "length penalty"])
-async def test_correct_rewards_do_not_stop_run(penalty, tmp_path):
-    run = small_run(tmp_path, penalty)
+@each_algorithm
+async def test_correct_rewards_do_not_stop_run(algo, tmp_path):
+    run = small_run(tmp_path, algo)
     await run.train()
     assert len(run.components.trained) == run.steps
 

@@ -12,7 +12,7 @@ from scripted_run import ScriptedRun
 from tiny_model import build_tiny_model, build_untied_model
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.factories import load_learner, start_sampler
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.micro_batch import pack
@@ -30,7 +30,7 @@ TIMINGS = ("time/", "perf/")
 
 
 def learner_of(folder, base=None, **changes) -> Learner:
-    return Learner(folder, LORA, OptimSettings(lr=0.05), LossSettings(), base=base, **changes)
+    return Learner(folder, LORA, OptimSettings(lr=0.05), DefaultLoss(), base=base, **changes)
 
 
 @pytest.fixture

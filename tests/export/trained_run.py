@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tiny_model import build_tiny_model
 
-from harbortrainer.config.trainer_table import LoraSettings, LossSettings, OptimSettings
+from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.runs.checkpoints import Progress, save
 from harbortrainer.runs.durable import write_lines
@@ -47,7 +47,7 @@ def write_trained_run(
     model = root / (f"models--org--tiny/snapshots/{COMMIT}" if on_hub else "model")
     build_tiny_model(model)
     lora = None if full_fine_tuning else LoraSettings(rank=4, target_modules=list(targets))
-    learner = Learner(str(model), lora, OptimSettings(), LossSettings())
+    learner = Learner(str(model), lora, OptimSettings(), DefaultLoss())
     policy = learner._policy
     torch.manual_seed(5)
     policy.set_weights({name: 0.1 * torch.randn(weight.shape) for name, weight in policy.weights().items()})

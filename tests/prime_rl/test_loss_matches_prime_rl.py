@@ -22,9 +22,10 @@ from verifiers.v1.trace import WireTrace
 from harbortrainer.config.algorithm_config import EchoRoles, LengthPenalty
 from harbortrainer.config.trainer_table import (
     CosineScheduler,
+    DefaultLoss,
+    IpoLoss,
     LinearScheduler,
     LoraSettings,
-    LossSettings,
 )
 from harbortrainer.engines.local.learner.learner import learning_rate
 from harbortrainer.engines.local.learner.loss import Scales, forward_backward, policy_loss, token_metrics
@@ -113,7 +114,7 @@ def prime_rl(monkeypatch):
 @pytest.mark.parametrize("staleness", [0.0, 0.2, 2.0])
 def test_loss_gradient_and_masks_match_prime_rl(prime_rl, staleness):
     theirs = prime_rl("trainer/rl/loss.py")
-    settings = LossSettings(kl_tau=0.05, adv_tau=1.5, dppo_mask_low=0.1, dppo_mask_high=0.15)
+    settings = DefaultLoss(kl_tau=0.05, adv_tau=1.5, dppo_mask_low=0.1, dppo_mask_high=0.15)
     torch.manual_seed(0)
     sampled = torch.rand(400).clamp_min(1e-4).log()
     moved = (sampled + staleness * torch.randn(400)).clamp_max(-1e-4)
@@ -129,10 +130,35 @@ def test_loss_gradient_and_masks_match_prime_rl(prime_rl, staleness):
 
     torch.testing.assert_close(ours.loss, expected.loss / mask.sum())
     torch.testing.assert_close(our_logprobs.grad, their_logprobs.grad)
-    assert (staleness == 2.0) <= bool(ours.masked.any())
-    torch.testing.assert_close(ours.masked[mask].float().mean(), expected.metrics["is_masked"])
-    if ours.masked.any():
-        torch.testing.assert_close(ours.mismatch_kl[ours.masked].mean(), expected.metrics["masked_mismatch_kl"])
+    masked = ours.flags["is_masked"]
+    assert (staleness == 2.0) <= bool(masked.any())
+    for name in ("is_masked", "is_masked_high", "is_masked_low"):
+        torch.testing.assert_close(ours.flags[name][mask].float().mean(), expected.metrics[name])
+    if masked.any():
+        torch.testing.assert_close(ours.mismatch_kl[masked].mean(), expected.metrics["masked_mismatch_kl"])
+
+
+@pytest.mark.parametrize("kl_tau", [0.0, 0.05])
+def test_ipo_with_token_weights_matches_prime_rl(prime_rl, kl_tau):
+    theirs = prime_rl("trainer/rl/loss.py")
+    settings = IpoLoss(eps=0.1, adv_tau=1.5, kl_tau=kl_tau)
+    torch.manual_seed(0)
+    sampled = torch.rand(400).clamp_min(1e-2).log()
+    moved = (sampled + torch.randn(400)).clamp_max(-1e-4)
+    advantages, weights, mask = torch.randn(400), torch.rand(400), torch.rand(400) > 0.3
+    our_logprobs, their_logprobs = moved.clone().requires_grad_(), moved.clone().requires_grad_()
+    scale = (weights * mask).sum().item()
+
+    ours = policy_loss(our_logprobs, sampled, advantages, mask, settings, scale=scale, weights=weights)
+    inputs = theirs.LossInputs(their_logprobs, sampled, None, advantages, mask, weights)
+    expected = theirs.ipo_loss_fn(inputs, SimpleNamespace(ipo_threshold=0.1, adv_tau=1.5, kl_tau=kl_tau))
+    (expected.loss / scale).backward()
+    ours.loss.backward()
+
+    torch.testing.assert_close(ours.loss, expected.loss / scale)
+    torch.testing.assert_close(our_logprobs.grad, their_logprobs.grad)
+    torch.testing.assert_close(ours.flags["is_masked"][mask].float().mean(), expected.metrics["is_masked"])
+    assert 0.1 < expected.metrics["is_masked"] < 0.9
 
 
 @pytest.mark.parametrize(
@@ -234,7 +260,7 @@ def test_echo_predicted_tokens_match_prime_rl(prime_rl, monkeypatch, weights):
 def test_echo_loss_and_gradient_match_prime_rl(prime_rl, tmp_path):
     """Compare two samples of one step: with and without an advantage, both with predicted tokens."""
     torch.manual_seed(0)
-    settings = LossSettings(kl_tau=0.05, dppo_mask_low=0.01, dppo_mask_high=0.01)
+    settings = DefaultLoss(kl_tau=0.05, dppo_mask_low=0.01, dppo_mask_high=0.01)
     length, ce_weights = 12, [0.0, 0.0, 0.0, 0.3, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0, 0.3, 0.0]
     mask = [t in (2, 5, 6, 9, 11) for t in range(length)]
     samples = [

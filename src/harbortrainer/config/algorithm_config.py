@@ -1,6 +1,7 @@
 """`[orchestrator.algo]` (advantages, ECHO) and `[orchestrator.train.source.curriculum]` (task sampling, group filters).
 
 Names, defaults and meaning are Prime-RL's at commit 559b44772 (`prime_rl/configs/{algorithm,orchestrator}.py`).
+`length_weighted_baseline` and `loss_aggregation` are those of newer releases.
 """
 
 from collections.abc import Mapping
@@ -98,6 +99,13 @@ class Algo(NamedAlgo):
     length_penalty: LengthPenalty | None = None
     """Penalty on the reward for length, applied before the group mean. Not available with max_rl."""
 
+    length_weighted_baseline: bool = False
+    """Weight each trial by its number of sampled tokens in the group mean. Not available with max_rl."""
+
+    loss_aggregation: Literal["token", "sequence", "prompt"] = "token"
+    """What has equal weight in the loss: each trained token, each trial (sequence) or each group (prompt). Prime-RL has
+    no sequence. max_rl has only token."""
+
     @field_validator("type", mode="before")
     @classmethod
     def _check_supported(cls, name: object) -> object:
@@ -117,6 +125,11 @@ class Algo(NamedAlgo):
             raise ValueError(f"{self.type} has no roles; set type = 'echo', or remove them")
         if self.length_penalty is not None and self.type == "max_rl":
             raise ValueError("max_rl has no length_penalty; set type = 'grpo', or remove it")
+        if self.type == "max_rl" and (self.length_weighted_baseline or self.loss_aggregation != "token"):
+            raise ValueError(
+                "max_rl has no length_weighted_baseline, and only loss_aggregation = 'token'; set type = 'grpo', or "
+                "remove it"
+            )
         return self
 
 

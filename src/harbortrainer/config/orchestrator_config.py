@@ -261,3 +261,10 @@ class OrchestratorConfig(Table):
             if "group_size" not in source.model_fields_set:
                 source.group_size = self.group_size
         return self
+
+    @model_validator(mode="after")
+    def _check_aggregation(self) -> Self:
+        found = {(source.algo or self.algo).loss_aggregation for source in self.train.source}
+        if len(found) > 1:
+            raise ValueError(f"sources have different loss_aggregation ({', '.join(sorted(found))}); set one for all")
+        return self

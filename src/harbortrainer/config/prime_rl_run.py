@@ -13,7 +13,7 @@ from harbortrainer.config.algorithm_config import NamedAlgo
 from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import Concurrency, SourceConfig
 from harbortrainer.config.plugin import PluginEnv, plugin_env
-from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, check_known, known_keys, longest
+from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, check_known, check_pinned, known_keys, longest
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.runfile import RunBasics, RunConfig, VllmConfig
 from harbortrainer.config.table import Table, with_value
@@ -145,6 +145,7 @@ def prime_run(raw: RawRun, *, resume: bool = False, dry_run: bool = False) -> Pr
         UserError: A key is unknown, a value is invalid, or Prime-RL does not support a setting.
     """
     check_known(raw.data, raw.file)
+    check_pinned(raw.data, raw.file)
     refuse(raw, resume=resume, dry_run=dry_run)
     lifted = [(top, raw.get(key)) for key, top in SHARED.items() if top in LIFTED and raw.get(key) is not None]
     try:

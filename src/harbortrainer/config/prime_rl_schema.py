@@ -87,6 +87,9 @@ SUPPORTED = frozenset(_KEY_SUPPORT["supported"])
 SHARED: Mapping[str, str] = _KEY_SUPPORT["shared"]
 """Keys that Prime-RL accepts in several tables, with the one that the embedded engine reads."""
 
+NEWER: Mapping[str, str] = _KEY_SUPPORT["newer"]
+"""Keys of newer releases of Prime-RL that the embedded engine supports, with their value types."""
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -147,7 +150,7 @@ TABLE = frozenset({"table"})
 def key_types() -> dict[str, frozenset[str]]:
     """Return the value types of every key of Prime-RL and ours; `key.*` for a table with arbitrary keys."""
     lines = (line.split() for line in SNAPSHOT.read_text().splitlines())
-    found = {key: frozenset(types.split(",")) for key, types in lines}
+    found = {key: frozenset(types.split(",")) for key, types in [*lines, *NEWER.items()]}
     found |= {"seed": frozenset({"int"}), "transcripts_mb": frozenset({"int"}), "warmup": frozenset({"table", "none"})}
     found |= {"tensorboard": frozenset({"bool"}), "prices": frozenset({"table", "none"})}
     found |= {"inference.engine": frozenset({"str"}), "model.quantization": frozenset({"str", "none"})}
@@ -164,7 +167,7 @@ def key_types() -> dict[str, frozenset[str]]:
 def known_keys() -> tuple[str, ...]:
     """Return every dotted key of Prime-RL's schema and our own; `key.*` for a table with arbitrary keys."""
     snapshot = (line.split()[0] for line in SNAPSHOT.read_text().splitlines())
-    return (*snapshot, *sorted(OWN_KEYS))
+    return (*snapshot, *NEWER, *sorted(OWN_KEYS))
 
 
 def types_of(key: str) -> frozenset[str]:
@@ -199,6 +202,20 @@ def check_known(data: TomlTable, file: str) -> None:
     for key, value in _iterate(data, foreign=True):
         if what := type_error(key, value):
             raise UserError(what, where=f"{file}: {key}", do="change the value")
+
+
+def check_pinned(data: TomlTable, file: str) -> None:
+    """Check that Prime-RL has every key at the pinned commit.
+
+    Raises:
+        UserError: For the first key that only newer releases have.
+    """
+    for key, _ in _iterate(data):
+        if without_indices(key) in NEWER:
+            older = next((old for old, new in SHARED.items() if new == key), "")
+            do = f"set {older} instead" if older else "remove it"
+            what = "Prime-RL has no such key at the pinned commit"
+            raise UserError(what, where=f"{file}: {key}", do=f"{do}, or run with --engine local")
 
 
 def type_error(key: str, value: object) -> str:

@@ -21,6 +21,7 @@ from harbortrainer.config.overrides import Override, apply, parse, with_override
 from harbortrainer.config.prime_rl_schema import check_known, known_keys, supported_keys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, TomlValue, lookup
+from harbortrainer.config.trainer_table import loss_note
 from harbortrainer.errors import UserError
 
 
@@ -101,8 +102,8 @@ def from_raw(raw: RawRun) -> RunConfig:
         raise explain(error, raw.file, known=known_keys()) from None
     if config.inference.engine != "vllm" and raw.get("inference.vllm.gpu_memory_utilization") is not None:
         unused = list(dict.fromkeys([*unused, "inference"]))  # the embedded sampler measures free memory
-    note = f"ignored, because only Prime-RL's own processes use them: {', '.join(unused)}"
-    return config.with_notes(*raw.notes, *([note] if unused else []))
+    note = f"ignored, because only Prime-RL's own processes use them: {', '.join(unused)}" if unused else ""
+    return config.with_notes(*raw.notes, *filter(None, [note, loss_note(config.trainer.loss)]))
 
 
 def upgrade_file(file: Path, output: Path | None) -> list[str]:

@@ -1,14 +1,17 @@
 """`[trainer]`: model, loss, optimizer and learning-rate schedule.
 
 Names, defaults and meaning are Prime-RL's at commit 559b44772
-(`packages/prime-rl-configs/src/prime_rl/configs/trainer.py`). This module does not import torch.
+(`packages/prime-rl-configs/src/prime_rl/configs/trainer.py`). The losses ipo, icepop, ppo and cispo have the keys and
+defaults of newer releases. This module does not import torch.
 """
 
-from typing import Annotated, Literal
+import difflib
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from harbortrainer.config.table import Table
+from harbortrainer.config.table import Table, TomlTable
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
@@ -108,11 +111,18 @@ def check_scheduler(scheduler: SchedulerSettings, max_steps: int | None) -> None
         raise ValueError(f"trainer.scheduler needs {used} steps but max_steps is {max_steps}")
 
 
-class LossSettings(Table):
-    """`[trainer.loss]`, type default."""
+class _Loss(Table):
+    """Key of every loss."""
+
+    adv_tau: float = Field(1.0, ge=0)
+    """Factor on the advantage; 0 leaves only the KL term."""
+
+
+class DefaultLoss(_Loss):
+    """`[trainer.loss]` with type default: DPPO with KL, the default of Prime-RL at the pinned commit."""
 
     type: Literal["default"] = "default"
-    """Prime-RL's default loss: policy gradient inside a trust region, plus KL."""
+    """Policy loss. Prime-RL has `default` and `ipo` at the pinned commit, all but `default` in newer releases."""
 
     dppo_mask_low: float = Field(0.2, ge=0)
     """Masks a token with a negative advantage if its probability fell by more than this since sampling."""
@@ -120,11 +130,123 @@ class LossSettings(Table):
     dppo_mask_high: float = Field(0.2, ge=0)
     """Masks a token with a positive advantage if its probability rose by more than this since sampling."""
 
-    adv_tau: float = Field(1.0, ge=0)
-    """Factor on the advantage; 0 leaves only the KL term."""
-
     kl_tau: float = Field(1e-3, ge=0)
     """Factor on the KL term, which is the squared logarithm of the importance ratio."""
+
+
+class IpoLoss(_Loss):
+    """`[trainer.loss]` with type ipo: importance-weighted policy gradient in a symmetric trust region."""
+
+    type: Literal["ipo"] = "ipo"
+
+    eps: float = Field(0.3, ge=0)
+    """Masks a token if its probability changed by more than this since sampling."""
+
+    max_importance_ratio: float = Field(1e4, ge=1)
+    """Upper bound of the importance ratio; the token keeps its gradient, with this ratio."""
+
+    kl_tau: float = Field(0.0, ge=0)
+    """With ipo the default is 0."""
+
+
+class IcePopLoss(_Loss):
+    """`[trainer.loss]` with type icepop: importance-weighted policy gradient within bounds of the importance ratio."""
+
+    type: Literal["icepop"] = "icepop"
+
+    ratio_low: float = Field(0.2, gt=0)
+    """With icepop, masks tokens with a lower importance ratio."""
+
+    ratio_high: float = Field(5.0, gt=0)
+    """With icepop, masks tokens with a higher importance ratio."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.ratio_low > self.ratio_high:
+            raise ValueError(f"ratio_low ({self.ratio_low:g}) is above ratio_high ({self.ratio_high:g})")
+        return self
+
+
+class PpoLoss(_Loss):
+    """`[trainer.loss]` with type ppo: PPO's clipped surrogate."""
+
+    type: Literal["ppo"] = "ppo"
+
+    ratio_low: float = Field(0.8, gt=0, le=1)
+    """With ppo, clips lower importance ratios of tokens with a negative advantage (default 0.8)."""
+
+    ratio_high: float = Field(1.2, ge=1)
+    """With ppo, clips higher importance ratios of tokens with a positive advantage (default 1.2)."""
+
+    max_importance_ratio: float = Field(1e4, ge=1)
+    """Upper bound of the importance ratio; the token keeps its gradient, with this ratio."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.max_importance_ratio < self.ratio_high:
+            raise ValueError(
+                f"max_importance_ratio ({self.max_importance_ratio:g}) is below ratio_high ({self.ratio_high:g})"
+            )
+        return self
+
+
+class CispoLoss(_Loss):
+    """`[trainer.loss]` with type cispo: a clipped, constant importance weight on the log-probability."""
+
+    type: Literal["cispo"] = "cispo"
+
+    ratio_low: float = Field(0.0, ge=0, le=1)
+    """With cispo, lower bound of the weight (default 0)."""
+
+    ratio_high: float = Field(5.0, ge=1)
+    """With cispo, upper bound of the weight (default 5)."""
+
+
+LossSettings = DefaultLoss | IpoLoss | IcePopLoss | PpoLoss | CispoLoss
+
+LOSSES = {"default": DefaultLoss, "ipo": IpoLoss, "icepop": IcePopLoss, "ppo": PpoLoss, "cispo": CispoLoss}
+
+
+def _read_loss(table: TomlTable) -> LossSettings:
+    """Validate `[trainer.loss]` as the loss that it names, by default "default".
+
+    Raises:
+        ValidationError: For an unknown name, with the nearest one, for a key of another loss, or for an invalid value.
+    """
+    name = str(table.get("type", "default"))
+    if name == "custom":
+        raise _loss_error("type", name, "custom needs Prime-RL; set another loss, or run with --engine prime-rl")
+    if name not in LOSSES:
+        near = difflib.get_close_matches(name, LOSSES, n=1)
+        do = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(LOSSES)}"
+        raise _loss_error("type", name, f"unknown loss {name!r}; {do}")
+    kind = LOSSES[name]
+    unknown = next((key for key in table if key not in kind.model_fields), None)
+    if unknown is not None:
+        keys = ", ".join(sorted(kind.model_fields.keys() - {"type"}))
+        raise _loss_error(unknown, table[unknown], f"the loss {name} has no such key; it has {keys}")
+    return kind.model_validate(table)
+
+
+def loss_note(loss: LossSettings) -> str:
+    """Return a message on defaults of the loss that depend on Prime-RL's release; empty if the file names them."""
+    if "type" not in loss.model_fields_set:
+        return (
+            "no loss is named: trainer.loss.type is 'default' (DPPO with KL), as in Prime-RL at the pinned commit; "
+            "newer releases removed it, and their default is 'ipo'"
+        )
+    if isinstance(loss, IpoLoss) and not {"eps", "kl_tau"} <= loss.model_fields_set:
+        return (
+            f"the loss ipo has eps = {loss.eps:g} and kl_tau = {loss.kl_tau:g}; without these keys, Prime-RL at the "
+            "pinned commit takes 0.1 and 0.001"
+        )
+    return ""
+
+
+def _loss_error(key: str, value: object, message: str) -> ValidationError:
+    """Return the error of one key of the table."""
+    error = PydanticCustomError("value_error", "{message}", {"message": message})
+    return ValidationError.from_exception_data("loss", [{"type": error, "loc": (key,), "input": value}])
 
 
 class TrainedModel(Table):
@@ -140,11 +262,16 @@ class TrainerConfig(Table):
     model: TrainedModel = TrainedModel()
     """Trained part of the model."""
 
-    loss: LossSettings = LossSettings()
-    """Loss function."""
+    loss: LossSettings = DefaultLoss()
+    """Policy loss; without a type the default of Prime-RL at the pinned commit."""
 
     optim: OptimSettings = OptimSettings()
     """Optimizer."""
 
     scheduler: SchedulerSettings = ConstantScheduler()
     """Learning-rate schedule."""
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _check_loss(cls, table: object) -> object:
+        return _read_loss(table) if isinstance(table, dict) else table

@@ -122,7 +122,7 @@ type MetricRow = Mapping[str, object]
 
 SHOWN_METRICS = re.compile(
     r"step|loss|eval/(mean_reward|low|high|n|tasks|stderr)|train/agg/all/agent/(reward/.*|solved_\w+|is_truncated/mean)"
-    r"|time/\w+|(staleness|off_policy)/\w+|mismatch_kl/all/\w+|entropy/all/mean|optim/grad_norm|is_masked/mean"
+    r"|time/\w+|(staleness|off_policy)/\w+|mismatch_kl/all/\w+|entropy/all/mean|optim/grad_norm|is_(masked|clipped)/mean"
     r"|perf/\w+|progress/\w+|batch/empty|cost/.*|proof/spread|train/agg/all/num_(turns|output_tokens)/mean"
 )
 

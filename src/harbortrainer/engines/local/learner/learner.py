@@ -211,7 +211,7 @@ class Learner:
 
     def _gradients(self, batch: TruncatedBatch) -> dict[str, float]:
         """Compute the gradient of the whole batch and check the log-probabilities; the policy is unchanged."""
-        policy, samples, scales = self._policy, batch.samples, Scales(max(1, batch.trained), max(1, batch.predicted))
+        policy, samples, scales = self._policy, batch.samples, Scales(batch.weight or 1.0, max(1, batch.predicted))
         self._optimizer.zero_grad(set_to_none=True)
         micro_batches = pack(samples, self._micro_batch_tokens, policy.device, packing=policy.packing)
         trained = [forward_backward(policy, m, self._loss, scales=scales) for m in micro_batches]

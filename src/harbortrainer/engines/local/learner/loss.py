@@ -1,62 +1,58 @@
-"""Prime-RL's default loss, its gradient over micro batches, and the token metrics of a step.
+"""The loss of a step over micro batches, its gradient, and the token metrics.
 
-For a trainable token with policy probability p (the trainer's, with gradient), sampling probability q (the
-engine's, a constant), advantage A and importance ratio r = p / q:
+With l the policy loss of a trainable token (`losses.py`) and w the token's weight (`Sample.loss_weight`):
 
-    masked = p - q > dppo_mask_high     where A > 0   (the probability has risen enough)
-             p - q < -dppo_mask_low     where A <= 0  (the probability has fallen enough)
-    loss   = 1 / N * sum( -[not masked] * adv_tau * A * r  +  kl_tau * (log r)^2 )
+    loss   = sum( w * l ) / N          N = sum( w )
 
-N is the number of trainable tokens of the whole batch, over all micro batches, without tokens of advantage 0. The
-gradient flows through r and through log r; a masked token keeps its KL term. The reported mismatch KL is r - log r - 1.
-ECHO adds the cross-entropy of the batch's M prompt tokens to predict, each with its weight w and at the sampling
-temperature:
+Both sums are over the trainable tokens of the whole batch, all micro batches together, without tokens of advantage 0.
+With loss_aggregation = "token" every w is 1, and N counts the tokens. ECHO adds the cross-entropy of the batch's M
+prompt tokens to predict, each with its weight and at the sampling temperature:
 
-    loss  += 1 / M * sum( -w * log p )
+    loss  += 1 / M * sum( -ce_weight * log p )
 
-Source: Prime-RL at commit 559b44772, `default_loss_fn`, `ce_loss_fn` and `compute_loss` in
-src/prime_rl/trainer/rl/loss.py. The trust region is from arXiv:2602.04879, the squared-log-ratio term from
-arXiv:2602.02276. Its docs/algorithms.md also has min(r, delta); its code does not clamp, and neither does this module.
+Source: Prime-RL at commit 559b44772, `ce_loss_fn` and `compute_loss` in src/prime_rl/trainer/rl/loss.py; weights other
+than 1 are those of its newer releases. The reported mismatch KL is r - log r - 1.
 
-Metrics with Prime-RL's names are Prime-RL's means. Entropy and mismatch KL are means over tokens. The masked shares and
-`nll` are means within each sample, then over the samples with such tokens. `loss` is the loss of the whole batch.
-Prime-RL logs `loss/mean`, the mean over micro batches, which depends on the packing.
+Metrics with Prime-RL's names are Prime-RL's means. Entropy and mismatch KL are means over tokens. The shares of masked
+and clipped tokens and `nll` are means within each sample, then over the samples with such tokens. `loss` is the loss of
+the whole batch. Prime-RL logs `loss/mean`, the mean over micro batches, which depends on the packing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from harbortrainer.config.trainer_table import LossSettings
+from harbortrainer.engines.local.learner.losses import LossInputs, token_losses
 from harbortrainer.engines.local.learner.micro_batch import MicroBatch, TrainedTokens
 from harbortrainer.engines.local.learner.trained_policy import TrainedPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Divisors of a step's sums, over all micro batches; at least 1 each."""
+    """Divisors of a step's sums, over all micro batches; above 0."""
 
-    trained: int
-    """N: sampled tokens with an advantage."""
+    trained: float
+    """N: summed weights of the sampled tokens with an advantage."""
 
     predicted: int
     """M: tokens to predict."""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLoss:
+class PolicyLoss:
     """The loss with its gradient, and values per token, which are detached and have the input's shape."""
 
     loss: Tensor
-    """[] the sum over the trainable tokens, divided by `scale`."""
+    """[] the weighted sum over the trainable tokens, divided by `scale`."""
 
     mismatch_kl: Tensor
     """r - log r - 1, at least 0; meaningful at trainable tokens only."""
 
-    masked: Tensor
-    """bool: trainable, and outside the trust region."""
+    flags: Mapping[str, Tensor]
+    """Bool tensors of `TokenLosses.flags`; false at tokens that are not trainable."""
 
 
 def policy_loss(
@@ -66,8 +62,9 @@ def policy_loss(
     mask: Tensor,
     settings: LossSettings,
     *,
-    scale: int,
-) -> TokenLoss:
+    scale: float,
+    weights: Tensor | float = 1.0,
+) -> PolicyLoss:
     """Return the loss of one micro batch; the module's docstring has the formula.
 
     Args:
@@ -76,14 +73,16 @@ def policy_loss(
         advantages: Same shape, in units of reward, the advantage of each token.
         mask: Same shape, bool, true at trainable tokens; elsewhere the other tensors may hold any finite value.
         settings: The table `[trainer.loss]`.
-        scale: N, the number of trainable tokens of the whole batch, at least 1.
+        scale: N, the summed weights of the trainable tokens of the whole batch, above 0.
+        weights: Same shape, or one for all tokens: the weight of each token.
     """
-    log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
-    ratio = log_ratio.exp()
-    masked = mask & outside_trust_region(logprobs.detach(), sampled_logprobs, advantages, settings)
-    gain = (mask & ~masked) * (settings.adv_tau * advantages) * ratio
-    loss = (settings.kl_tau * log_ratio.square() - gain).sum() / scale
-    return TokenLoss(loss=loss, mismatch_kl=mismatch_kl(log_ratio.detach()), masked=masked)
+    tokens = LossInputs(torch.where(mask, logprobs, sampled_logprobs), sampled_logprobs, advantages)
+    found = token_losses(tokens, settings)
+    return PolicyLoss(
+        loss=(mask * weights * found.values).sum() / scale,
+        mismatch_kl=mismatch_kl(tokens.log_ratio.detach()),
+        flags={name: mask & flag for name, flag in found.flags.items()},
+    )
 
 
 def cross_entropy(logprobs: Tensor, weights: Tensor, *, scale: int) -> Tensor:
@@ -102,17 +101,6 @@ def mismatch_kl(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def outside_trust_region(
-    logprobs: Tensor, sampled_logprobs: Tensor, advantages: Tensor, settings: LossSettings
-) -> Tensor:
-    """Return where the probability has moved further than allowed in the direction of the advantage.
-
-    All tensors and the result have the same shape. An advantage of 0 counts as negative, as in Prime-RL.
-    """
-    moved = logprobs.exp() - sampled_logprobs.exp()
-    return torch.where(advantages > 0, moved > settings.dppo_mask_high, moved < -settings.dppo_mask_low)
-
-
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
     """Results of one micro batch for its N sampled tokens; detached tensors [N]."""
@@ -120,7 +108,7 @@ class TrainedBatch:
     tokens: TrainedTokens
     logprobs: Tensor
     entropy: Tensor
-    result: TokenLoss
+    result: PolicyLoss
     """Its `loss` includes the predicted tokens."""
 
     predicted: TrainedTokens
@@ -145,7 +133,13 @@ def forward_backward(
     sampled_logprobs, predicted_logprobs = logprobs[~given], logprobs[given]
     trains = tokens.advantage != 0
     result = policy_loss(
-        sampled_logprobs, tokens.sampled_logprob, tokens.advantage, trains, settings, scale=scales.trained
+        sampled_logprobs,
+        tokens.sampled_logprob,
+        tokens.advantage,
+        trains,
+        settings,
+        scale=scales.trained,
+        weights=tokens.loss_weight,
     )
     loss = result.loss + cross_entropy(predicted_logprobs, predicted.ce_weight, scale=scales.predicted)
     loss.backward()
@@ -156,7 +150,7 @@ def forward_backward(
 
 
 def token_metrics(trained: Sequence[TrainedBatch], samples: int, version: int) -> dict[str, float]:
-    """Return loss, entropy, mismatch KL, masked shares and staleness of one step.
+    """Return loss, entropy, mismatch KL, masked or clipped shares and staleness of one step.
 
     Args:
         trained: All micro batches of the step, together with at least one sampled token.
@@ -165,10 +159,9 @@ def token_metrics(trained: Sequence[TrainedBatch], samples: int, version: int) -
     """
     entropy = torch.cat([b.entropy for b in trained])
     kl = torch.cat([b.result.mismatch_kl for b in trained])
-    masked = torch.cat([b.result.masked for b in trained])
+    flags = {name: torch.cat([b.result.flags[name] for b in trained]) for name in trained[0].result.flags}
     tokens = TrainedTokens.joined([b.tokens for b in trained])
-    owner, up, age = tokens.sample, tokens.advantage > 0, version - tokens.version.float()
-    every = tokens.advantage != 0
+    owner, every, age = tokens.sample, tokens.advantage != 0, version - tokens.version.float()
     mean_kl = kl.sum() / every.sum().clamp_min(1)
 
     def shares(values: Tensor, where: Tensor) -> Tensor:
@@ -180,14 +173,13 @@ def token_metrics(trained: Sequence[TrainedBatch], samples: int, version: int) -
         "mismatch_kl/all/mean": mean_kl,
         "mismatch_kl/all/max": kl.max(),
         "kl_ent_ratio/mean": mean_kl / entropy.mean().clamp_min(1e-12),
-        "masked_mismatch_kl/mean": shares(kl, masked),
-        "unmasked_mismatch_kl/mean": shares(kl, every & ~masked),
-        "is_masked/mean": shares(masked.float(), every),
-        "is_masked_high/mean": shares((masked & up).float(), every),
-        "is_masked_low/mean": shares((masked & ~up).float(), every),
         "staleness/mean": age.mean(),
         "staleness/max": age.max(),
     }
+    tensors |= {f"{name}/mean": shares(flag.float(), every) for name, flag in flags.items()}
+    if (masked := flags.get("is_masked")) is not None:
+        tensors["masked_mismatch_kl/mean"] = shares(kl, masked)
+        tensors["unmasked_mismatch_kl/mean"] = shares(kl, every & ~masked)
     nll = torch.cat([b.nll for b in trained])
     if len(nll):
         of = torch.cat([b.predicted.sample for b in trained])

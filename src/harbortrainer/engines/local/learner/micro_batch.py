@@ -63,6 +63,9 @@ class TrainedTokens:
     temperature: Tensor
     """The temperature it was sampled at, float32."""
 
+    loss_weight: Tensor
+    """Weight of a sampled token in the policy loss, float32."""
+
     ce_weight: Tensor
     """Weight of a prompt token to predict (ECHO), float32; 0 for a sampled token."""
 
@@ -108,8 +111,13 @@ class TruncatedBatch:
 
     @property
     def trained(self) -> int:
-        """N of the loss: tokens of the whole batch with an advantage."""
+        """Sampled tokens of the whole batch with an advantage."""
         return trained_tokens(s for s in self.samples if s.advantage != 0.0)
+
+    @property
+    def weight(self) -> float:
+        """N of the loss: the summed weights of these tokens."""
+        return sum(s.loss_weight * trained_tokens([s]) for s in self.samples if s.advantage != 0.0)
 
     @property
     def predicted(self) -> int:
@@ -225,5 +233,6 @@ def _tokens(
         advantage=floats([s.advantage for _, s, _ in where]),
         version=integers([s.versions[t] for _, s, t in where]),
         temperature=floats([s.temperature for _, s, _ in where]),
+        loss_weight=floats([s.loss_weight for _, s, _ in where]),
         ce_weight=floats([s.ce_weights[t] if s.ce_weights is not None else 0.0 for _, s, t in where]),
     )

@@ -42,6 +42,9 @@ class Sample:
 
     None if there are no such tokens."""
 
+    loss_weight: float = 1.0
+    """Weight of each trainable token in the policy loss, greater than 0; the same for each branch of a trial."""
+
     task_key: str = ""
     """The task, for messages."""
 
@@ -80,6 +83,8 @@ def _problem(sample: Sample) -> str | None:
         return f"temperature {sample.temperature} is not above 0"
     if not math.isfinite(sample.advantage):
         return f"advantage {sample.advantage}"
+    if not (math.isfinite(sample.loss_weight) and sample.loss_weight > 0):
+        return f"loss_weight {sample.loss_weight} is not above 0"
     return _bad_logprob(sample) or _bad_weight(sample)
 
 

@@ -3,6 +3,7 @@
 For the n trainable trials of a group, with rewards R [n] in the verifier's unit:
 
     A_i = s_i - mean(s)                    type "grpo" and "echo"; the unit of the reward
+    A_i = s_i - sum(L * s) / sum(L)        the same with length_weighted_baseline; L_i are the trial's sampled tokens
     A_i = (s_i - mean(s)) / mean(s)        type "max_rl"; without a unit, 0 if the mean is not above 0
 
     s_i = R_i                              without a length penalty, else
@@ -12,13 +13,14 @@ With one trial, or with equal scores, every advantage is exactly 0. There is no 
 Failed trials are not in R: they do not count as a reward of 0.
 
 Source: Prime-RL at commit 559b44772: `GRPOAlgorithm.score_group` (src/prime_rl/orchestrator/algo/grpo.py),
-`MaxRLAlgorithm` (max_rl.py) and `LinearLengthPenaltyConfig`. One difference: equal scores give exactly 0 here, where a
-floating-point mean could leave 1e-8.
+`MaxRLAlgorithm` (max_rl.py) and `LinearLengthPenaltyConfig`. The length-weighted baseline is that of newer releases.
+One difference: equal scores give exactly 0 here, where a floating-point mean could leave 1e-8.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
+from operator import mul
 
 from harbortrainer.config.algorithm_config import LengthPenalty
 
@@ -28,7 +30,7 @@ MIN_TRAINABLE = 2
 
 @dataclass(frozen=True, slots=True)
 class TrialLength:
-    """Lengths of one trial's final sequences, for the length penalty; tokens that branches share count in each."""
+    """Lengths of one trial. In the first three, for the length penalty, tokens that branches share count in each."""
 
     output_tokens: int
     """Tokens that the policy sampled."""
@@ -39,12 +41,16 @@ class TrialLength:
     turns: int
     """Completions of the policy."""
 
+    sampled_tokens: int = 0
+    """Tokens that the policy sampled, each counted once, for the length-weighted baseline."""
+
 
 def group_advantages(
     rewards: Sequence[float],
     *,
     penalty: LengthPenalty | None = None,
     lengths: Sequence[TrialLength] | None = None,
+    length_weighted: bool = False,
     normalized: bool = False,
 ) -> list[float]:
     """Return the advantage of each trainable trial of one group, in order.
@@ -52,23 +58,25 @@ def group_advantages(
     Args:
         rewards: [n] rewards of the trainable trials, and of no others.
         penalty: The length penalty, or None.
-        lengths: [n] lengths of the same trials; required with a penalty.
+        lengths: [n] lengths of the same trials; required with a penalty or a length-weighted baseline.
+        length_weighted: Weight each trial by its sampled tokens in the mean.
         normalized: Divide by the mean, as "max_rl" does.
 
     Returns:
         [n] advantages; all 0 with fewer than `MIN_TRAINABLE` trials or with equal scores.
 
     Raises:
-        ValueError: There is a penalty, and not one length for each trial.
+        ValueError: Lengths are required, and there is not one for each trial.
     """
-    scores = list(rewards)
-    if penalty is not None:
+    scores, weights = list(rewards), [1] * len(rewards)
+    if penalty is not None or length_weighted:
         if lengths is None or len(lengths) != len(scores):
-            raise ValueError("a length penalty needs the length of every trial")
-        scores = _penalized(scores, penalty, lengths)
+            raise ValueError("a length penalty or a length-weighted baseline needs the length of every trial")
+        scores = scores if penalty is None else _penalized(scores, penalty, lengths)
+        weights = [length.sampled_tokens for length in lengths] if length_weighted else weights
     if len(scores) < MIN_TRAINABLE or min(scores) == max(scores):
         return [0.0] * len(scores)
-    mean = fsum(scores) / len(scores)
+    mean = fsum(map(mul, weights, scores)) / sum(weights)
     if normalized:
         return [(score - mean) / mean if mean > 0 else 0.0 for score in scores]
     return [score - mean for score in scores]

@@ -113,13 +113,29 @@ class Group:
 
     def advantages(self) -> list[float]:
         """Return the advantages [n] of the trainable rollouts, in order."""
-        totals = [(r.total_output_tokens, r.total_tokens, r.turns) for r in self.trainable]
         return group_advantages(
             [r.reward or 0.0 for r in self.trainable],
             penalty=self.algo.length_penalty,
-            lengths=[TrialLength(output, total - output, turns) for output, total, turns in totals],
+            lengths=[
+                TrialLength(r.total_output_tokens, r.total_tokens - r.total_output_tokens, r.turns, r.output_tokens)
+                for r in self.trainable
+            ],
+            length_weighted=self.algo.length_weighted_baseline,
             normalized=self.algo.type == "max_rl",
         )
+
+    def loss_weight(self, rollout: Rollout) -> float:
+        """Return the weight of each sampled token of a trainable rollout in the loss: 1, or 1 over a token count.
+
+        The count is of the trial's sampled tokens (`loss_aggregation` "sequence"), or of all trainable trials of the
+        group ("prompt"), before pruning and truncation, as in Prime-RL. Each sampled token counts once.
+        """
+        match self.algo.loss_aggregation:
+            case "sequence":
+                return 1 / rollout.output_tokens
+            case "prompt":
+                return 1 / sum(r.output_tokens for r in self.trainable)
+        return 1.0
 
     def rollout_advantages(self) -> list[tuple[Rollout, float | None, DropReason | None]]:
         """Return every rollout with its advantage, or with the reason why it was not trained on."""
@@ -150,7 +166,7 @@ class Group:
     def samples(self) -> list[Sample]:
         """Return the samples of all trainable rollouts with their advantages; pruned samples are left out."""
         return prune(
-            replace(sample, advantage=advantage)
+            replace(sample, advantage=advantage, loss_weight=self.loss_weight(rollout))
             for rollout, advantage in zip(self.trainable, self.advantages(), strict=True)
             for sample in rollout.samples
         )

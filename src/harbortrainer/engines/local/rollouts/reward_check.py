@@ -53,6 +53,8 @@ class RewardSnapshot:
     """Harbor's folder of the trial, which may have been deleted."""
     lengths: tuple[int, int, int]
     """Sampled tokens of its final sequences, their other tokens, and turns, for the length penalty."""
+    sampled_tokens: int = 0
+    """Sampled tokens, each counted once, for the length-weighted baseline."""
     tampered: bool = False
     """Whether the agent changed tools that the verifier uses."""
 
@@ -77,6 +79,7 @@ def snapshot_of(trace: "WireTrace") -> RewardSnapshot:
         reward_key=record.get("reward_key"),
         trial_dir=record.get("trial_dir"),
         lengths=(sampled, total_tokens(trace) - sampled, trace.num_turns),
+        sampled_tokens=sum(sum(node.mask) for node in trace.nodes),
         tampered=bool(record.get("changed_tools")),
     )
 
@@ -167,7 +170,8 @@ def _advantages(snapshots: Sequence[RewardSnapshot], algo: "Algo") -> list[Fract
             - mean * sum(Fraction(w) * own / most for w, own, most in zip(weights, it.lengths, longest, strict=True))
             for reward, it in zip(rewards, snapshots, strict=True)
         ]
-    mean = sum(scores, Fraction(0)) / len(scores)
+    counts = [snapshot.sampled_tokens if algo.length_weighted_baseline else 1 for snapshot in snapshots]
+    mean = sum((count * score for count, score in zip(counts, scores, strict=True)), Fraction(0)) / sum(counts)
     if algo.type == "max_rl":
         return [(score - mean) / mean if mean > 0 else Fraction(0) for score in scores]
     return [score - mean for score in scores]
