@@ -6,7 +6,8 @@ import os
 from typing import Any, ClassVar
 
 from harbor.agents.base import BaseAgent
-from harbor.agents.installed.base import BaseInstalledAgent, NonZeroAgentExitCodeError
+from harbor.agents.installed import base
+from harbor.agents.installed.base import BaseInstalledAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
@@ -114,11 +115,12 @@ class WrongPathAgent(InsideAgent):
 
 
 class OneCallAgent(InsideAgent):
-    """Sends one request, and ends with an error that holds the status."""
+    """Sends one request, and ends with an error that holds the status, of the type that Harbor derives since 0.25."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         status, _ = await self.post("/chat/completions", {"messages": [{"role": "user", "content": instruction}]})
-        raise NonZeroAgentExitCodeError(f"Command failed (exit 1): {status}")
+        failure = getattr(base, "UnknownApiError", base.NonZeroAgentExitCodeError)
+        raise failure(f"Command failed (exit 1): API Error: {status}")
 
 
 class KeyForwardingAgent(InsideAgent):

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from harbor.agents.base import BaseAgent
-from harbor.agents.installed.base import NonZeroAgentExitCodeError
+from harbor.agents.installed import base
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
@@ -32,7 +32,8 @@ class RetryingAgent(BaseAgent):
 
 
 class FailingAgent(RetryingAgent):
-    """Ends with a connection error."""
+    """Ends with a connection error, of the type that Harbor derives since 0.25."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        raise NonZeroAgentExitCodeError("connect: connection refused")
+        failure = getattr(base, "NetworkConnectionError", base.NonZeroAgentExitCodeError)
+        raise failure("curl: (7) Connection refused")

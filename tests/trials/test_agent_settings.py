@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ from harbor.agents.factory import AgentFactory
 from harbor.agents.installed.base import BaseInstalledAgent
 from harbor.agents.installed.nemo_agent import NemoAgent
 from harbor.models.agent.name import AgentName
+from harbor.models.trial.config import AgentConfig
 from harbor.utils.env import is_sensitive_env_key
 from pydantic import SecretStr, ValidationError
 
@@ -17,8 +19,10 @@ from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.environment.environment import import_trial_modules
 from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec, agent_model_settings, label, trial_config
 
-NEWER = {"code-puppy", "fabric", "fx", "fx-dev", "junie", "mcode", "muse-code", "strands"}
-"""Of Harbor 0.24."""
+NEWER = {"code-puppy", "fabric", "fx", "fx-dev", "junie", "mcode", "muse-code", "opencode-v2", "strands"}
+"""Of Harbor 0.24 to 0.26."""
+PASSES_ADDRESSES = "base_url" in AgentConfig.model_fields
+"""Since Harbor 0.25."""
 MODEL = ModelEndpoint(name="Qwen/Qwen3-8B", base_url="http://127.0.0.1:9/v1", api_key=SecretStr("its-own"))
 
 
@@ -66,18 +70,24 @@ def test_harbor_class_gets_extra_arguments(agent: str, arguments: dict[str, str]
 
 
 def made_by_harbor(agent: str, folder: Path, **kwargs: object) -> BaseInstalledAgent:
-    """Harbor's agent of a trial; eve and langgraph want a project of the user's."""
+    """Harbor's agent of a trial."""
+    made = AgentFactory.create_agent_from_config(agent_config_of(agent, folder, **kwargs), logs_dir=folder)
+    assert isinstance(made, BaseInstalledAgent)
+    return made
+
+
+def agent_config_of(agent: str, folder: Path, **kwargs: Any) -> AgentConfig:
+    """Harbor's config of a trial's agent, with the user's `env`; eve and langgraph want a project of the user's."""
+    env = kwargs.pop("env", {})
     if agent not in AgentName.values() and ":" not in agent:
         pytest.skip("of a newer Harbor")
-    (folder / "agent").mkdir()
+    (folder / "agent").mkdir(exist_ok=True)
     (folder / "graph.py").touch()
     (folder / "package.json").write_text(json.dumps({"dependencies": {"@ai-sdk/gateway": "1"}}))
     (folder / "langgraph.json").write_text(json.dumps({"graphs": {"agent": "./graph.py:graph"}}))
     kwargs |= {"langgraph": {"project_path": str(folder)}, "eve": {"path": str(folder)}}.get(agent, {})
     spec = TrialSpec(task_dir=folder, trials_dir=folder, trial_name="t", agent=agent, agent_kwargs=kwargs, model=MODEL)
-    made = AgentFactory.create_agent_from_config(trial_config(spec).agent, logs_dir=folder)
-    assert isinstance(made, BaseInstalledAgent)
-    return made
+    return trial_config(spec.model_copy(update={"agent_env": env})).agent
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -85,6 +95,37 @@ def test_harbor_class_accepts_settings(agent: str, tmp_path: Path) -> None:
     made = made_by_harbor(agent, tmp_path)
     expected = {"swe-agent": ["total_cost_limit", "0"], "openclaw": ["--thinking", "off"]}.get(agent, [])
     assert all(word in made.build_cli_flags() for word in expected)
+
+
+@pytest.mark.skipif(not PASSES_ADDRESSES, reason="a Harbor without base_url")
+@pytest.mark.parametrize("agent", sorted(AGENTS.keys() - {"eve"}))
+def test_harbors_own_base_url_agrees_with_variables(agent: str, tmp_path: Path) -> None:
+    config = agent_config_of(agent, tmp_path)
+    address = MODEL.base_url.removesuffix("/v1") if agent == "claude-code" else MODEL.base_url
+    assert getattr(config, "base_url") == address  # noqa: B009 - unknown to older releases
+    for given in (config, config.model_copy(update={"base_url": None})):
+        made = AgentFactory.create_agent_from_config(given, logs_dir=tmp_path)
+        connection = getattr(made, "model_connection")  # noqa: B009
+        assert (connection.candidate_base_url, connection.api_key) == (address, "its-own")
+
+
+@pytest.mark.skipif(not PASSES_ADDRESSES, reason="a Harbor without base_url")
+@pytest.mark.parametrize(
+    ("agent", "options"),
+    [
+        ("eve", {}),
+        ("mini-swe-agent", {"env": {"OPENAI_BASE_URL": "http://other/v1"}}),
+        ("muse-code", {"env": {"MUSE_CODE_BASE_URL": "http://other/v1"}}),
+        ("kimi-cli", {"base_url": "http://other/v1"}),
+        ("strands", {"factory_kwargs": {"model": "my-own"}}),
+    ],
+)
+def test_users_address_and_settings_come_before_base_url(agent: str, options: dict[str, Any], tmp_path: Path) -> None:
+    config = agent_config_of(agent, tmp_path, **options)
+    assert getattr(config, "base_url") is None  # noqa: B009 - unknown to older releases
+    made = AgentFactory.create_agent_from_config(config, logs_dir=tmp_path)
+    given = {"http://other/v1"} & {*options.get("env", {}).values(), options.get("base_url")}
+    assert given <= {getattr(made, "model_connection").candidate_base_url}  # noqa: B009
 
 
 def test_nemo_agent_does_not_call_nvidia(tmp_path: Path) -> None:

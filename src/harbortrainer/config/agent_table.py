@@ -1,6 +1,6 @@
 """Harbor's agents: where each runs, its API dialect, and its form of the model's name.
 
-Covers the agents of Harbor 0.21 to 0.25. Does not import Harbor, so that an unsupported agent is reported at once.
+Covers the agents of Harbor 0.21 to 0.26. Does not import Harbor, so that an unsupported agent is reported at once.
 `docs/agents.md` has the table for users.
 """
 
@@ -22,12 +22,16 @@ OWN_SERVICE = frozenset(
     }
 )
 """Agents that use only their vendor's service or its protocol."""
+_OF_THE_RUN = (
+    "takes API key and address from the environment of the run, not of a trial, before Harbor 0.25, and was not tried "
+    "with later releases"
+)
 UNSUPPORTED_AGENTS = {
     "cline-cli": "gives it an API key but no model address",
-    "computer-1": "shows its model a screen, and takes the API key from the environment of the run, not of a trial",
-    "dspy-rlm": "takes API key and address from the environment of the run, not of a trial",
+    "computer-1": "shows its model a screen",
+    "dspy-rlm": _OF_THE_RUN,
     "fabric": "needs NeMo Fabric on this machine and an adapter of it in each task",
-    "hermes": "takes API key and address from the environment of the run, not of a trial",
+    "hermes": _OF_THE_RUN,
 }
 """Agents that a trial cannot configure with its model, and why (a clause about Harbor's class)."""
 
@@ -96,6 +100,7 @@ AGENTS = {
     # It accepts only this level for an unknown model; Harbor's class sets a high one.
     "openclaw": AgentEntry(program="openclaw", arguments=(("thinking", "off"),)),
     "opencode": AgentEntry(program="opencode"),
+    "opencode-v2": AgentEntry(program="opencode2"),
     "openhands": AgentEntry(program="/opt/openhands-venv/bin/python"),
     "openhands-sdk": AgentEntry(),
     # In Harbor 0.24 it needs the dialect of the address. In 0.21 it ignores the address.

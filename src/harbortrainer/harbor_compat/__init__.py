@@ -13,6 +13,7 @@ Invariant: importing this module imports neither harbor nor litellm.
 
 import os
 import traceback
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +23,11 @@ from harbortrainer.private_apis import PrivateApi
 if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
     from harbor.llms.base import BaseLLM
+    from harbor.models.trial.config import AgentConfig
     from harbor.trial.trial import Trial
     from pydantic import BaseModel
 
-WRITTEN_FOR = "0.21.*, 0.24.* or 0.25"
+WRITTEN_FOR = "0.21.*, 0.24.*, 0.25 or 0.26"
 
 _TERMINUS = "harbor.agents.terminus_2.terminus_2:Terminus2."
 _TMUX = "harbor.agents.terminus_2.tmux_session:TmuxSession."
@@ -116,6 +118,37 @@ def options_with(parent: type, **options: tuple[type, object]) -> "type[BaseMode
     defaults = {name: default for name, (_, default) in options.items()}
     fields = {"__module__": __name__, "__annotations__": {name: kind for name, (kind, _) in options.items()}}
     return type(model)(f"Trainable{model.__name__}", (model,), fields | defaults)
+
+
+def accepts_base_url(agent: "AgentConfig") -> bool:
+    """Whether Harbor passes the field `base_url` of this config to the agent: since 0.25, for most agents and settings.
+
+    False for an agent that Harbor cannot make; Harbor reports the reason itself.
+    """
+    if "base_url" not in type(agent).model_fields:
+        return False
+    from harbor.agents import agent_auth_resolution  # ty: ignore[import-not-found]
+
+    try:
+        return agent_auth_resolution.resolve_agent_model_connection(agent).can_configure_base_url
+    except Exception:  # noqa: BLE001 - of a user's class or file too
+        return False
+
+
+def without_grading(exceptions: Iterable[str]) -> dict[str, object]:
+    """Return the fields of a `TrialConfig` with which no verifier runs, and no reward is valid, after these exceptions.
+
+    Since Harbor 0.26 a trial is graded after an exception that Harbor does not know, and its reward is valid. Earlier
+    releases do not grade such a trial, and have no field for it.
+
+    Args:
+        exceptions: Type names.
+    """
+    from harbor.models.trial.config import TrialConfig
+
+    field = "override_error_policy"
+    policy = {"should_grade": False, "has_valid_reward": False}
+    return {field: dict.fromkeys(sorted(exceptions), policy)} if field in TrialConfig.model_fields else {}
 
 
 def raised_by_agent(traceback: str) -> bool:

@@ -21,7 +21,7 @@ from harbortrainer.config.plugin import REWARD_BOUND
 
 CANCELLED = frozenset({"CancelledError", "KeyboardInterrupt"})
 
-# Raised by our sandbox, Harbor's environments and their clients.
+# Raised by our sandbox, Harbor's environments and their clients. Neither graded nor trained on.
 SANDBOX = frozenset(
     {
         "SandboxError",
@@ -44,6 +44,15 @@ SANDBOX = frozenset(
         "NotFoundException",
         "AddTestsDirError",
         "DownloadVerifierDirError",
+        "GKEExecStreamClosedError",
+        "GKEPodNotFoundError",
+        "MemoryLimitExceededError",
+        "RuntimeRequestError",
+        "SSHAccessError",
+        "SandboxBuildFailedError",
+        "SandboxLikelyOutOfMemoryError",
+        "ServiceOperationsUnsupportedError",
+        "VercelScopeError",
     }
 )
 
@@ -56,11 +65,12 @@ VERIFIER = frozenset(
     }
 )
 
+# Raised by our client. Neither graded nor trained on.
+ENGINE = frozenset({"ModelServerError", "TokensMissingError"})
+
 # Raised by our client, LiteLLM, openai and httpx.
-MODEL = frozenset(
+MODEL = ENGINE | frozenset(
     {
-        "ModelServerError",
-        "TokensMissingError",
         "APIConnectionError",
         "APIError",
         "APIResponseValidationError",
@@ -69,6 +79,7 @@ MODEL = frozenset(
         "AuthenticationError",
         "BadGatewayError",
         "BadRequestError",
+        "BudgetExceededError",
         "ConflictError",
         "ConnectError",
         "ConnectTimeout",
@@ -87,11 +98,40 @@ MODEL = frozenset(
     }
 )
 
-# An installed agent's program failed. Harbor still runs the verifier.
-AGENT_EXIT = frozenset({"NonZeroAgentExitCodeError"})
+# An installed agent's program failed. Harbor still runs the verifier. Since 0.25 it derives the type from the program's
+# output. The output has the model's text, so the type proves nothing about the model server; the endpoint's calls do.
+AGENT_EXIT = frozenset(
+    {
+        "NonZeroAgentExitCodeError",
+        "AgentAuthenticationError",
+        "AgentSafetyRefusalError",
+        "ApiConnectionClosedError",
+        "ApiConnectionError",
+        "ApiError",
+        "ApiInternalServerError",
+        "ApiOverloadedError",
+        "ApiProviderResourceNotFoundError",
+        "ApiRateLimitError",
+        "ApiResponseStalledError",
+        "ApiUsageLimitError",
+        "ModelNotFoundError",
+        "NetworkConnectionError",
+        "UnknownApiError",
+        "UnsupportedModelParametersError",
+    }
+)
 
 # Not retried: another attempt would fail the same way.
-FINAL = frozenset({"AgentMissingError", "ImageLacksError", "PromptTooLongError"})
+FINAL = frozenset(
+    {
+        "AgentMissingError",
+        "ImageLacksError",
+        "MissingExtraError",
+        "PromptTooLongError",
+        "ServiceOperationsUnsupportedError",
+        "VercelScopeError",
+    }
+)
 
 
 type Blame = Literal["policy", "harness", "engine", "infrastructure", "task", "run"]
@@ -153,12 +193,14 @@ STOP_OF_LIMIT: dict[Outcome, str] = {
 """Stop condition of the endpoint for each limit, also used if the agent enforced the limit itself. Both verifiers
 releases mark a trace with one of these as truncated; 0.4 does not know `context_length`."""
 
-_LIMITS: dict[str, Outcome] = {
+LIMITS: dict[str, Outcome] = {
     "AgentTimeoutError": Outcome.agent_timeout,
     "ContextLengthExceededError": Outcome.context_limit,
     "ContextWindowExceededError": Outcome.context_limit,
     "OutputLengthExceededError": Outcome.output_limit,
+    "OutputTokenExceededError": Outcome.output_limit,
 }
+"""Exceptions at a limit. The trial trains if it was graded."""
 
 _BY_PHASE: dict[Phase, Outcome] = {
     "environment_setup": Outcome.sandbox_error,
@@ -291,8 +333,8 @@ def _cause(exception: str, phase: Phase, limit: Outcome | None) -> Outcome:
         return Outcome.verifier_error
     if phase in ("environment_setup", "verification"):
         return _BY_PHASE[phase]
-    if exception in _LIMITS:
-        return _LIMITS[exception]
+    if exception in LIMITS:
+        return LIMITS[exception]
     if limit is not None and (exception in MODEL or exception in AGENT_EXIT):
         return limit
     if exception in MODEL:

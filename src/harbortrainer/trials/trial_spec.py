@@ -29,10 +29,11 @@ from harbortrainer.config.agent_table import (
     is_class,
 )
 from harbortrainer.config.plugin import REWARD_BOUND, KeepTrials, Leftovers
-from harbortrainer.harbor_compat import LITELLM_OFFLINE
+from harbortrainer.harbor_compat import LITELLM_OFFLINE, accepts_base_url, without_grading
+from harbortrainer.trials.outcome import ENGINE, FINAL, SANDBOX
 
 if TYPE_CHECKING:
-    from harbor.models.trial.config import TrialConfig
+    from harbor.models.trial.config import AgentConfig, TrialConfig
 
 DEFAULT_CONTEXT_LIMIT = 32768
 """Tokens of prompt and answer together, if the model's limit is unknown."""
@@ -136,6 +137,10 @@ class AgentModelSettings:
         """Return further keyword arguments of the agent's class."""
         return _filled(self.entry.arguments, model)
 
+    def base_url(self, model: ModelEndpoint) -> str:
+        """Return the address for Harbor's own `base_url`, which Harbor passes to the agent unchanged."""
+        return _host(model) if self.entry.speaks == "messages" else model.base_url
+
 
 def _host(model: ModelEndpoint) -> str:
     """Return the base URL without /v1, for clients that append it, such as Anthropic's."""
@@ -188,17 +193,30 @@ def trial_config(spec: TrialSpec) -> "TrialConfig":
     from harbortrainer.sandbox.environment_types import environment_config
 
     named = "import_path" if is_class(spec.agent) else "name"
-    agent = _model_fields(spec) | {named: spec.agent, "override_timeout_sec": spec.agent_timeout_s}
-    return TrialConfig(
-        task=TaskConfig(path=spec.task_dir),
-        trial_name=spec.trial_name,
-        trials_dir=spec.trials_dir,
-        timeout_multiplier=spec.timeout_multiplier,
-        agent=AgentConfig.model_validate(agent),
-        environment=EnvironmentConfig.model_validate(
-            environment_config(spec.environment_type, spec.environment_kwargs)
-        ),
-    )
+    fields = _model_fields(spec) | {named: spec.agent, "override_timeout_sec": spec.agent_timeout_s}
+    agent = AgentConfig.model_validate(fields)
+    environment = environment_config(spec.environment_type, spec.environment_kwargs)
+    config = {
+        "task": TaskConfig(path=spec.task_dir),
+        "trial_name": spec.trial_name,
+        "trials_dir": spec.trials_dir,
+        "timeout_multiplier": spec.timeout_multiplier,
+        "agent": _with_base_url(agent, spec),
+        "environment": EnvironmentConfig.model_validate(environment),
+    }
+    return TrialConfig.model_validate(config | without_grading(SANDBOX | ENGINE | FINAL))
+
+
+def _with_base_url(agent: "AgentConfig", spec: TrialSpec) -> "AgentConfig":
+    """Return the agent's config with the model's address in Harbor's own field, unless the user gives another one."""
+    if spec.model is None or not spec.uses_model or spec.agent in TERMINUS or not accepts_base_url(agent):
+        return agent
+    settings = agent_model_settings(spec.agent)
+    addresses = {spec.model.base_url, _host(spec.model)}
+    variables = {name for name, value in settings.name_and_variables(spec.model)[1].items() if value in addresses}
+    if "base_url" in spec.agent_kwargs or variables & spec.agent_env.keys():
+        return agent
+    return agent.model_copy(update={"base_url": settings.base_url(spec.model)})
 
 
 def writes_key(spec: TrialSpec) -> bool:
