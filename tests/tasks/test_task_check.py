@@ -9,6 +9,7 @@ from e2e_environments import LosesItsFolder
 from patience import wait_until
 
 from harbortrainer.cli import main
+from harbortrainer.harbor_compat.task_lint import has_lint
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.task_check import CHECKED_FILE, check_tasks, needs_no_service, passed_keys
 from harbortrainer.tasks.task_folder import load_folder
@@ -247,6 +248,7 @@ def test_check_command_continues_after_bad_task_and_resumes(
     printed = capsys.readouterr().out
     assert "BAD" in printed.splitlines()[0] and "unreadable/task.toml" in printed.splitlines()[0]
     assert "2 of 7 tasks are fit to train on" in printed
+    assert ("\nlint good  task.toml [shared-verifier] Verifier shares" in printed) is has_lint()
     assert set(json.loads(CHECKED_FILE.read_text())) == passed_keys("local") != passed_keys("docker")
     report = json.loads(Path("reports/check.json").read_text())
     verdicts = {task["task"]: Verdict.model_validate(task) for task in report["tasks"]}

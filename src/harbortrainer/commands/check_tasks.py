@@ -37,6 +37,11 @@ def verdict_line(verdict: Verdict) -> str:
     return f"{word} {verdict.task}  {findings_text(verdict)}".rstrip()
 
 
+def lint_lines(verdict: Verdict) -> list[str]:
+    """Format the findings of `harbor lint` on one task for the terminal, one line each."""
+    return [f"lint {verdict.task}  {finding}" for finding in verdict.lint]
+
+
 def is_weak(verdict: Verdict) -> bool:
     """Whether a task that is fit to train on has a reward to look at first."""
     return bool(verdict.forged or verdict.doubts)
@@ -91,7 +96,7 @@ def _row(verdict: Verdict) -> str:
         _rewards(verdict.of(ORACLE)),
         _rewards(verdict.of(NOP)),
         *("" if seconds is None else f"{seconds:.2f}" for seconds in phases),
-        findings_text(verdict),
+        "; ".join(filter(None, (findings_text(verdict), *verdict.lint))),
     )
     return f"| {' | '.join(map(_cell, cells))} |"
 
@@ -250,7 +255,8 @@ def run_trials(
             verdicts.append(verdict)
             if not verdict.problem:
                 record_passed([found.pending[verdict.task]], checked_as(verdict.environment, leftovers))
-            display.line(plain(verdict_line(verdict)))
+            for line in (verdict_line(verdict), *lint_lines(verdict)):
+                display.line(plain(line))
             bar.advance()
 
         checking = check(

@@ -24,6 +24,7 @@ from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.table import TomlTable
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
+from harbortrainer.harbor_compat.task_lint import lint_findings
 from harbortrainer.runs.durable import write_whole
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
@@ -137,6 +138,7 @@ async def check_tasks(
             verdict.note = "; ".join(filter(None, (verdict.note, *notes)))
         except UserError as error:
             verdict = _failed(task, str(error), error.__cause__)
+        verdict.lint = await asyncio.to_thread(lint_findings, task.path)
         on_verdict(verdict)
         return verdict
 

@@ -63,6 +63,8 @@ class Verdict(BaseModel):
     """Reasons why the verifier's numbers may be no reward; empty if there are none."""
     note: str = ""
     """Warnings, and what was not checked; empty if there are none."""
+    lint: list[str] = Field(default_factory=list)
+    """Findings of `harbor lint`, one line each; they do not affect the verdict."""
     trace: str = ""
     """Stack trace of the exception that a library raised over the task's files; empty if there was none."""
     trials: list[CheckedTrial] = Field(default_factory=list)
