@@ -167,7 +167,9 @@ class ScriptedEngine:
         if answer.status != 200:
             return _refusal(answer)
         sampled = self._sample(request.headers.get("X-Session-ID"), body["token_ids"], answer)
-        choice = _choice(sampled, answer) | {"token_ids": sampled.token_ids}
+        choice = _choice(sampled, answer) | {"token_ids": sampled.token_ids, "weight_versions": _two_versions(sampled)}
+        if (candidates := body["sampling_params"].get("logprobs", 1)) > 1:
+            _add_candidates(choice, sampled, candidates)
         return web.json_response({"request_id": str(self.calls), "choices": [choice]})
 
     async def _chat(self, request: web.Request) -> web.Response:
@@ -224,6 +226,19 @@ def _choice(sampled: Sampled, answer: Answer) -> dict:
     ]
     finish = "length" if answer.cut else "stop"
     return {"index": 0, "finish_reason": finish, "logprobs": {"content": content}}
+
+
+def _two_versions(sampled: Sampled) -> list[dict]:
+    """Return vLLM's spans of an answer whose weights were updated after the first token."""
+    spans = [("step-1", 0, 1), ("step-2", 1, len(sampled.token_ids))]
+    return [{"version": name, "start": start, "end": end} for name, start, end in spans if start < end]
+
+
+def _add_candidates(choice: dict, sampled: Sampled, count: int) -> None:
+    """Add the most likely tokens of each position: the sampled one, and those with the next ids."""
+    for entry, token in zip(choice["logprobs"]["content"], sampled.token_ids, strict=True):
+        others = [{"token": f"token_id:{token + i}", "logprob": -10.0 - i} for i in range(1, count)]
+        entry["top_logprobs"] = [{"token": entry["token"], "logprob": entry["logprob"]}, *others]
 
 
 def _with_defect(reply: dict, defect: str) -> dict:

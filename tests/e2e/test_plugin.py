@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from fakes import DONE, SOLVED, keys, make_task
 from patience import HANG_S
-from plugin_runs import config, most_at_once, play, play_one
+from plugin_runs import SAMPLING, config, most_at_once, play, play_one
 from scripted_engine import Answer, ScriptedEngine, by_turn
+from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Trace
 
 from harbortrainer.runs.trace_transcript import as_list
@@ -48,6 +49,24 @@ async def test_trace_has_exactly_the_sampled_tokens(tmp_path: Path, tokenizer_di
     assert trace.metrics["outcome_completed"] == 1.0
     assert (trace.metrics["time_agent_execution"] or 0) > 0
     json.dumps(record)
+
+
+@pytest.mark.skipif("top_logprobs" not in MessageNode.model_fields, reason="since verifiers 0.4.1")
+async def test_trace_has_policy_versions_and_candidates_of_each_answer(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "answer")
+    env = config(tmp_path / "tasks", tmp_path / "trials")
+    sampling = SAMPLING.model_copy(update={"logprobs": 2})
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        (episode,) = await play(env, engine, sampling=sampling)
+    (trace,) = episode.traces
+    assert trace.ok and trace.reward == 1.0
+    answers = [node for node in trace.nodes if node.sampled]
+    assert len(answers) == len(engine.samples) == 3
+    for node, sampled in zip(answers, engine.samples, strict=True):
+        versions, candidates = (getattr(node, name) for name in ("weight_versions", "top_logprobs"))
+        spans = [(span.version, span.start, span.end) for span in versions]
+        assert spans == [("step-1", 0, 1), ("step-2", 1, len(sampled.token_ids))]
+        assert candidates.ids.reshape(-1, 2).tolist() == [[token, token + 1] for token in sampled.token_ids]
 
 
 async def test_concurrent_episodes_have_one_branch_each(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -46,6 +46,7 @@ def test_generate_reply_has_renderers_format(sampler):
     assert choice["finish_reason"] == "length"
     assert [e["token"] for e in choice["logprobs"]["content"]] == [f"token_id:{t}" for t in choice["token_ids"]]
     assert all(math.isfinite(p) and p <= 0 for p in logprobs_of(choice))
+    assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 5}]
     assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
 
 
@@ -101,6 +102,7 @@ def test_completion_ends_at_context_limit(sampler):
         ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, 400, "max_tokens"),
         ({"token_ids": [1], "sampling_params": {"stop": ["x"]}}, 400, "stop"),
         ({"token_ids": [1], "sampling_params": {"presence_penalty": 0.5}}, 400, "presence_penalty"),
+        ({"token_ids": [1], "sampling_params": {"logprobs": 7}}, 400, "logprobs = 7 is not supported"),
     ],
 )
 def test_bad_request_error_names_the_key(sampler, body, status, words):

@@ -87,6 +87,7 @@ def test_request_uses_version_current_at_arrival(sampler, model):
     for _ in range(2):
         version, weights = update_weights(sampler, model)
         found[version] = weights, generate(sampler.url, PROMPT, session=f"t{version}")
+        assert [span["version"] for span in found[version][1]["weight_versions"]] == [str(version)]
     assert list(found) == [0, 1, 2]
     for version, (weights, choice) in found.items():
         assert agrees(choice, Reference(model, weights)), version

@@ -1,6 +1,12 @@
 """Completions that arrive after the agent's time do not train."""
 
+from itertools import product
+
+import numpy as np
+import pytest
 from test_rollout_details import empty_trace, turn
+from verifiers.v1 import types
+from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import TimeSpan
 
 from harbortrainer.environment.rollout_details import commit_turns
@@ -47,6 +53,29 @@ def test_late_completion_between_steps_is_masked() -> None:
     sampled = [token for token, mine in zip(branch.token_ids, branch.sampled_mask, strict=True) if mine]
     assert sampled == [100, 102]
     assert len(branch.logprobs) == len(branch.token_ids)
+
+
+@pytest.mark.skipif("sampling_mask" not in MessageNode.model_fields, reason="verifiers 0.3 has no such rows")
+def test_rows_of_late_completion_are_removed() -> None:
+    """Kept sets and other candidates of the sampled tokens, as vLLM returns them."""
+    trace = timed([(0, 1), (2, 6), (5, 7)])
+    rows = {
+        "sampling_mask": {"ids": np.array([7, 8]), "counts": np.array([2])},
+        "top_logprobs": {"ids": np.array([7]), "logprobs": np.array([-0.1]), "counts": np.array([1])},
+    }
+    known = rows.keys() & MessageNode.model_fields.keys()
+    for node, name in product((node for node in trace.nodes if node.sampled), known):
+        setattr(node, name, getattr(types, _KINDS[name])(**rows[name]))
+    phases = AgentPhases()
+    phases.ends = [3.0, 8.0]
+    assert discard_late_completions(trace, phases) == 1
+    (branch,) = trace.branches
+    for name in known:
+        left = getattr(branch, name)
+        assert left.counts.sum() == len(left.ids) == 2 * len(rows[name]["ids"])
+
+
+_KINDS = {"sampling_mask": "SamplingMask", "top_logprobs": "TopLogprobs"}
 
 
 def test_late_only_completion_leaves_no_trained_tokens() -> None:

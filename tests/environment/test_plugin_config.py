@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from verifiers.v1.configs.agent import AgentConfig
 
-from harbortrainer.environment.plugin_config import HarborHarnessConfig, HarborTasksetConfig
+from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig, HarborTasksetConfig
 from harbortrainer.runs.label import TRIALS_DIR_VARIABLE
 
 
@@ -18,6 +19,14 @@ def test_rollout_details_require_server_url() -> None:
 def test_ignored_server_url_is_refused(key: dict) -> None:
     with pytest.raises(ValidationError, match="rollout_details"):
         HarborHarnessConfig(**key)
+
+
+@pytest.mark.skipif("scoring" not in AgentConfig.model_fields, reason="since verifiers 0.4.1")
+def test_verifiers_own_grading_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"agent.scoring \(mode\) is not possible.*environment_mode"):
+        HarborEnvConfig.model_validate({"agent": {"scoring": {"mode": "isolated"}}})
+    dumped = HarborEnvConfig().model_dump(mode="json")
+    assert HarborEnvConfig.model_validate(dumped).agent == HarborEnvConfig().agent
 
 
 def test_unknown_key_is_refused_by_name() -> None:

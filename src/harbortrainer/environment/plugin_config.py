@@ -7,7 +7,9 @@ litellm.
 
 import os
 from pathlib import Path
+from typing import Self
 
+from pydantic import model_validator
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.configs.retries import RetryConfig
@@ -16,7 +18,7 @@ from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
 
 from harbortrainer.config.plugin import HarnessKeys, TasksetKeys
 from harbortrainer.environment.rollout_state import TrialRetriedError
-from harbortrainer.environment.verifiers_compat import agent_config, retries
+from harbortrainer.environment.verifiers_compat import agent_config, retries, scoring_keys
 from harbortrainer.runs.label import TRIALS_DIR_VARIABLE
 from harbortrainer.trials.outcome import Outcome
 
@@ -44,3 +46,13 @@ class HarborEnvConfig(SingleAgentEnvConfig):
 
     agent: AgentConfig = agent_config(HarborHarnessConfig(), retry_config())
     """The policy. Its runtime is the server's own process, since Harbor's trial starts the sandbox."""
+
+    @model_validator(mode="after")
+    def _grading_is_harbors(self) -> Self:
+        if set_keys := scoring_keys(self.agent):
+            raise ValueError(
+                f"agent.scoring ({', '.join(set_keys)}) is not possible, since Harbor's verifier grades. "
+                'For grading in a sandbox of its own, write environment_mode = "separate" in [verifier] of task.toml. '
+                "For timeouts, set agent_timeout in agent.harness"
+            )
+        return self

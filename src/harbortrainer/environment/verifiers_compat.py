@@ -71,6 +71,9 @@ PRIVATE_APIS = PrivateApi(
 SALT = "cache_salt"
 """Request key of vLLM and Prime-RL that separates the cached blocks of policy versions."""
 
+_PER_SAMPLED_TOKEN = {"sampling_mask", "top_logprobs", "weight_versions"}
+"""Optional fields of a node with a row per sampled token; verifiers refuses another number of rows."""
+
 # Invalid requests: a mistake of the agent, or settings that this server does not know.
 _REJECTED = (400, 413, 422)
 _NON_ENGINE_ERRORS = ("OverlongPromptError", "TaskError", "HarnessError", "CancelledError")
@@ -101,6 +104,8 @@ def remove_sampled_tokens(trace: Trace, calls: list[ModelCall]) -> None:
         assert call.node is not None
         node = trace.nodes[call.node]
         node.sampled, node.mask, node.logprobs = False, [False] * len(node.token_ids), []
+        for name in _PER_SAMPLED_TOKEN & type(node).model_fields.keys():
+            setattr(node, name, None)
         call.node = None
     while calls and trace.nodes and not trace.nodes[-1].sampled:
         trace.nodes.pop()
@@ -223,6 +228,12 @@ def agent_config(harness: HarnessConfig, retry: RetryConfig) -> AgentConfig:
     Not validated: validation looks the harness up in this plugin, which is still being imported.
     """
     return AgentConfig.model_construct(harness=harness, runtime=SubprocessConfig(), retries=retry)
+
+
+def scoring_keys(agent: AgentConfig) -> list[str]:
+    """Return the keys that are set in the agent's table `scoring`, which verifiers has since 0.4.1."""
+    scoring = getattr(agent, "scoring", None)
+    return [] if scoring is None else sorted(scoring.model_fields_set)
 
 
 def enable_cache_salt() -> None:

@@ -219,16 +219,15 @@ class VllmProxy:
         reply = await self._sample(request, version)
         crossed_update = version != self.versions.current
         ids = [f"{request_id}-{i}" if i else request_id for i in range(len(reply.choices))]
-        for choice_id, choice in zip(ids, reply.choices, strict=True):
+        choices = []
+        for index, (choice_id, choice) in enumerate(zip(ids, reply.choices, strict=True)):
             completion = Completion(
                 session, choice_id, len(request.token_ids),
                 tuple(choice.token_ids), tuple(choice.values), version, crossed_update,
             )  # fmt: skip
             self._record(request, completion)
-        return {
-            "request_id": request_id,
-            "choices": [_choice_json(i, choice) for i, choice in enumerate(reply.choices)],
-        }
+            choices.append(_choice_json(index, choice) | {"weight_versions": completion.weight_versions})
+        return {"request_id": request_id, "choices": choices}
 
     async def chat(self, request: ChatRequest, session: str) -> dict[str, object]:
         """Refuse POST /v1/chat/completions, which no run uses."""

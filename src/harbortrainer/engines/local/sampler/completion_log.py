@@ -38,6 +38,11 @@ class Completion:
     version: int
     crossed_update: bool = False
 
+    @property
+    def weight_versions(self) -> list[dict[str, str | int]]:
+        """The policy version of each span of tokens, in the form of vLLM 0.32's reply; one version samples them all."""
+        return [{"version": str(self.version), "start": 0, "end": len(self.token_ids)}]
+
 
 MAX_SESSIONS = 20_000
 """Sessions that a log keeps. Beyond it the least recently extended one is evicted, so that the log cannot grow without

@@ -70,6 +70,7 @@ class RequestHandler:
                         {"token": f"token_id:{t}", "logprob": p} for t, p in zip(c.token_ids, c.logprobs, strict=True)
                     ]
                 },
+                "weight_versions": c.weight_versions,
             }
             for i, (c, reason) in enumerate(done)
         ]

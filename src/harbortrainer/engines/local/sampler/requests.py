@@ -15,6 +15,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("frequency_penalty", "min_tokens", "presence_penalty"), (None, 0)),
     **dict.fromkeys(("allowed_token_ids", "bad_words"), (None, [])),
     "logit_bias": (None, {}),
+    "logprobs": (None, 0, 1),
     "repetition_penalty": (None, 1),
     "stop": (None, [], ""),
     "use_beam_search": (None, False),
