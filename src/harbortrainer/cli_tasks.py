@@ -5,10 +5,13 @@ from typing import Annotated
 
 import typer
 
-from harbortrainer.config.plugin import NEAR_COPY
+from harbortrainer.config.plugin import NEAR_COPY, TasksetKeys
 
-tasks_app = typer.Typer(help="Check, list, fetch and split Harbor tasks.", no_args_is_help=True, rich_markup_mode=None)
+tasks_app = typer.Typer(
+    help="Write, check, list, fetch and split Harbor tasks.", no_args_is_help=True, rich_markup_mode=None
+)
 
+DEFAULT_TASKS: Path = TasksetKeys.model_fields["tasks_dir"].default
 TASKS_HELP = "Folder of Harbor tasks, or any source that `tasks fetch` accepts."
 TasksArgument = Annotated[str, typer.Argument(help=TASKS_HELP)]
 NearCopyOption = Annotated[
@@ -22,6 +25,14 @@ TrustOption = Annotated[
     list[str] | None,
     typer.Option(help="Task (name or pattern) that may access this machine's files and secrets. Repeatable."),
 ]
+
+
+@tasks_app.command("new")
+def tasks_new(folder: Annotated[Path, typer.Argument(help="Folder to write, e.g. my-tasks/first.")]) -> None:
+    """Write a first task: a working example that passes `tasks check`."""
+    from harbortrainer.commands.new_task import new_task
+
+    raise typer.Exit(new_task(folder))
 
 
 @tasks_app.command("check")

@@ -37,6 +37,15 @@ def test_documented_tasks_pass_the_check(page_folder: Path, capfd: pytest.Captur
     assert "\n".join([*expected, summary]) in PAGE
 
 
+def test_new_task_passes_the_check_with_all_cheats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tasks", "new", "my-tasks/first"]) == 0
+    assert 'name = "me/first"' in Path("my-tasks/first/task.toml").read_text()
+    assert check(capfd)[-2:] == ["ok   first", "1 of 1 tasks are fit to train on"]
+
+
 def test_documented_first_draft_is_weak(page_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (condition,) = re.findall(r"`(if diff <\(.*?\) /app/errors.txt)`", PAGE)
     verifier = page_folder / "my-tasks/count-errors/tests/test.sh"
