@@ -7,6 +7,7 @@ from tiny_model import QWEN3_TOKENS, build_tiny_tokenizer
 
 from harbortrainer.doctor import policy_checks
 from harbortrainer.doctor.finding import Level
+from harbortrainer.errors import UserError
 
 APPENDING = "harbortrainer.environment.appending_template.AppendingTemplate"
 
@@ -95,3 +96,30 @@ def test_missing_tokenizer_is_not_downloaded(plan, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert list(policy_checks.check_chat_format(plan(model={"name": "a/b"}))) == []
     assert list(policy_checks.check_chat_format(plan(model={"name": str(tmp_path)}))) == []
+
+
+QWEN3_LIKE = (
+    "{%- for m in messages %}{%- set c = m.content.split('</think>')[-1].lstrip('\\n') if loop.index0 < "
+    "messages|length - 1 else m.content %}{{ '<|im_start|>' + m.role + '\n' + c + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+"""It drops the thinking of earlier turns, as Qwen3's template does."""
+
+
+def test_chosen_format_is_the_models_own_and_appends(policy):
+    own = policy_checks.choose_chat_format(policy())
+    assert own.table == {"name": "custom", "import_path": APPENDING}
+    assert policy_checks.choose_chat_format("Qwen/Qwen3-8B").table == {"name": "qwen3", "thinking_retention": "all"}
+
+
+def test_family_is_chosen_if_it_renders_as_the_template(policy):
+    folder = policy(QWEN3_TOKENS, QWEN3_LIKE)
+    (Path(folder) / "config.json").write_text('{"model_type": "qwen3"}')
+    assert policy_checks.choose_chat_format(folder).table == {"name": "qwen3", "thinking_retention": "all"}
+    folder = policy(QWEN3_TOKENS, QWEN3_LIKE.replace("user", "person").replace("assistant", "model"))
+    assert policy_checks.choose_chat_format(folder).table == {"name": "default"}
+
+
+def test_model_without_a_chat_template_is_refused(policy):
+    with pytest.raises(UserError, match="has no chat template; use an instruction-tuned model"):
+        policy_checks.choose_chat_format(policy(None, ""))

@@ -2,17 +2,22 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harbortrainer.config.prime_rl_run import PrimeRun
-from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.runfile import Quantization, RunConfig
+from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
-from harbortrainer.engines.engine_choice import LORA_ADVICE, USABLE_SHARE
+from harbortrainer.engines.engine_choice import LORA_ADVICE, USABLE_SHARE, Gpu
 from harbortrainer.errors import UserError
 from harbortrainer.runs.provenance import hub_folder
+
+if TYPE_CHECKING:
+    from harbortrainer.engines.memory_plan import MemoryPlan
 
 INFERENCE_BYTES = 2.4
 """Bytes per parameter for sampling: bf16 weights, and 20 % more for the KV cache."""
@@ -63,17 +68,22 @@ def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
     if run.inference.engine == "vllm":
         yield from beside_vllm(plan, run)
         return
-    import psutil
-
-    room = int(USABLE_SHARE * (plan.gpus[0].memory_mib * MIB if plan.gpus else psutil.virtual_memory().total))
-    device = "GPU" if plan.gpus else "CPU"
-    folders = [folder for folder in folders_of(run.model.name) if (folder / "config.json").is_file()]
+    device, room = usable_memory(plan.gpus)
+    folders = config_folders(run.model.name)
     size = parameters(run.model.name)
     large = size is None or size * embedded_bytes(device, run) > SMALL * room
     found = counted(run, folders[0], device, room, plan.where) if large and folders and find_spec("torch") else None
     found = found or estimated(run, device, room, plan.where)
     if found is not None:
         yield found
+
+
+def usable_memory(gpus: Sequence[Gpu]) -> tuple[str, int]:
+    """Return the device of the embedded engine, "GPU" or "CPU", and the bytes of its memory that a run can use."""
+    import psutil
+
+    total = gpus[0].memory_mib * MIB if gpus else psutil.virtual_memory().total
+    return "GPU" if gpus else "CPU", int(USABLE_SHARE * total)
 
 
 def beside_vllm(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
@@ -94,25 +104,50 @@ def beside_vllm(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
 
 def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callable[[str], str]) -> Finding | None:
     """Count the memory of the embedded engine; None if the model cannot be built without its weights."""
-    from harbortrainer.engines.memory_count import plan_memory
-
-    kind = {"GPU": "cuda", "CPU": "cpu"}[device]
     try:
-        plan = plan_memory(
-            folder,
-            run.lora,
-            device_type=kind,
-            capacity=room - (LIBRARIES if kind == "cpu" else 0),
-            quantization=run.model.quantization,
-            off_policy=run.orchestrator.max_off_policy_steps,
+        plan = memory_plan(
+            folder, run.lora, device, room, run.model.quantization, run.orchestrator.max_off_policy_steps
         )
     except UserError as error:
         return red("memory", error.what, error.do, where(error.where))
-    except RuntimeError:
+    if plan is None:
         return None
     what = f"{run.model.name} on the {device}: {plan.summary(run.max_model_len, run.seq_len)}"
     refusal = plan.memory_error(run.max_model_len, run.seq_len) or plan.host_memory_error(host_room())
     return red("memory", what, refusal.do, where(refusal.where)) if refusal else green("memory", what)
+
+
+def memory_plan(
+    folder: Path,
+    lora: LoraSettings | None,
+    device: str,
+    room: int,
+    quantization: Quantization | None = None,
+    off_policy: int = 8,
+) -> "MemoryPlan | None":
+    """Plan the memory of the embedded engine; None if the model cannot be built without its weights.
+
+    Args:
+        folder: The model's folder, with its config.
+        lora: None for full fine-tuning.
+        device: "GPU" or "CPU".
+        room: Usable bytes of the device, as `usable_memory` returns them.
+        quantization: Of the base.
+        off_policy: `max_off_policy_steps`.
+
+    Raises:
+        UserError: As `plan_memory`.
+    """
+    from harbortrainer.engines.memory_count import plan_memory
+
+    kind = {"GPU": "cuda", "CPU": "cpu"}[device]
+    capacity = room - (LIBRARIES if kind == "cpu" else 0)
+    try:
+        return plan_memory(
+            folder, lora, device_type=kind, capacity=capacity, quantization=quantization, off_policy=off_policy
+        )
+    except RuntimeError:
+        return None
 
 
 def estimated(run: RunConfig, device: str, room: int, where: Callable[[str], str]) -> Finding | None:
@@ -178,6 +213,11 @@ def memory(run: PrimeRun, smallest: float, sampling: int, training: int, where: 
 def folders_of(model: str) -> list[Path]:
     """Return folders that may hold a model's files: its own folder, or its snapshots in the hub cache."""
     return [Path(model), *hub_folder(model).glob("snapshots/*")] if "/" in model else [Path(model)]
+
+
+def config_folders(model: str) -> list[Path]:
+    """Return the folders on this machine that hold the model's config."""
+    return [folder for folder in folders_of(model) if (folder / "config.json").is_file()]
 
 
 def parameters(model: str) -> float | None:

@@ -19,6 +19,8 @@ from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TIMEOUT_S = 5.0
+HUB = "hub"
+"""Subject of a finding on the hub instead of the model: it was not asked."""
 
 
 def check(plan: LaunchPlan) -> Iterator[Finding]:
@@ -108,7 +110,7 @@ def on_hub(name: str, where: str) -> Finding:
         return green("model", f"{name} is in the hub cache")
     do = f"run `hf download {name}` with network access"
     if os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True"):
-        return red("model", f"{name} is not in the cache and HF_HUB_OFFLINE is set", do, where)
+        return red(HUB, f"{name} is not in the cache and HF_HUB_OFFLINE is set", do, where)
     import httpx  # slow to import
 
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -117,7 +119,7 @@ def on_hub(name: str, where: str) -> Finding:
     try:
         response = httpx.get(f"{endpoint}/api/models/{name}", headers=headers, timeout=TIMEOUT_S)
     except httpx.HTTPError:
-        return red("model", f"{name} is not in the cache and {endpoint} cannot be reached", do, where)
+        return red(HUB, f"{name} is not in the cache and {endpoint} cannot be reached", do, where)
     if response.status_code in (401, 403, 404):
         do = "check the name, and for a private or gated model set HF_TOKEN in .env"
         return red("model", f"the hub does not provide {name} (HTTP {response.status_code})", do, where)

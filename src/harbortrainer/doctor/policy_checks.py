@@ -9,8 +9,10 @@ Nothing is downloaded: there is no finding if the files are not on this machine,
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
-from harbortrainer.doctor.gpus import folders_of
+from harbortrainer.doctor.gpus import config_folders
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.doctor.model_files import has_tokenizer
 from harbortrainer.doctor.pace import turns_of
@@ -36,7 +38,7 @@ def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
     if not isinstance(run, RunConfig) or run.inference.engine == "vllm":
         return
     name, key = (run.warmup.model, "warmup.model") if run.warmup else (run.model.name, "model.name")
-    folders = [folder for folder in folders_of(name) if (folder / "config.json").is_file()] if name else []
+    folders = config_folders(name) if name else []
     if not folders or find_spec("torch") is None:
         return
     loading("the model's config", "transformers")
@@ -50,6 +52,7 @@ def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
 
 _TABLE = "orchestrator.renderer"
 _ALL = {"thinking_retention": "all"}
+"""Reasoning stays in the history, so that a turn only appends tokens."""
 _APPENDING = {
     "name": "custom",
     "import_path": "harbortrainer.environment.appending_template.AppendingTemplate",
@@ -83,7 +86,7 @@ def _check_vocabulary(
     plan: LaunchPlan, run: RunConfig | PrimeRun, tokenizer: "PreTrainedTokenizerBase"
 ) -> Iterator[Finding]:
     """Check that the model has the tokenizer's tokens: otherwise each trial with one of the others fails."""
-    folders = [folder for folder in folders_of(run.model.name) if (folder / "config.json").is_file()]
+    folders = config_folders(run.model.name)
     if not folders or find_spec("torch") is None:
         return
     from harbortrainer.engines.models import load_config, require_vocabulary
@@ -192,3 +195,68 @@ def _remedy(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> s
             if _appends(_renderer(tokenizer, other), tokenizer):
                 return do
     return f"set name in [{_TABLE}] to a chat format of the model's family, if renderers has one"
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """A table for `[orchestrator.renderer]`, and the reason for it."""
+
+    table: dict[str, object]
+    reason: str
+
+
+def choose_chat_format(model: str) -> ChatFormat:
+    """Choose the chat format of a model: one that only appends tokens, if there is one.
+
+    The model's name decides if renderers knows it, else the template of its tokenizer.
+
+    Raises:
+        UserError: The tokenizer cannot be read, or has no chat template.
+    """
+    from harbortrainer.environment.renderers_compat import known_format
+
+    known = known_format(model)
+    try:
+        tokenizer = _tokenizer(model)
+    except Exception as error:
+        do = "download tokenizer.json and tokenizer_config.json again"
+        raise UserError(f"the tokenizer of {model} cannot be read: {_first_line(error)}", do=do) from error
+    if tokenizer is None:
+        name, reason = ({"name": known} | _ALL, "the format of this model") if known else (_APPENDING, _UNTRIED)
+        return ChatFormat(dict(name), reason)
+    if not known and not tokenizer.chat_template:
+        do = "use an instruction-tuned model"
+        raise UserError(f"the tokenizer of {model} has no chat template", do=do)
+    for table, reason in _candidates(known, model):
+        with contextlib.suppress(Exception):  # a format that fails is not proposed
+            renderer = _renderer(tokenizer, table)
+            own = known or table is _APPENDING or _equals_template(renderer, tokenizer)
+            if own and _appends(renderer, tokenizer):
+                return ChatFormat(dict(table), reason)
+    return ChatFormat({"name": known or "default"}, "it changes earlier turns, so each turn starts a new sample")
+
+
+_UNTRIED = "the model's own template, turn by turn; not tried, since its tokenizer is not here"
+
+
+def _candidates(known: str | None, model: str) -> Iterator[tuple[Mapping[str, object], str]]:
+    """Yield formats that may append, the most specific first, each with the reason to choose it."""
+    if known:
+        yield {"name": known} | _ALL, "the format of this model"
+        yield {"name": known}, "the format of this model"
+        return
+    yield _APPENDING, "the model's own template, turn by turn"
+    for folder in config_folders(model)[:1]:
+        family = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        yield {"name": family} | _ALL, "it renders as the model's own template does"
+
+
+def _equals_template(renderer: "Renderer", tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a format renders a first prompt and a second one as the tokenizer's own template does."""
+    template = _renderer(tokenizer, {"name": "default"})
+    conversation: list[Message] = [_user("Begin."), {"role": "assistant", "content": _ANSWER}, _user("Go on.")]
+    return all(
+        renderer.render_ids(messages, add_generation_prompt=True)
+        == template.render_ids(messages, add_generation_prompt=True)
+        for messages in (conversation[:1], conversation)
+    )

@@ -126,11 +126,11 @@ def check_renderer(renderer: Mapping[str, object], model: str, file: str) -> Non
     """
     from renderers import RendererConfig
 
-    from harbortrainer.environment.renderers_compat import has_known_format
+    from harbortrainer.environment.renderers_compat import known_format
 
     where, table = "orchestrator.renderer", {"name": "auto"} | dict(renderer)
     with explained(file, where):
         TypeAdapter(RendererConfig).validate_python(table)
-    if table["name"] == "auto" and not has_known_format(model):
+    if table["name"] == "auto" and known_format(model) is None:
         do = f'set name in [{where}], e.g. "qwen3" for Qwen3 and models with its chat format, else "default"'
         raise UserError(f"{model!r} has no known chat format", where=f"{file}: {where}.name", do=do)

@@ -145,10 +145,18 @@ class MemoryPlan:
     @property
     def max_length(self) -> int:
         """The longest sequence that fits, at most the model's limit; in steps of 256, 0 for none."""
-        if self.fits(self.model_limit, self.model_limit):
+        return self.longest(1)
+
+    def longest(self, count: int) -> int:
+        """Return the longest sequence of which the cache holds `count` at once, as `max_length` does for one."""
+
+        def fits(tokens: int) -> bool:
+            return self.cache(tokens, tokens) >= count * tokens
+
+        if fits(self.model_limit):
             return self.model_limit
         low, high = 0, self.model_limit // 256
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(256 * middle, 256 * middle) else (low, middle - 1)
+            low, high = (middle, high) if fits(256 * middle) else (low, middle - 1)
         return 256 * low

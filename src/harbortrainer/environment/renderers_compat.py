@@ -12,6 +12,6 @@ PRIVATE_APIS = PrivateApi("renderers", WRITTEN_FOR, __name__, ("renderers.base:M
 PRIVATE_APIS.check()
 
 
-def has_known_format(model: str) -> bool:
-    """Whether the renderer `auto` has a chat format for a model of this name."""
-    return model in MODEL_RENDERER_MAP
+def known_format(model: str) -> str | None:
+    """Return the name of the chat format that the renderer `auto` has for a model of this name."""
+    return MODEL_RENDERER_MAP.get(model)

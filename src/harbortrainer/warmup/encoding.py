@@ -14,7 +14,7 @@ from renderers.base import Message, Renderer
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from harbortrainer.environment.renderers_compat import has_known_format
+from harbortrainer.environment.renderers_compat import known_format
 from harbortrainer.warmup.demonstrations import Demonstration
 
 
@@ -28,7 +28,7 @@ class Encoded:
 
 def renderer_of(tokenizer: PreTrainedTokenizerBase) -> Renderer:
     """Return the renderer for a hub model; reasoning stays in the history, so that turns can be appended."""
-    known = has_known_format(tokenizer.name_or_path)
+    known = known_format(tokenizer.name_or_path)
     return create_renderer(tokenizer, AutoRendererConfig(thinking_retention="all" if known else None))
 
 
