@@ -12,7 +12,7 @@ from typing import Annotated, cast
 import typer
 
 from harbortrainer import __version__
-from harbortrainer.cli_tasks import TASKS_HELP, EnvironmentKwargOption, TrustOption, tasks_app
+from harbortrainer.cli_tasks import DEFAULT_TASKS, TASKS_HELP, EnvironmentKwargOption, TrustOption, tasks_app
 from harbortrainer.commands.encoding import escape_unprintable, restart_in_utf8
 from harbortrainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, RunStoppedError, UserError
 
@@ -50,6 +50,27 @@ def global_options(
     ] = False,
 ) -> None:
     """Train language-model agents by reinforcement learning on Harbor tasks."""
+
+
+@app.command()
+def init(
+    tasks: Annotated[str | None, typer.Argument(help=f"{TASKS_HELP} Default: {DEFAULT_TASKS}.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder or hub id. Default: Prime-RL's.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Training engine: prime-rl or local. Default: by the GPUs.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs of the machine that trains. Default: this one's.")
+    ] = None,
+    gpu_memory: Annotated[float | None, typer.Option(min=1, help="GB of each of these GPUs.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Run file to write.")] = Path("run.toml"),
+) -> None:
+    """Write a commented run file for your tasks, model and machine."""
+    from harbortrainer.commands.init import InitOrder
+    from harbortrainer.commands.init import init as write_run_file
+
+    order = InitOrder(tasks=tasks, model=model, engine=engine, gpus=gpus, gpu_memory=gpu_memory, output=output)
+    raise typer.Exit(write_run_file(order))
 
 
 @app.command(context_settings=PASS_ON)

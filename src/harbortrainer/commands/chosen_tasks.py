@@ -1,0 +1,185 @@
+"""The tasks of a new run file: which of a source's tasks can run, in which sandbox, and which are held out.
+
+Invariants: the sandbox checks are the doctor's, and the split is the one that the run will draw. A task that the run
+would refuse is left out by name, with the reason.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harbortrainer.config.environment_table import AUTO, environment_entry
+from harbortrainer.config.plugin import NEAR_COPY, TasksetKeys
+from harbortrainer.config.task_source import TaskSource, task_source
+from harbortrainer.doctor import docker_daemon, task_checks
+from harbortrainer.engines.programs import program_output
+from harbortrainer.errors import UserError
+from harbortrainer.sandbox.images.image_choice import builder_problem
+from harbortrainer.sandbox.probe import missing_tools, problem
+from harbortrainer.sandbox.task_requirements import TaskRequirements
+from harbortrainer.tasks.split import SavedSplit, assign_sides, read_split
+from harbortrainer.tasks.task_errors import reading_task
+from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_listing import task_row
+from harbortrainer.tasks.task_store import fetch, load_source
+
+DEFAULT_FOLDER: Path = TasksetKeys.model_fields["tasks_dir"].default
+_EVAL_SHARE: float = TasksetKeys.model_fields["eval_share"].default
+_SHARES = (_EVAL_SHARE, *(share / 20 for share in range(1, 20)))
+_ENOUGH_TASKS = 200
+"""Tasks from which the default share is drawn precisely enough."""
+
+
+@dataclass(frozen=True)
+class SandboxChoice:
+    """An environment type with its options, and the reason for it."""
+
+    kind: str
+    reason: str
+    kwargs: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenTasks:
+    """The tasks of a run."""
+
+    source: TaskSource
+    """The pinned source."""
+    train: list[TaskRef]
+    held_out: list[TaskRef]
+    """The tasks of the evaluation; empty if none can be held out."""
+    split: SavedSplit | None
+    """The split; None if no task can be held out."""
+    saved: bool
+    """Whether the split is saved in the folder of tasks."""
+    sandbox: SandboxChoice
+    left_out: dict[str, str]
+    """Reason why a task cannot run, by its name."""
+    unreadable: list[UserError]
+    """Errors of unreadable and duplicate tasks."""
+
+
+def choose_tasks(text: str | None) -> ChosenTasks:
+    """Read the tasks of a source, choose their sandbox and hold out some.
+
+    Args:
+        text: The source; None for the default folder.
+
+    Raises:
+        UserError: There is no source, or none of its tasks can be read or can run.
+    """
+    source = fetch(task_source(text or str(_default_folder()))).source
+    unreadable: list[UserError] = []
+    refused: dict[str, str] = {}
+    tasks = load_source(source, skip=unreadable.append)
+    for task in tasks:
+        try:
+            with reading_task(task.path):
+                task_row(task, {}, {})
+        except UserError as error:
+            refused[task.name] = error.what
+    sandbox, left_out = choose_sandbox([task for task in tasks if task.name not in refused])
+    left_out |= refused
+    kept = [task for task in tasks if task.name not in left_out]
+    if not kept:
+        name, reason = next(iter(left_out.items()))
+        what = f"none of the {len(tasks)} tasks can run here ({name}: {reason})"
+        raise UserError(what, where=str(source), do=f"`harbortrainer tasks check {source}` checks each task")
+    saved = read_split(Path(source.where)) if source.kind == "folder" else None
+    split = choose_split(kept, saved)
+    sides = {task.name: "train" for task in kept} if split is None else assign_sides(kept, split)
+    return ChosenTasks(
+        source=source,
+        train=[task for task in kept if sides[task.name] == "train"],
+        held_out=[task for task in kept if sides[task.name] == "eval"],
+        split=split,
+        saved=saved is not None,
+        sandbox=sandbox,
+        left_out=dict(sorted(left_out.items())),
+        unreadable=unreadable,
+    )
+
+
+def _default_folder() -> Path:
+    if DEFAULT_FOLDER.is_dir():
+        return DEFAULT_FOLDER
+    do = "pass a folder or a source (docs/tasks.md), or write a first task: `harbortrainer tasks new my-tasks/first`"
+    raise UserError(f"no tasks named, and there is no {DEFAULT_FOLDER}", where="harbortrainer init", do=do)
+
+
+def choose_split(tasks: Sequence[TaskRef], saved: SavedSplit | None) -> SavedSplit | None:
+    """Choose the split that holds out a number of tasks near the default share; None if it cannot hold out any.
+
+    Args:
+        tasks: The tasks that can run.
+        saved: The split saved in their folder, which overrides any other.
+    """
+    if saved is not None:
+        return saved
+    shares = _SHARES if len(tasks) < _ENOUGH_TASKS else _SHARES[:1]
+    counts = {share: _count_held_out(tasks, share) for share in shares}
+    usable = [share for share in shares if 0 < counts[share] < len(tasks)]
+    if not usable:
+        return None
+    best = min(usable, key=lambda share: abs(counts[share] - _EVAL_SHARE * len(tasks)))
+    return SavedSplit(eval_share=best, near_copy=NEAR_COPY)
+
+
+def _count_held_out(tasks: Sequence[TaskRef], share: float) -> int:
+    sides = assign_sides(tasks, SavedSplit(eval_share=share, near_copy=NEAR_COPY))
+    return sum(side == "eval" for side in sides.values())
+
+
+def choose_sandbox(tasks: Sequence[TaskRef]) -> tuple[SandboxChoice, dict[str, str]]:
+    """Choose the sandbox that runs the most tasks: `local`, else `auto`, else `docker`.
+
+    Returns:
+        The sandbox, and the reason why a task cannot run in it, by the task's name.
+    """
+    found: list[tuple[SandboxChoice, dict[str, str]]] = []
+    for choice in _possible_sandboxes():
+        found.append((choice, _left_out(tasks, choice)))
+        if not found[-1][1]:
+            break
+    return min(found, key=lambda pair: len(pair[1]))
+
+
+def _possible_sandboxes() -> list[SandboxChoice]:
+    """Return the sandboxes that can start on this machine, the fastest first; `docker` if there are none."""
+    local, docker = _local_problem(), docker_daemon.daemon()
+    choices = []
+    if not local:
+        kwargs: dict[str, object] = {"image": "host"} if builder_problem() else {}
+        root = (
+            "on this machine's root filesystem, since no image builder is installed" if kwargs else "without a daemon"
+        )
+        choices.append(SandboxChoice("local", f"starts in milliseconds, {root}", kwargs))
+    if not local and not isinstance(docker, str):
+        choices.append(SandboxChoice(AUTO, "local for each task that it supports, else Docker"))
+    if not isinstance(docker, str):
+        choices.append(SandboxChoice("docker", "local sandboxes cannot run these tasks here"))
+    return choices or [SandboxChoice("docker", f"to be installed: {docker}; local sandboxes: {local}")]
+
+
+def _local_problem() -> str:
+    if missing := missing_tools():
+        return f"{', '.join(missing)} not found"
+    return asyncio.run(problem()) or ""
+
+
+def _left_out(tasks: Sequence[TaskRef], choice: SandboxChoice) -> dict[str, str]:
+    """Return the reason why a task cannot run in a sandbox, by the task's name; unset variables are no reason."""
+    variables = task_checks.variables()
+    buildx = program_output("docker", "buildx", "version") is not None
+    found = {}
+    for task in tasks:
+        report = task_checks.inspect_tasks([task], choice.kind, choice.kwargs, variables)
+        reasons = [text.removeprefix(f"{task.name} (").removesuffix(")") for text in report.unsupported]
+        reasons += [f"can access this machine: {access}" for access in report.exposed.values()]
+        in_docker = any(environment_entry(kind).needs_docker for kind in report.placements)
+        if in_docker and not buildx and TaskRequirements(task.path).restricts_network:
+            reasons.append("restricts its network, which needs docker buildx")
+        if reasons:
+            found[task.name] = reasons[0]
+    return found
