@@ -83,6 +83,27 @@ def test_source_may_be_one_task_or_whole_repository(tmp_path) -> None:
     assert names(f"{url}@{at}#.") == ["alone"]
 
 
+def test_whole_repository_has_the_tasks_of_its_clone_at_any_depth(repository, tmp_path) -> None:
+    make_task(repository / "near", "Do near.")
+    make_task(repository / "sets" / "2026" / "easy" / "far", "Do far.")
+    make_task(repository / ".hidden" / "draft", "Do no draft.")
+    url = bare(repository, tmp_path / "r.git") if commit(repository) else ""
+    clone = {task.name: task.key for task in load_folder(repository)}
+    assert list(clone) == ["near", "sets/2026/easy/far", "tasks/hard/two", "tasks/one"]
+    assert {task.name: task.key for task in load_source(task_source(f"{url}@main#."))} == clone
+
+
+@pytest.mark.parametrize("name", ["sort-files", ".sort-files"])
+def test_repository_that_is_one_task_is_named_after_it(name, tmp_path, own_cache) -> None:
+    make_task(tmp_path / "work", "Sort the files.")
+    at = commit(tmp_path / "work")
+    url = bare(tmp_path / "work", tmp_path / f"{name}.git")
+    (task,) = load_source(task_source(f"{url}@{at}#."))
+    assert task.name == "sort-files" and not (task.path / ".git").exists()
+    with pytest.raises(UserError, match=r"no folder 'tasks' at that commit; .* or URL@COMMIT#. for all"):
+        fetch(task_source(f"{url}@{at}"))
+
+
 def test_lfs_pointers_are_named_and_other_tasks_kept(repository, tmp_path) -> None:
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
     (repository / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")

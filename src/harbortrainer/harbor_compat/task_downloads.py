@@ -37,6 +37,15 @@ class SafeTaskClient(TaskClient):
         shutil.copytree(source_path, target_path, symlinks=True, ignore=shutil.ignore_patterns(".git"))
 
 
+class RepositoryClient(SafeTaskClient):
+    """Downloads a whole repository. Harbor passes the path to git's sparse checkout, in which `.` matches no file."""
+
+    PATH = Path("*")
+
+    def _copy_task_source_to_target(self, source_path: Path, target_path: Path, **_: object) -> None:
+        super()._copy_task_source_to_target(source_path.parent, target_path)
+
+
 async def pin(source: TaskSource) -> str:
     """Return the commit or version that a source refers to now. Raises the errors of `download`."""
     if source.kind == "git":
@@ -46,7 +55,7 @@ async def pin(source: TaskSource) -> str:
 
 
 async def download(source: TaskSource, target: Path) -> None:
-    """Download a source into a new folder, one folder per task.
+    """Download a source into a new folder: a folder per task, or a folder of a git repository as it is.
 
     Temporary files go beside the target and into `TMPDIR`, whose path must not contain links.
 
@@ -70,11 +79,10 @@ async def download(source: TaskSource, target: Path) -> None:
 
 async def _download_git(source: TaskSource, target: Path) -> None:
     part = source.part or DEFAULT_GIT_FOLDER
-    if part == ".":
-        listed = await GitRepoRegistryClient(_repository(source), path=Path()).get_dataset_metadata("")
-        await _place(listed.task_ids, target)
-        return
-    (fetched,) = await _fetch([GitTaskId(git_url=source.where, git_commit_id=source.at, path=Path(part))], target)
+    whole = part == "."
+    client, path = (RepositoryClient(), RepositoryClient.PATH) if whole else (SafeTaskClient(), Path(part))
+    task_id = GitTaskId(git_url=source.where, git_commit_id=source.at, path=path)
+    (fetched,) = await _fetch([task_id], target, client)
     fetched.path.rename(target)
 
 
@@ -85,16 +93,16 @@ def _repository(source: TaskSource) -> ResolvedRepo:
     )
 
 
-async def _fetch(ids: Sequence[TaskId], target: Path) -> list[TaskDownloadResult]:
+async def _fetch(ids: Sequence[TaskId], target: Path, client: TaskClient) -> list[TaskDownloadResult]:
     """Download tasks beside the target, one folder each, in the order of `ids`."""
-    return (await SafeTaskClient().download_tasks(list(ids), output_dir=target.with_name("clone"))).results
+    return (await client.download_tasks(list(ids), output_dir=target.with_name("clone"))).results
 
 
 async def _place(ids: Sequence[TaskId], target: Path) -> None:
     """Download each task into a folder with its name, or with its whole path if another task has that name."""
     if not ids:
         raise ValueError("it contains no tasks")
-    fetched = await _fetch(ids, target)
+    fetched = await _fetch(ids, target, SafeTaskClient())
     counts = Counter(task_id.get_name() for task_id in ids)
     for task_id, result in zip(ids, fetched, strict=True):
         name = task_id.get_name()

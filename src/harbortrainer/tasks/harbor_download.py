@@ -93,7 +93,7 @@ def _user_error(source: TaskSource, failure: str) -> UserError:
     if re.search(MISSING_REVISION, failure):
         return UserError(f"has no commit {source.at!r}", where=where, do="give the full hash of an existing commit")
     if re.search("folder|director", failure):
-        return UserError(reason, where=where, do="name the folder that holds the tasks: URL@COMMIT#FOLDER")
+        return UserError(reason, where=where, do="name the tasks' folder: URL@COMMIT#FOLDER, or URL@COMMIT#. for all")
     return UserError(reason, where=where, do="correct the URL")
 
 

@@ -185,13 +185,19 @@ def _fetch_into(source: TaskSource, home: Path) -> None:
         broken = _download(source, got, scratch)
         if (got / TASK_FILE).is_file():  # the source is one task
             got.rename(scratch / "task")
-            (scratch / "task").rename(_make_folder(got) / (Path(source.part).name or "task"))
+            (scratch / "task").rename(_make_folder(got) / _name_of_one(source))
         lock = _inspect_download(source, got, broken)
         got.rename(_make_folder(new) / FOLDER)
         lock.write(new)
         if home.exists():
             home.rename(scratch / "old")
         new.rename(home)
+
+
+def _name_of_one(source: TaskSource) -> str:
+    """Return the name of a source's only task: its folder's, or its repository's."""
+    named = Path(source.part).name or re.split("[/:]", source.where.rstrip("/"))[-1].removesuffix(".git")
+    return named.lstrip("._") or "task"
 
 
 def _make_folder(folder: Path) -> Path:
