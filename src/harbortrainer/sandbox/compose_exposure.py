@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from harbortrainer.sandbox.compose_files import (
+    MAIN,
     ComposeFileError,
     as_list,
     as_mapping,
@@ -21,7 +22,6 @@ from harbortrainer.sandbox.compose_files import (
     read_compose,
     read_text,
 )
-from harbortrainer.sandbox.containers.shell import MAIN
 
 _HARMLESS_KEYS = re.compile(
     r"""

@@ -198,6 +198,11 @@ def parse(text: str) -> Recipe:
     return recipe
 
 
+def base_image(text: str) -> str:
+    """Return the base image of a Dockerfile's last stage; SandboxBuildError if it is invalid."""
+    return _base(DockerfileParser(fileobj=as_file(extract_heredocs(text)[0])))
+
+
 def _base(parser: DockerfileParser) -> str:
     try:
         images = parser.parent_images

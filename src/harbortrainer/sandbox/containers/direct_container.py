@@ -18,9 +18,10 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 from harbor.environments.base import ExecResult, OutputCallback
 
+from harbortrainer.sandbox.compose_files import MAIN
 from harbortrainer.sandbox.containers import container_exit
 from harbortrainer.sandbox.containers.container_exit import GONE_STATUSES
-from harbortrainer.sandbox.containers.shell import MAIN, ContainerShell, ServiceCommand, ShellResult, can_run
+from harbortrainer.sandbox.containers.shell import ContainerShell, ServiceCommand, ShellResult, can_run
 from harbortrainer.sandbox.errors_and_changes import SandboxStartError
 
 _COMPOSE = "com.docker.compose."

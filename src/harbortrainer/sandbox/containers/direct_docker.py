@@ -18,6 +18,7 @@ from aiodocker.exceptions import DockerError
 from harbor.environments.base import ExecResult
 
 from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
+from harbortrainer.sandbox.compose_files import MAIN
 from harbortrainer.sandbox.containers import container_exit, daemon_client, shell
 from harbortrainer.sandbox.containers.direct_container import DirectContainer, compose_labels
 from harbortrainer.sandbox.containers.shell import ServiceCommand
@@ -220,7 +221,7 @@ class DirectDocker:
 
     @property
     def _name(self) -> str:
-        return f"{self._environment.project}-{shell.MAIN}-1"
+        return f"{self._environment.project}-{MAIN}-1"
 
     async def _exec(self, container: DirectContainer, call: ComposeCall) -> ExecResult | None:
         command = shell.parse_exec(call.words)

@@ -17,7 +17,8 @@ import aiohttp
 from aiodocker.containers import DockerContainer
 from aiodocker.stream import Stream
 
-MAIN = "main"
+from harbortrainer.sandbox.compose_files import MAIN
+
 _OPTIONS_WITH_VALUE = ("-w", "-e", "-u")
 
 
