@@ -12,7 +12,18 @@ from typing import Annotated, cast
 import typer
 
 from harbortrainer import __version__
-from harbortrainer.cli_tasks import DEFAULT_TASKS, TASKS_HELP, EnvironmentKwargOption, TrustOption, tasks_app
+from harbortrainer.cli_tasks import (
+    DEFAULT_TASKS,
+    TASKS_HELP,
+    EnvironmentKwargOption,
+    ExcludeOption,
+    IncludeOption,
+    LimitOption,
+    ShardOption,
+    SkipBadOption,
+    TrustOption,
+    tasks_app,
+)
 from harbortrainer.commands.encoding import escape_unprintable, restart_in_utf8
 from harbortrainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, RunStoppedError, UserError
 
@@ -158,6 +169,11 @@ def evaluation(
     ] = None,
     price_in: Annotated[float | None, typer.Option(min=0.0, help="Dollars per million prompt tokens.")] = None,
     price_out: Annotated[float | None, typer.Option(min=0.0, help="Dollars per million completion tokens.")] = None,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    limit: LimitOption = None,
+    shard: ShardOption = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Evaluate a model or agent on tasks (mean reward, pass@k, pass^k), or compare two evaluations."""
     from harbortrainer.commands.evaluate import EvalOrder, evaluate

@@ -1,11 +1,14 @@
 """The command `harbortrainer tasks` and its sub-commands, and the options that other commands share with it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harbortrainer.config.plugin import NEAR_COPY, TasksetKeys
+
+if TYPE_CHECKING:
+    from harbortrainer.tasks.task_subset import TaskSubset
 
 tasks_app = typer.Typer(
     help="Write, check, list, fetch and split Harbor tasks.", no_args_is_help=True, rich_markup_mode=None
@@ -25,6 +28,23 @@ TrustOption = Annotated[
     list[str] | None,
     typer.Option(help="Task (name or pattern) that may access this machine's files and secrets. Repeatable."),
 ]
+IncludeOption = Annotated[
+    list[str] | None, typer.Option(help="Shell pattern for task names; only matching tasks are used. Repeatable.")
+]
+ExcludeOption = Annotated[list[str] | None, typer.Option(help="Shell pattern for task names to leave out. Repeatable.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Most tasks to use, by name.")]
+ShardOption = Annotated[str | None, typer.Option(metavar="I/N", help="Use the I-th of N disjoint parts, e.g. 1/4.")]
+SkipBadOption = Annotated[
+    bool, typer.Option("--skip-bad", help="Exit code 0 although tasks that cannot be used were left out.")
+]
+
+
+def subset_of(context: typer.Context) -> "TaskSubset":
+    """Return the tasks that a command's options select."""
+    from harbortrainer.tasks.task_subset import TaskSubset
+
+    given = context.params
+    return TaskSubset(given["include"] or (), given["exclude"] or (), given["shard"], given["limit"], given["skip_bad"])
 
 
 @tasks_app.command("new")
@@ -37,6 +57,7 @@ def tasks_new(folder: Annotated[Path, typer.Argument(help="Folder to write, e.g.
 
 @tasks_app.command("check")
 def tasks_check(
+    context: typer.Context,
     tasks: TasksArgument,
     environment: Annotated[str, typer.Option(help="Sandbox type: local, docker, ...")] = "local",
     environment_kwarg: EnvironmentKwargOption = None,
@@ -47,9 +68,14 @@ def tasks_check(
     reward_key: Annotated[str | None, typer.Option(help="Key of the rewards to train on, as in the run file.")] = None,
     leftovers: Annotated[str, typer.Option(help="Processes left by the agent before grading: keep, or kill.")] = "keep",
     keep: Annotated[Path | None, typer.Option(help="Folder to keep the trials in.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip tasks that passed before.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip tasks with a verdict of an earlier check.")] = False,
     json: Annotated[Path | None, typer.Option(help="JSON file to write all trials to.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Markdown file to write a table to.")] = None,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    limit: LimitOption = None,
+    shard: ShardOption = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Run each task with its oracle, with an agent that does nothing, and with cheating agents."""
     from harbortrainer.commands.check_tasks import CheckPlan, SandboxOptions, check_tasks
@@ -65,23 +91,31 @@ def tasks_check(
         json=json,
         markdown=markdown,
     )
-    raise typer.Exit(check_tasks(tasks, SandboxOptions(environment, environment_kwarg or [], trust or []), plan))
+    where = SandboxOptions(environment, environment_kwarg or [], trust or [])
+    raise typer.Exit(check_tasks(tasks, subset_of(context), where, plan))
 
 
 @tasks_app.command("list")
 def tasks_list(
+    context: typer.Context,
     tasks: TasksArgument,
     difficulty: Annotated[Path | None, typer.Option(help="Pass rates, as `eval --difficulty` writes them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    limit: LimitOption = None,
+    shard: ShardOption = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """List tasks with their requirements, their access to this machine, checks and pass rates."""
     from harbortrainer.commands.tasks import list_tasks
 
-    raise typer.Exit(list_tasks(tasks, difficulty=difficulty, as_json=as_json))
+    raise typer.Exit(list_tasks(tasks, subset_of(context), difficulty=difficulty, as_json=as_json))
 
 
 @tasks_app.command("fetch")
 def tasks_fetch(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -90,35 +124,52 @@ def tasks_fetch(
         ),
     ],
     to: Annotated[Path | None, typer.Option(help="Folder to copy the tasks and their lock file to.")] = None,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    limit: LimitOption = None,
+    shard: ShardOption = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Download a task set and print the line that pins it in a run file."""
     from harbortrainer.commands.tasks import fetch_tasks
 
-    raise typer.Exit(fetch_tasks(source, to))
+    raise typer.Exit(fetch_tasks(source, subset_of(context), to))
 
 
 @tasks_app.command("split")
 def tasks_split(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder of Harbor tasks.")],
     eval_share: Annotated[float, typer.Option(min=0.001, max=0.999, help="Share of tasks to hold out.")] = 0.2,
     near_copy: NearCopyOption = NEAR_COPY,
     write: Annotated[
         bool, typer.Option("--write", help="Save the split to FOLDER/split.json so future tasks keep it.")
     ] = False,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    limit: LimitOption = None,
+    shard: ShardOption = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Show the train/eval split of a folder. Near copies are kept on one side."""
     from harbortrainer.commands.tasks import split_tasks
 
-    raise typer.Exit(split_tasks(folder, eval_share=eval_share, near_copy=near_copy, write=write))
+    raise typer.Exit(split_tasks(folder, subset_of(context), eval_share=eval_share, near_copy=near_copy, write=write))
 
 
 @tasks_app.command("overlap")
 def tasks_overlap(
+    context: typer.Context,
     trained: Annotated[str, typer.Argument(help="Folder or source of the training tasks.")],
     held_out: Annotated[str, typer.Argument(help="Folder or source of the evaluation tasks.")],
     near_copy: NearCopyOption = NEAR_COPY,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    limit: LimitOption = None,
+    shard: ShardOption = None,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """List evaluation tasks that are copies or near copies of training tasks. Exit code 1 if there are any."""
     from harbortrainer.commands.tasks import show_overlap
 
-    raise typer.Exit(show_overlap(trained, held_out, near_copy=near_copy))
+    raise typer.Exit(show_overlap(trained, held_out, subset_of(context), near_copy=near_copy))

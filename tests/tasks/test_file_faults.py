@@ -1,10 +1,12 @@
-"""Detection of shell scripts with Windows line endings."""
+"""Faults in a task's files: Windows line endings, and installations without a network."""
 
 from pathlib import Path
 
 import pytest
 
-from harbortrainer.tasks.task_check import crlf_scripts, crlf_warning
+from harbortrainer.config.table import TomlTable
+from harbortrainer.sandbox.task_requirements import TaskRequirements
+from harbortrainer.tasks.file_faults import faults
 
 SCRIPTS = {
     "environment/begin": b"#!/usr/bin/env bash\r\n",
@@ -34,13 +36,61 @@ def task(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def found(task: Path, config: TomlTable | None = None) -> dict[str, str]:
+    return {finding.what: finding.category for finding in faults(TaskRequirements(task, config or {}))}
+
+
 def test_finds_crlf_shell_scripts_in_every_task_folder(task: Path) -> None:
-    assert crlf_scripts(task, {"environment": {"os": "linux"}}) == crlf_scripts(task, {}) == list(SCRIPTS)
+    (what,) = found(task, {"environment": {"os": "linux"}})
+    first = ", ".join(list(SCRIPTS)[:3])
+    assert f"in {first} and {len(SCRIPTS) - 3} more: remove them (sed -i 's/\\r$//' FILE)" in what
+    for script in SCRIPTS:
+        (task / script).unlink()
+    assert found(task) == {}
 
 
 def test_ignores_crlf_scripts_of_windows_tasks(task: Path) -> None:
-    assert crlf_scripts(task, {"environment": {"os": "windows"}}) == []
+    assert found(task, {"environment": {"os": "windows"}}) == {}
 
 
-def test_crlf_warning_lists_first_scripts() -> None:
-    assert "in a, b, c and 2 more: " in crlf_warning(list("abcde")) and "in a, b, c: " in crlf_warning(list("abc"))
+def test_finds_patches_with_windows_line_endings(tmp_path: Path) -> None:
+    (tmp_path / "solution").mkdir()
+    (tmp_path / "solution/fix.patch").write_bytes(b"--- a\n+++ b\n@@ -1 +1 @@\n-a\r\n+b\r\n")
+    (tmp_path / "solution/fine.diff").write_bytes(b"--- a\n+++ b\n")
+    (tmp_path / "solution/table.csv").write_bytes(b"a\r\n")
+    what = "Windows line endings in patches, which do not apply to files with Unix ones: solution/fix.patch"
+    assert found(tmp_path) == {what: "task"}
+
+
+CLOSED: TomlTable = {"network_mode": "no-network"}
+
+
+@pytest.mark.parametrize(
+    ("config", "script", "install"),
+    [
+        ({"environment": CLOSED}, "set -e\napt-get -qq update\n", "apt-get -qq update"),
+        ({"environment": {"allow_internet": False}}, "uvx pytest /tests\n", "uvx"),
+        ({"verifier": CLOSED}, "curl -LsSf https://astral.sh/uv/install.sh | sh", "curl -LsSf https://astral.sh"),
+        ({"environment": CLOSED}, "# apt-get update\npytest /tests\n", ""),
+        ({"environment": CLOSED}, "curl -f http://localhost:8080/health\n", ""),
+        ({}, "pip install pytest\n", ""),
+        ({"agent": CLOSED}, "pip install pytest\n", ""),
+        ({"environment": CLOSED, "verifier": {"network_mode": "public"}}, "pip install pytest\n", ""),
+        ({"environment": CLOSED, "verifier": {"environment": {"docker_image": "a"}}}, "pip install pytest\n", ""),
+    ],
+)
+def test_names_what_a_verifier_without_network_installs(
+    config: TomlTable, script: str, install: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test.sh").write_text(script)
+    what = f"the verifier has no network, but installs software (tests/test.sh: {install}): do it in the Dockerfile"
+    assert found(tmp_path, config) == ({what: "verifier"} if install else {})
+
+
+def test_reads_the_verifiers_of_steps_and_their_networks(tmp_path: Path) -> None:
+    (tmp_path / "steps/two/tests").mkdir(parents=True)
+    (tmp_path / "steps/two/tests/test.sh").write_text("npm ci\n")
+    steps: TomlTable = {"steps": [{"name": "one"}, {"name": "two", "verifier": CLOSED}]}
+    assert "(steps/two/tests/test.sh: npm ci)" in "".join(found(tmp_path, steps))
+    assert found(tmp_path, {"verifier": CLOSED, "steps": [{"name": "two"}]}) == {}

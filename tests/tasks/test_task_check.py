@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,11 +12,14 @@ from e2e_environments import LosesItsFolder
 from patience import wait_until
 
 from harbortrainer.cli import main
+from harbortrainer.doctor import docker_daemon
 from harbortrainer.harbor_compat.task_lint import has_lint
 from harbortrainer.tasks.cheats import CHEATS
+from harbortrainer.tasks.checked_trial import CheckedTrial
 from harbortrainer.tasks.task_check import CHECKED_FILE, check_tasks, needs_no_service, passed_keys
 from harbortrainer.tasks.task_folder import load_folder
-from harbortrainer.tasks.verdict import CheckedTrial, Verdict, verdict_of
+from harbortrainer.tasks.verdict import Verdict, bad, verdict_of
+from harbortrainer.tasks.verdict_log import VERDICTS_FILE, VerdictLog
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import Timings
 
@@ -63,15 +69,6 @@ def faulty_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.e2e
-async def test_check_and_list_report_the_same_harbor_error(tmp_path: Path) -> None:
-    write_task(tmp_path, "named", toml='[task]\nname = "without an organization"\n')
-    (verdict,) = await check_tasks(load_folder(tmp_path))
-    problem = verdict.problem
-    assert problem.startswith(f"{tmp_path / 'named' / 'task.toml'}: task.name: Package name must be in")
-    assert problem.endswith("; change it") and "pydantic" not in problem
-
-
-@pytest.mark.e2e
 def test_check_stops_when_kept_folder_is_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +83,7 @@ def test_check_stops_when_kept_folder_is_moved(
     code = main(["tasks", "check", "tasks", *options, *where])
     out, err = capfd.readouterr()
     stopped = "stopped: the --keep folder kept was removed or moved during the check; "
-    assert (code, err) == (1, f"{stopped}run the same command with --resume to skip tasks that passed\n")
+    assert (code, err) == (1, f"{stopped}run the same command with --resume to continue\n")
     assert out == "ok   a\n" and len(passed_keys()) == 1
     assert [task["task"] for task in json.loads(Path("found.json").read_text())["tasks"]] == ["a"]
     assert sorted(started) == sorted(ended) == ["a", "a", "b", "c", "d"]
@@ -115,6 +112,7 @@ async def test_check_finds_every_faulty_task(faulty_tasks: Path, tmp_path: Path)
     assert by_name["no-solution"].note == "no solution, so the oracle was not run"
     assert "the verifier accepts any result" in by_name["passes-everybody"].problem
     assert "the oracle's reward is 0" in by_name["oracle-fails"].problem
+    assert "(the solution ended with exit code 0 and no output)" in by_name["oracle-fails"].problem
     assert "/app/done is missing" in by_name["oracle-fails"].problem
     assert "sandbox_error" in by_name["cannot-build"].problem
     assert "verifier_error" in by_name["gives-up"].problem
@@ -134,9 +132,12 @@ async def test_bad_task_verdict_names_crlf_scripts(tmp_path: Path) -> None:
         lines = path.read_text() if path.exists() else "#!/bin/bash\n"
         path.write_text(lines, newline="\r\n")
     grades, passes, solves = await check_tasks(load_folder(tmp_path), environment_kwargs={"image": "host"})
-    remedy = "; Windows line endings, which Linux shells cannot run, in {}: remove them (sed -i 's/\\r$//' FILE)"
-    assert "ended as verifier_error" in grades.problem and grades.problem.endswith(remedy.format("tests/test.sh"))
-    assert "oracle's reward is 0" in solves.problem and solves.problem.endswith(remedy.format("solution/solve.sh"))
+    remedy = (
+        "Windows line endings, which Linux shells cannot run, in {}: remove them (sed -i 's/\\r$//' FILE); the oracle"
+    )
+    assert "ended as verifier_error" in grades.problem and grades.problem.startswith(remedy.format("tests/test.sh"))
+    assert "oracle's reward is 0" in solves.problem and solves.problem.startswith(remedy.format("solution/solve.sh"))
+    assert {verdict.findings[0].category for verdict in (grades, solves)} == {"task"}
     assert passes.problem == passes.note == ""
 
 
@@ -247,20 +248,31 @@ def test_check_command_continues_after_bad_task_and_resumes(
     assert main(["tasks", "check", str(faulty_tasks), *quick, *reports]) == 1
     printed = capsys.readouterr().out
     assert "BAD" in printed.splitlines()[0] and "unreadable/task.toml" in printed.splitlines()[0]
-    assert "2 of 7 tasks are fit to train on" in printed
+    summary = "2 of 7 tasks are fit to train on (not fit: 2 verifier, 1 build, 1 solution, 1 task)"
+    assert summary in printed
     assert ("\nlint good  task.toml [shared-verifier] Verifier shares" in printed) is has_lint()
     assert set(json.loads(CHECKED_FILE.read_text())) == passed_keys("local") != passed_keys("docker")
     report = json.loads(Path("reports/check.json").read_text())
     verdicts = {task["task"]: Verdict.model_validate(task) for task in report["tasks"]}
-    assert report["fit"] == 2 and len(verdicts) == 6 and "unreadable" in report["unreadable"][0]
+    assert report["fit"] == 2 and report["total"] == len(verdicts) == 7
+    assert report["not_fit"] == {"verifier": 2, "task": 1, "build": 1, "solution": 1}
+    categories = {name: [(f.severity, f.category) for f in verdict.findings] for name, verdict in verdicts.items()}
+    assert categories["oracle-fails"] == [("bad", "solution")] and categories["unreadable"] == [("bad", "task")]
+    assert categories["no-solution"] == [("note", "solution")] and categories["good"] == []
     assert [trial.agent for trial in verdicts["good"].trials] == ["oracle", "nop", "forged-reward"]
     assert all(trial.seconds.total for trial in verdicts["good"].trials)
     table = Path("reports/check.md").read_text().splitlines()
     assert any(row.startswith("| good | ok | 1 | 0 | ") for row in table) and len(table) == 6 + 7
     assert main(["tasks", "check", str(faulty_tasks), *quick, "--resume"]) == 1
     again = capsys.readouterr().out
-    assert "2 tasks passed before" in again and "ok   good" not in again
-    assert "2 of 7 tasks are fit to train on" in again
+    assert "6 tasks were checked before" in again and "unreadable" in again
+    assert not any(f"  {name}" in again for name in ("good", "gives-up", "cannot-build"))
+    assert summary in again and len(VERDICTS_FILE.read_text().splitlines()) == 6
+    (faulty_tasks / "good/instruction.md").write_text("Make /app/done, please.")
+    options = ["--include", "good", "--include", "gives-up", "--resume"]
+    assert main(["tasks", "check", str(faulty_tasks), *quick, *options]) == 1
+    again = capsys.readouterr().out
+    assert "1 tasks were checked before" in again and "ok   good" in again, "a changed task is checked again"
 
 
 @pytest.mark.parametrize(
@@ -331,6 +343,78 @@ def test_report_has_stack_trace_of_librarys_exception(tmp_path: Path, capsys: py
     options = ["--environment-kwarg", "image=host", "--repeats", "1", "--cheats", "none"]
     assert main(["tasks", "check", str(tmp_path / "tasks"), *options, "--json", str(tmp_path / "report.json")]) == 1
     (verdict,) = json.loads((tmp_path / "report.json").read_text())["tasks"]
+    assert verdict["findings"][0]["category"] == "task"
     assert verdict["trace"].startswith("Traceback") and "Error: " in verdict["trace"]
     printed = capsys.readouterr()
     assert "BAD  looping" in printed.out and "Traceback" not in printed.out + printed.err
+
+
+STOPPED = "stopped; to continue, run the same command with --resume\n"
+CHECK = "import sys; from harbortrainer.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_check_loses_no_verdict(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_task(tmp_path / "tasks", "first", solution="echo no such tool >&2; exit 3")
+    write_task(tmp_path / "tasks", "second", solution="sleep 3000")
+    reports = ["--json", "found/check.json", "--markdown", "found/check.md", "--environment-kwarg", "image=host"]
+    words = ["tasks", "check", "tasks", "--repeats", "1", "--cheats", "none", "--parallel", "2", *reports]
+    child = subprocess.Popen([sys.executable, "-c", CHECK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None and b"BAD  first" in child.stdout.readline()
+    child.send_signal(number)
+    out, err = child.communicate()
+    assert (child.returncode, err.decode()) == {signal.SIGTERM: (130, STOPPED), signal.SIGKILL: (-9, "")}[number], out
+    for _ in range(2):
+        report = json.loads(Path("found/check.json").read_text())
+        assert [task["task"] for task in report["tasks"]] == ["first"]
+        words_of_both = "the solution failed (the solution ended with exit code 3, its last lines: no such tool) "
+        assert f"{words_of_both}(the verifier's last lines: /app/done is missing)" in report["tasks"][0]["problem"]
+        assert "| first | BAD | 0 | 0 |" in Path("found/check.md").read_text()
+        assert main([*words, "--resume", "--include", "first"]) == 1
+    assert capsys.readouterr().out.count("1 tasks were checked before") == 2
+
+
+def test_a_torn_log_line_is_dropped_and_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    VERDICTS_FILE.parent.mkdir()
+    log, other = VerdictLog({"repeats": 1}), VerdictLog({"repeats": 3})
+    first, second = (verdict_of(name, name, [trial("oracle", 1), trial("nop", 0)]) for name in "ab")
+    log.add(first)
+    other.add(second)
+    whole = VERDICTS_FILE.read_text()
+    VERDICTS_FILE.write_text(whole + whole[:50])
+    log.add(second)
+    assert log.read() == {("a", ""): first, ("b", ""): second} and other.read() == {("b", ""): second}
+
+
+def test_verdicts_that_depend_on_this_machine_are_not_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = VerdictLog({})
+    for blame in ("host", "network"):
+        lost = trial("oracle", None, Outcome.sandbox_error).model_copy(update={"blame": blame})
+        log.add(verdict_of("a", "a", [lost]))
+    log.add(Verdict(task="b", key="b", findings=[bad("unsupported", "refused")]))
+    assert log.read() == {} and not VERDICTS_FILE.exists()
+
+
+def test_one_task_that_needs_buildx_does_not_end_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answers = {"info": '{"ServerVersion": "1"}', "compose": "2.30.0", "buildx": None}
+    monkeypatch.setattr(docker_daemon, "program_output", lambda *words: answers[words[1]])
+    monkeypatch.setattr(docker_daemon.shutil, "which", lambda name: name)
+    closed = "services: {main: {}}"
+    write_task(tmp_path / "tasks", "closed", toml='[environment]\nnetwork_mode = "no-network"\n')
+    (tmp_path / "tasks/closed/environment/docker-compose.yaml").write_text(closed)
+    write_task(tmp_path / "tasks", "gpu", toml="[environment]\ngpus = 1\n")
+    assert main(["tasks", "check", "tasks", "--environment", "docker"]) == 1
+    out = capsys.readouterr().out
+    assert "BAD  closed  --environment: docker has no `buildx` command" in out
+    assert "0 of 2 tasks are fit to train on (not fit: 1 host, 1 unsupported)" in out
+    assert main(["tasks", "check", "tasks", "--environment", "docker", "--exclude", "gpu"]) == 2
+    assert "docker has no `buildx` command" in capsys.readouterr().err, "no task can run"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_folder import BadTasksError, content_key, load_folder, load_task
+from harbortrainer.tasks.content_key import content_key
+from harbortrainer.tasks.task_folder import BadTasksError, load_folder, load_task
 
 
 def make_task(folder: Path, toml: str = 'version = "1.0"\n', instruction: str = "Do it.") -> Path:

@@ -108,3 +108,36 @@ def test_list_prints_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_sample_tasks_load(folder: str) -> None:
     tasks = REPO / "datasets" / folder
     assert len(load_folder(tasks)) == len(list(tasks.rglob("task.toml"))) > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one/two",
+        "a.b-c_d/1",
+        "alone",
+        "",
+        "/two",
+        "one/",
+        "a/b/c",
+        ".a/b",
+        "a/.b",
+        "a/b..c",
+        "a b/c",
+        "a/b\n",
+        "\u00e4/b",
+    ],
+)
+def test_refuses_the_task_names_that_harbor_refuses(name: str, tmp_path: Path) -> None:
+    try:
+        TaskConfig.model_validate({"task": {"name": name}})
+    except ValueError:
+        refused = True
+    else:
+        refused = False
+    (make_task(tmp_path / "t") / "task.toml").write_text(f"[task]\nname = {json.dumps(name)}\n")
+    if refused:
+        with pytest.raises(UserError, match=r"task.name: .* is not ORGANIZATION/NAME, which Harbor requires"):
+            load_task(tmp_path / "t")
+    else:
+        assert load_task(tmp_path / "t").n_steps == 1

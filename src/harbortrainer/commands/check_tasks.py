@@ -1,112 +1,35 @@
 """`harbortrainer tasks check`: run oracle, nop and cheating agents on each task, and report the verdicts.
 
-Verdicts go to the terminal, and on request to a JSON file and a Markdown table.
+A verdict is logged in `outputs/verdicts.jsonl`, written to the requested reports, and then printed.
 """
 
 import asyncio
 import json
-import os
-from collections.abc import Generator, Sequence
+import signal
+import sys
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue
 
+from harbortrainer.commands.check_report import CheckReport, lint_lines, verdict_line
 from harbortrainer.commands.tasks import plain
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.task_source import task_source
 from harbortrainer.doctor import docker_daemon
-from harbortrainer.doctor.finding import stop_on_red
-from harbortrainer.doctor.machine_checks import existing
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.disk_faults import disk_error
 from harbortrainer.runs.display import Display
-from harbortrainer.runs.durable import write_whole
 from harbortrainer.tasks.cheats import CHEATS
+from harbortrainer.tasks.task_check import checked_as, record_passed
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
-from harbortrainer.tasks.task_store import load_source
-from harbortrainer.tasks.verdict import NOP, ORACLE, CheckedTrial, Verdict
-
-
-def verdict_line(verdict: Verdict) -> str:
-    """Format one verdict for the terminal."""
-    word = "BAD " if verdict.problem else "WEAK" if is_weak(verdict) else "ok  "
-    return f"{word} {verdict.task}  {findings_text(verdict)}".rstrip()
-
-
-def lint_lines(verdict: Verdict) -> list[str]:
-    """Format the findings of `harbor lint` on one task for the terminal, one line each."""
-    return [f"lint {verdict.task}  {finding}" for finding in verdict.lint]
-
-
-def is_weak(verdict: Verdict) -> bool:
-    """Whether a task that is fit to train on has a reward to look at first."""
-    return bool(verdict.forged or verdict.doubts)
-
-
-def findings_text(verdict: Verdict) -> str:
-    """Describe the findings on one task; empty when there are none."""
-    return "; ".join(filter(None, (verdict.problem, rewarded_cheats(verdict), *verdict.doubts, verdict.note)))
-
-
-def rewarded_cheats(verdict: Verdict) -> str:
-    """List the cheats that got a reward, with the reward."""
-    got = ", ".join(f"{cheat} ({reward:g})" for cheat, reward in verdict.forged.items())
-    return f"a reward without a solution: {got}" if got else ""
-
-
-def write_json(file: Path, verdicts: Sequence[Verdict], unread: Sequence[str], environment: str) -> None:
-    """Write all verdicts with all their trials."""
-    content = {
-        "environment": environment,
-        "fit": sum(not verdict.problem for verdict in verdicts),
-        "tasks": [verdict.model_dump(mode="json") for verdict in verdicts],
-        "unreadable": list(unread),
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(content, indent=1) + "\n")
-
-
-def write_markdown(file: Path, verdicts: Sequence[Verdict], unread: Sequence[str], environment: str) -> None:
-    """Write a table: task, verdict, rewards, seconds of each phase, findings."""
-    fit = sum(not verdict.problem for verdict in verdicts)
-    lines = [
-        f"# {fit} of {len(verdicts) + len(unread)} tasks are fit to train on (sandboxes: {environment})",
-        "",
-        "Seconds are means over the oracle's trials (nop's where there is no solution).",
-        "",
-        "| task | | oracle | nop | sandbox s | agent s | verifier s | findings |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_row(verdict) for verdict in verdicts),
-        *(f"| | BAD | | | | | | {_cell(what)} |" for what in unread),
-    ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, "\n".join(lines) + "\n")
-
-
-def _row(verdict: Verdict) -> str:
-    took = verdict.seconds
-    phases = (took.environment_setup, took.agent_execution, took.verifier)
-    cells = (
-        verdict.task,
-        verdict_line(verdict).split()[0],
-        _rewards(verdict.of(ORACLE)),
-        _rewards(verdict.of(NOP)),
-        *("" if seconds is None else f"{seconds:.2f}" for seconds in phases),
-        "; ".join(filter(None, (findings_text(verdict), *verdict.lint))),
-    )
-    return f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _rewards(trials: Sequence[CheckedTrial]) -> str:
-    return ", ".join("none" if trial.reward is None else f"{trial.reward:g}" for trial in trials)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+from harbortrainer.tasks.task_subset import LoadedTasks, TaskSubset, load_subset
+from harbortrainer.tasks.verdict import Verdict, bad
+from harbortrainer.tasks.verdict_log import VerdictLog
 
 
 class SandboxOptions:
@@ -144,7 +67,7 @@ class CheckPlan:
     keep: Path | None = None
     """Folder to keep the trials in."""
     resume: bool = False
-    """Skip tasks that passed before."""
+    """Skip tasks with a verdict of an earlier check with the same options."""
     json: Path | None = None
     markdown: Path | None = None
 
@@ -158,6 +81,16 @@ class CheckPlan:
             raise UserError(f"there is no cheat {unknown[0]!r}", where="--cheats", do=do)
         return names
 
+    def verdict_options(self, where: SandboxOptions) -> dict[str, JsonValue]:
+        """Return the options on which a verdict depends."""
+        return {
+            "repeats": self.repeats,
+            "cheats": list(self.chosen_cheats),
+            "reward_key": self.reward_key,
+            "leftovers": self.leftovers,
+            "environment_kwargs": where.kwargs,
+        }
+
     def chosen_leftovers(self, environment_type: str) -> Leftovers:
         """Return `leftovers`. Raises `UserError` for another word, or if the environment type cannot kill."""
         if self.leftovers == "keep":
@@ -167,113 +100,131 @@ class CheckPlan:
         do = 'write keep or kill; kill needs environment type "local" or "docker"'
         raise UserError(f"{self.leftovers!r} is not possible with {environment_type}", where="--leftovers", do=do)
 
-    def check_reports_writable(self) -> None:
-        """Raise `UserError` when a report file cannot be written. Call it before the trials run."""
-        for flag, file in (("--json", self.json), ("--markdown", self.markdown)):
-            if file is not None and (file.is_dir() or not os.access(existing(file.parent), os.W_OK)):
-                raise UserError(
-                    "cannot be written", where=f"{flag} {file}", do="name a file in a folder that you can write to"
-                )
+
+def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: CheckPlan) -> int:
+    """Run each task with oracle, nop and cheats; returns 1 when a task is not fit to train on.
+
+    Each verdict is logged and reported at once, so that nothing is lost when the check is stopped.
+
+    Raises:
+        UserError: The source has no tasks, or no task can run because of this machine.
+        RunStoppedError: The folder of the kept trials was removed, or its disk is full.
+        KeyboardInterrupt: SIGINT or SIGTERM stopped the check; its sandboxes were removed.
+    """
+    cheats, leftovers = plan.chosen_cheats, plan.chosen_leftovers(where.kind)
+    report = CheckReport(where.kind, 0, plan.json, plan.markdown)
+    report.check_writable()
+    loaded = load_subset(task_source(source), subset)
+    report.total = loaded.total
+    log = VerdictLog(plan.verdict_options(where))
+    pending, known = find_pending(loaded, where, log if plan.resume else None)
+    with Display() as display, display.bar("checking tasks", len(pending)) as bar:
+
+        def add(*verdicts: Verdict) -> None:
+            for verdict in verdicts:
+                log.add(verdict)
+                if not verdict.problem:
+                    record_passed([pending[verdict.task]], checked_as(verdict.environment, leftovers))
+            report.add(verdicts)
+            for verdict in verdicts:
+                for line in (verdict_line(verdict), *lint_lines(verdict)):
+                    display.line(plain(line))
+                bar.advance()
+
+        report.add(known.earlier)
+        if known.earlier:
+            display.line(f"{len(known.earlier)} tasks were checked before")
+        add(*known.unusable)
+        run_trials(list(pending.values()), where, plan, cheats, add)
+    report.print_summary()
+    left_out = len(loaded.bad) if subset.skip_bad else 0
+    return 0 if sum(not verdict.problem for verdict in report.verdicts) == report.total - left_out else 1
 
 
 @dataclass(frozen=True)
-class FoundTasks:
-    """The tasks of a source, before the check."""
+class KnownVerdicts:
+    """Verdicts that need no trial."""
 
-    pending: dict[str, TaskRef]
-    """Tasks to check, by name."""
-    passed_before: int
-    """Number of tasks that `resume` skips."""
-    unreadable: list[str]
-    """Errors of the tasks that cannot be read."""
-
-    @property
-    def total(self) -> int:
-        """Number of tasks in the source."""
-        return len(self.pending) + self.passed_before + len(self.unreadable)
+    earlier: list[Verdict] = field(default_factory=list)
+    """Verdicts of an earlier check."""
+    unusable: list[Verdict] = field(default_factory=list)
+    """Verdicts on tasks that cannot be read, or that this machine cannot run."""
 
 
-def check_tasks(source: str, where: SandboxOptions, plan: CheckPlan) -> int:
-    """Run each task with oracle, nop and cheats; returns 1 when a task is not fit to train on.
+def find_pending(
+    loaded: LoadedTasks, where: SandboxOptions, log: VerdictLog | None
+) -> tuple[dict[str, TaskRef], KnownVerdicts]:
+    """Return the tasks to check by name, and the verdicts on the others.
 
-    Each passed task is recorded at once, so `resume` continues a check that was stopped. The reports are written in
-    that case too, with the verdicts so far.
+    Args:
+        loaded: The tasks of the subset.
+        where: Their environment.
+        log: Log of an earlier check to continue; None checks all tasks.
 
     Raises:
-        RunStoppedError: The folder of the kept trials was removed, or its disk is full.
+        UserError: No task can run because of this machine.
     """
-    cheats = plan.chosen_cheats
-    plan.check_reports_writable()
-    found = find_tasks(source, where, plan)
-    verdicts: list[Verdict] = []
-    try:
-        run_trials(found, where, plan, cheats, verdicts)
-    finally:
-        report(plan, sorted(verdicts, key=lambda verdict: verdict.task), found.unreadable, where.kind)
-    return print_summary(verdicts, fit_before=found.passed_before, of=found.total)
-
-
-def find_tasks(source: str, where: SandboxOptions, plan: CheckPlan) -> FoundTasks:
-    """Load the tasks of a source. If some need Docker, check that it works.
-
-    Raises:
-        UserError: The source has no tasks, or Docker does not work.
-    """
-    from harbortrainer.tasks.task_check import checked_as, passed_keys
-
-    leftovers = plan.chosen_leftovers(where.kind)
-    unreadable: list[UserError] = []
-    tasks = load_source(task_source(source), skip=unreadable.append)
-    found = list(inspected(tasks, where.kind, where.kwargs, lambda task, error: unreadable.append(error)))
-    passed = {kind: passed_keys(checked_as(kind, leftovers)) for kind in {choice.kind for _, choice, _ in found}}
-    pending = {task.name: task for task, choice, _ in found if not plan.resume or task.key not in passed[choice.kind]}
-    if in_docker := [needs for _, choice, needs in found if environment_entry(choice.kind).needs_docker]:
-        closed = any(needs.restricts_network for needs in in_docker)
-        stop_on_red(list(docker_daemon.needed("--environment", closed=closed)))
-    return FoundTasks(pending, len(found) - len(pending), [str(error) for error in unreadable])
+    placed = list(inspected(list(loaded.tasks), where.kind, where.kwargs, loaded.leave_out))
+    logged = log.read() if log else {}
+    earlier = {
+        task.name: found.model_copy(update={"task": task.name})
+        for task, choice, _ in placed
+        if (found := logged.get((task.key, choice.kind)))
+    }
+    left = [one for one in placed if one[0].name not in earlier]
+    refused = docker_daemon.refusals(left, "--environment")
+    if left and len(refused) == len(left):
+        raise next(iter(refused.values()))
+    unusable = [Verdict(task=name, findings=[bad("task", str(error))]) for name, error in loaded.bad.items()]
+    pending = {}
+    for task, choice, _ in left:
+        if error := refused.get(task.name):
+            host = [bad("host", str(error))]
+            unusable.append(Verdict(task=task.name, key=task.key, environment=choice.kind, findings=host))
+        else:
+            pending[task.name] = task
+    return pending, KnownVerdicts(list(earlier.values()), unusable)
 
 
 def run_trials(
-    found: FoundTasks, where: SandboxOptions, plan: CheckPlan, cheats: Sequence[str], verdicts: list[Verdict]
+    tasks: Sequence[TaskRef],
+    where: SandboxOptions,
+    plan: CheckPlan,
+    cheats: Sequence[str],
+    on_verdict: Callable[[Verdict], None],
 ) -> None:
-    """Check the pending tasks; append each verdict as soon as it is known, print it, and record a passed task.
+    """Check the tasks.
 
     Raises:
         RunStoppedError: The folder of the kept trials was removed, or its disk is full.
+        KeyboardInterrupt: SIGINT or SIGTERM stopped the check; its sandboxes were removed.
     """
     from harbortrainer.tasks.task_check import check_tasks as check
-    from harbortrainer.tasks.task_check import checked_as, record_passed
 
-    leftovers = plan.chosen_leftovers(where.kind)
-    with Display() as display, display.bar("checking tasks", len(found.pending)) as bar:
-        for error in found.unreadable:
-            display.line(plain(f"BAD  {error}"))
-        if found.passed_before:
-            display.line(f"{found.passed_before} tasks passed before")
-
-        def record(verdict: Verdict) -> None:
-            verdicts.append(verdict)
-            if not verdict.problem:
-                record_passed([found.pending[verdict.task]], checked_as(verdict.environment, leftovers))
-            for line in (verdict_line(verdict), *lint_lines(verdict)):
-                display.line(plain(line))
-            bar.advance()
-
-        checking = check(
-            list(found.pending.values()),
+    async def until_stopped() -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
+        await check(
+            tasks,
             environment_type=where.kind,
             environment_kwargs=where.kwargs,
             trusted=where.trusted,
             repeats=plan.repeats,
             cheats=cheats,
             reward_key=plan.reward_key,
-            leftovers=leftovers,
+            leftovers=plan.chosen_leftovers(where.kind),
             concurrency=plan.parallel,
             keep=plan.keep,
-            on_verdict=record,
+            on_verdict=on_verdict,
         )
+
+    try:
         with keep_folder_errors(plan.keep):
-            asyncio.run(checking)
+            asyncio.run(until_stopped())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        print("stopped; to continue, run the same command with --resume", file=sys.stderr)
+        raise KeyboardInterrupt from None
 
 
 @contextmanager
@@ -287,22 +238,4 @@ def keep_folder_errors(folder: Path | None) -> Generator[None]:
             raise
         gone = f"the --keep folder {folder} was removed or moved during the check"
         what = gone if isinstance(error, FileNotFoundError) else fault.what
-        raise RunStoppedError(what, do="run the same command with --resume to skip tasks that passed") from error
-
-
-def report(plan: CheckPlan, verdicts: Sequence[Verdict], unread: Sequence[str], environment: str) -> None:
-    """Write the requested report files."""
-    if plan.json is not None:
-        write_json(plan.json, verdicts, unread, environment)
-    if plan.markdown is not None:
-        write_markdown(plan.markdown, verdicts, unread, environment)
-
-
-def print_summary(verdicts: Sequence[Verdict], *, fit_before: int, of: int) -> int:
-    """Print the last line and return the exit code."""
-    fit = [verdict for verdict in verdicts if not verdict.problem]
-    cheated, doubtful = sum(bool(v.forged) for v in fit), sum(bool(v.doubts) for v in fit)
-    more = f"; {cheated} of them reward a cheat" if cheated else ""
-    more += f"; {doubtful} of them have a doubtful reward" if doubtful else ""
-    print(f"{len(fit) + fit_before} of {of} tasks are fit to train on{more}")
-    return 0 if len(fit) + fit_before == of else 1
+        raise RunStoppedError(what, do="run the same command with --resume to continue") from error

@@ -13,10 +13,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from harbortrainer.commands.check_tasks import SandboxOptions
+from harbortrainer.commands.tasks import print_bad
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.run_sections import Prices
 from harbortrainer.config.task_source import TaskSource, task_source
-from harbortrainer.doctor import task_checks
+from harbortrainer.doctor import docker_daemon, task_checks
 from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.errors import EXIT_INTERRUPTED, RunStoppedError, UserError
@@ -32,9 +33,11 @@ from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.label import run_label
 from harbortrainer.runs.provenance import package_versions
 from harbortrainer.tasks.measured_rates import refuse_overwrite, write_rates
+from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_listing import read_tags
-from harbortrainer.tasks.task_store import FOLDER, fetch, load_source
+from harbortrainer.tasks.task_store import FOLDER
+from harbortrainer.tasks.task_subset import LoadedTasks, TaskSubset, load_subset
 
 DEFAULT_ROOT = Path("outputs/evals")
 DEFAULT_CONTEXT = 32768
@@ -68,6 +71,11 @@ class EvalOrder(BaseModel):
     max_model_len: int | None
     price_in: float | None
     price_out: float | None
+    include: list[str] | None
+    exclude: list[str] | None
+    limit: int | None
+    shard: str | None
+    skip_bad: bool
 
     @property
     def interval(self) -> IntervalKind:
@@ -84,6 +92,11 @@ class EvalOrder(BaseModel):
         if self.price_in is None or self.price_out is None:
             return None
         return Prices(prompt=self.price_in, sampled=self.price_out)
+
+    @property
+    def subset(self) -> TaskSubset:
+        """The tasks to evaluate on."""
+        return TaskSubset(self.include or (), self.exclude or (), self.shard, self.limit, self.skip_bad)
 
     @property
     def source(self) -> TaskSource:
@@ -118,7 +131,8 @@ def run_evaluation(order: EvalOrder) -> int:
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if order.agent is not None:
         task_checks.refuse_agent(order.agent, "--agent")
-    folder, tasks = load_tasks(order.source)
+    loaded = load_subset(order.source, order.subset)
+    folder = loaded.fetched.folder.absolute()
     candidate = choose_candidate(
         model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var
     )
@@ -130,23 +144,24 @@ def run_evaluation(order: EvalOrder) -> int:
     )
     task_checks.refuse_agent(rules.agent_name, f"{file}: env.agent.harness.agent")
     rules = apply_options(order, candidate, rules)
-    spec = eval_identity(order, candidate, rules, folder, tasks)
+    requirements = usable_tasks(loaded, rules)
+    spec = eval_identity(order, candidate, rules, folder, loaded.tasks)
     out = order.out or default_folder(folder)
     if order.out is None and order.resume:
         raise UserError("no evaluation to resume was given", where="--resume", do="pass its folder with --out")
     EvalFolder.checked(out, spec, resume=order.resume)
     if order.difficulty is not None:
         refuse_overwrite(order.difficulty)
-    requirements = task_checks.refuse_unsupported(
-        tasks, *rules.sandboxes, where="--environment", trusted=rules.trusted_tasks
-    )
+    print_bad(loaded)
+    task_checks.warn_about(requirements, rules.environment_type, "--environment")
     if environment_entry(rules.environment_type).chosen_from:
         print(task_checks.placement_line(requirements))
     check_available(candidate, rules)
     max_inflight = run.orchestrator.concurrency.max_inflight if run else None
     parallel = order.parallel or min(max_inflight or 8, 32)
     with disk_faults(out.absolute()):
-        return run_trials(order, candidate, spec, out, tasks, parallel=parallel, file=file)
+        code = run_trials(order, candidate, spec, out, loaded.tasks, parallel=parallel, file=file)
+    return code or loaded.exit_code
 
 
 def default_folder(tasks: Path) -> Path:
@@ -155,18 +170,24 @@ def default_folder(tasks: Path) -> Path:
     return DEFAULT_ROOT / f"{named.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def load_tasks(source: TaskSource) -> tuple[Path, list[TaskRef]]:
-    """Load the readable tasks of a source and print a line for each unreadable one; returns folder and tasks.
+def usable_tasks(loaded: LoadedTasks, rules: EvalRules) -> task_checks.TaskReport:
+    """Leave out the tasks that the sandboxes cannot run or must not run, and report on the others.
 
     Raises:
-        UserError: No task is readable.
+        UserError: No task is left.
     """
-    unreadable: list[UserError] = []
-    fetched = fetch(source)
-    found = load_source(fetched.source, skip=unreadable.append)
-    for error in unreadable:
-        print(f"skipped: {error}")
-    return fetched.folder.absolute(), found
+    loaded.require_some()
+    where, kind, kwargs = "--environment", *rules.sandboxes
+    for task in list(loaded.tasks):
+        if error := task_checks.refusal(task, kind, kwargs, where, rules.trusted_tasks):
+            loaded.leave_out(task, error)
+    placed = list(inspected(list(loaded.tasks), kind, kwargs, loaded.leave_out))
+    refused = docker_daemon.refusals(placed, where)
+    for task, _, _ in placed:
+        if error := refused.get(task.name):
+            loaded.leave_out(task, error)
+    loaded.require_some()
+    return task_checks.inspect_tasks(loaded.tasks, kind, kwargs, task_checks.variables(), rules.trusted_tasks)
 
 
 def apply_options(order: EvalOrder, candidate: Candidate, rules: EvalRules) -> EvalRules:

@@ -2,16 +2,14 @@
 
 import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
 
-from harbortrainer.config.task_source import task_source
+from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.measured_rates import read_rates
@@ -19,65 +17,67 @@ from harbortrainer.tasks.near_duplicates import copy_groups, overlap
 from harbortrainer.tasks.split import SavedSplit, Side, assign_sides, read_split, write_split
 from harbortrainer.tasks.task_check import passed_environments
 from harbortrainer.tasks.task_errors import reading_task
-from harbortrainer.tasks.task_folder import TASK_FILE, BadTasksError, TaskRef, load_folder
+from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
 from harbortrainer.tasks.task_listing import TaskRow, task_row
-from harbortrainer.tasks.task_store import FetchedTasks, TasksLock, fetch, load_source, make_lock
-
-WIDE = 240
-"""Columns of a table that is not printed to a terminal."""
+from harbortrainer.tasks.task_store import TasksLock, make_lock
+from harbortrainer.tasks.task_subset import LoadedTasks, TaskSubset, load_subset
 
 
-def list_tasks(text: str, *, difficulty: Path | None, as_json: bool) -> int:
-    """Print a row for each task, and a line for each unreadable task; returns 1 when there is one of these.
+def list_tasks(text: str, subset: TaskSubset, *, difficulty: Path | None, as_json: bool) -> int:
+    """Print a row for each task, and a line for each bad task.
 
     Args:
         text: A source of tasks.
+        subset: The tasks to list.
         difficulty: Pass rates, as `harbortrainer eval --difficulty` writes them.
         as_json: Print one JSON object instead of a table.
     """
     rates = {} if difficulty is None else read_rates(difficulty).tasks
-    unreadable: list[UserError] = []
+    loaded = load_subset(task_source(text), subset)
     checked, rows = passed_environments(), []
-    for task in load_source(task_source(text), skip=unreadable.append, report_progress=report_progress):
+    for task in list(loaded.tasks):
         try:
             with reading_task(task.path):
                 rows.append(task_row(task, checked, rates))
         except UserError as error:
-            unreadable.append(error)
-    if not as_json:
+            loaded.leave_out(task, error)
+    if as_json:
+        found = {"tasks": [row.model_dump() for row in rows], "unreadable": list(map(str, loaded.bad.values()))}
+        print(json.dumps(found, indent=1))
+    else:
         print_table(rows, measured=difficulty is not None)
-        return print_unreadable(unreadable)
-    found = {"tasks": [row.model_dump() for row in rows], "unreadable": [str(error) for error in unreadable]}
-    print(json.dumps(found, indent=1))
-    return 1 if unreadable else 0
+        print_bad(loaded)
+    return loaded.exit_code
 
 
-def print_unreadable(errors: Sequence[UserError]) -> int:
-    """Print a line for each unreadable task; returns 1 when there is one."""
-    for error in errors:
-        print(plain(f"BAD {error}"))
-    return 1 if errors else 0
-
-
-def report_progress(line: str) -> None:
-    """Print to stderr, so that stdout holds only the table or the JSON."""
-    print(line, file=sys.stderr)
+def print_bad(loaded: LoadedTasks) -> None:
+    """Print a line for each bad task."""
+    for name, error in loaded.bad.items():
+        print(plain(f"BAD  {name}  {error}"))
 
 
 def print_table(rows: Sequence[TaskRow], *, measured: bool) -> None:
     """Print the rows as a table."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
     heads = ["task", "steps", "verifier", "image", "network", "resources", "agent s", "verifier s", "checked"]
-    for head in [*heads, *["pass rate"] * measured]:
-        table.add_column(head, justify="right" if head in ("steps", "agent s", "verifier s", "pass rate") else "left")
-    for row in rows:
-        table.add_row(*map(plain, cells(row)[: len(table.columns)]))
-    Console(markup=False, width=None if sys.stdout.isatty() else WIDE).print(table)
+    lines = [
+        [*heads, *["pass rate"] * measured],
+        *(list(map(plain, cells(row)))[: len(heads) + measured] for row in rows),
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:  # rich's table takes 0.5 ms a row
+        padded = (_pad(text, width, head) for text, width, head in zip(line, widths, lines[0], strict=True))
+        print("  ".join(padded).rstrip())
     print(f"{len(rows)} tasks, {sum(bool(row.checked) for row in rows)} checked")
     if exposed := [row for row in rows if row.exposure]:
         print(f"{len(exposed)} of them can access this machine, and are refused unless they are trusted:")
         for row in exposed:
             print(plain(f"  {row.name}: {'; '.join(row.exposure)}"))
+
+
+def _pad(text: str, width: int, head: str) -> str:
+    """Pad a cell to the width of its column; numbers are aligned to the right."""
+    space = " " * (width - cell_len(text))
+    return space + text if head in ("steps", "agent s", "verifier s", "pass rate") else text + space
 
 
 def cells(row: TaskRow) -> list[str]:
@@ -103,35 +103,29 @@ def plain(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def fetch_tasks(text: str, to: Path | None) -> int:
+def fetch_tasks(text: str, subset: TaskSubset, to: Path | None) -> int:
     """Fetch a source, copy its tasks to a folder if one is given, and print the line for a run file.
 
     Args:
         text: The source.
+        subset: The tasks to read and copy.
         to: Folder for the copy and its lock file; must not exist, or be empty.
 
     Raises:
-        UserError: The source cannot be fetched, or `to` is not empty.
-        BadTasksError: Some tasks cannot be read; the others were fetched.
+        UserError: The source cannot be fetched, none of its tasks can be used, or `to` is not empty.
     """
-    source = task_source(text)
     if to is not None:
         refuse_nonempty(to)
-    found = fetch(source)
-    unreadable: list[UserError] = []
-    lock = found.lock or _folder_lock(found, unreadable)
-    unreadable += [UserError(what, where=name) for name, what in (found.lock.unreadable if found.lock else {}).items()]
+    loaded = load_subset(task_source(text), subset)
+    loaded.require_some()
+    print_bad(loaded)
+    fetched = loaded.fetched
     if to is not None:
-        copy(found.folder, lock, to)
-    print(f"{len(lock.tasks)} tasks in {to or found.folder}")
-    print(f'dataset = "{found.source}"' if to is None and found.lock else f'tasks_dir = "{to or found.folder}"')
-    if unreadable:
-        raise BadTasksError(unreadable, total=len(lock.tasks) + len(unreadable), where=str(source))
-    return 0
-
-
-def _folder_lock(found: FetchedTasks, unreadable: list[UserError]) -> TasksLock:
-    return make_lock(str(found.source), load_folder(found.folder, skip=unreadable.append), {})
+        copy(fetched.folder, make_lock(str(fetched.source), loaded.tasks, {}), to)
+    of = f" of {loaded.total}" if loaded.bad else ""
+    print(f"{len(loaded.tasks)}{of} tasks in {to or fetched.folder}")
+    print(f'dataset = "{fetched.source}"' if to is None and fetched.lock else f'tasks_dir = "{to or fetched.folder}"')
+    return loaded.exit_code
 
 
 def refuse_nonempty(to: Path) -> None:
@@ -162,13 +156,10 @@ SHOWN = 20
 """Most groups of near copies, and tasks of a group, that are printed."""
 
 
-def split_tasks(folder: Path, *, eval_share: float, near_copy: float, write: bool) -> int:
-    """Print a folder's held-out tasks and near copies; with `write`, save the split next to the tasks.
-
-    Unreadable and duplicate tasks are named and left out; the exit code is then 1.
-    """
-    unreadable: list[UserError] = []
-    tasks = load_folder(folder, skip=unreadable.append)
+def split_tasks(folder: Path, subset: TaskSubset, *, eval_share: float, near_copy: float, write: bool) -> int:
+    """Print a folder's held-out tasks and near copies; with `write`, save the split next to the tasks."""
+    loaded = load_subset(TaskSource("folder", str(folder)), subset)
+    tasks = loaded.tasks
     kept = read_split(folder)
     settings = kept or SavedSplit(eval_share=eval_share, near_copy=near_copy)
     sides = assign_sides(tasks, settings)
@@ -185,7 +176,8 @@ def split_tasks(folder: Path, *, eval_share: float, near_copy: float, write: boo
     )
     if write:
         print(f"saved to {write_split(folder, tasks, sides, settings)}")
-    return print_unreadable(unreadable)
+    print_bad(loaded)
+    return loaded.exit_code
 
 
 def print_near_copies(found: Sequence[Sequence[TaskRef]], sides: Mapping[str, Side]) -> None:
@@ -197,12 +189,21 @@ def print_near_copies(found: Sequence[Sequence[TaskRef]], sides: Mapping[str, Si
         print(f"... {len(found) - SHOWN} more groups of near copies")
 
 
-def show_overlap(trained: str, held_out: str, *, near_copy: float) -> int:
-    """Print each task of `held_out` with a copy in `trained`; returns 1 when there are any, or unreadable tasks."""
-    unreadable: list[UserError] = []
-    first, second = (load_source(task_source(text), skip=unreadable.append) for text in (trained, held_out))
-    copies = overlap(first, second, near_copy)
+def show_overlap(trained: str, held_out: str, subset: TaskSubset, *, near_copy: float) -> int:
+    """Print each task of `held_out` with a copy in `trained`; returns 1 when there are any.
+
+    Args:
+        trained: Source of the training tasks.
+        held_out: Source of the evaluation tasks.
+        subset: The evaluation tasks to compare; bad tasks are skipped in both sources.
+        near_copy: Similarity from which two tasks are near copies.
+    """
+    first = load_subset(task_source(trained), TaskSubset(skip_bad=subset.skip_bad))
+    second = load_subset(task_source(held_out), subset)
+    copies = overlap(first.tasks, second.tasks, near_copy)
     for found in copies:
         print(found)
-    print(f"{len(copies)} of {len(second)} tasks of {held_out} are copies of tasks in {trained}")
-    return max(print_unreadable(unreadable), 1 if copies else 0)
+    print(f"{len(copies)} of {len(second.tasks)} tasks of {held_out} are copies of tasks in {trained}")
+    for loaded in (first, second):
+        print_bad(loaded)
+    return max(first.exit_code, second.exit_code, 1 if copies else 0)

@@ -4,17 +4,21 @@ import ipaddress
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
 from harbortrainer.config.environment_table import environment_entry
-from harbortrainer.doctor.finding import Finding, green, red, yellow
+from harbortrainer.doctor.finding import Finding, green, red, red_ones, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.programs import program_output
+from harbortrainer.errors import UserError
 from harbortrainer.sandbox.containers.container_changes import can_read_layers
+from harbortrainer.sandbox.environment_types import EnvironmentChoice
+from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.task_errors import inspected
+from harbortrainer.tasks.task_folder import TaskRef
 
 DEFAULT_NETWORKS = 31
 """Networks in Docker's default address pools: 15 of 172.17.0.0/12 in /16 and 16 of 192.168.0.0/16 in /20."""
@@ -70,6 +74,26 @@ def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) 
     if closed and program_output("docker", "buildx", "version") is None:
         what = "docker has no `buildx` command, which Harbor needs for a network_mode other than public"
         yield red("buildx", what, "install docker-buildx-plugin", where)
+
+
+def refusals(placed: Iterable[tuple[TaskRef, EnvironmentChoice, TaskRequirements]], where: str) -> dict[str, UserError]:
+    """Return why tasks cannot run in this machine's Docker, by name.
+
+    Args:
+        placed: Tasks with their environment and requirements.
+        where: The option that selects Docker.
+    """
+    needs = {task.name: own for task, choice, own in placed if environment_entry(choice.kind).needs_docker}
+    if not needs:
+        return {}
+    info = daemon()
+    closed = any(own.restricts_network for own in needs.values())
+    always, if_closed = (red_ones(needed(where, closed=one, info=info)) for one in (False, closed))
+    found: dict[str, UserError] = {}
+    for name, own in needs.items():
+        if reds := if_closed if own.restricts_network else always:
+            found[name] = UserError(reds[0].what, where=reds[0].where or reds[0].about, do=reds[0].do)
+    return found
 
 
 def tampering(plan: LaunchPlan, info: DaemonInfo) -> Iterator[Finding]:

@@ -229,6 +229,23 @@ def refuse_unsupported(
     return found
 
 
+def refusal(
+    task: TaskRef, environment_type: str, kwargs: Mapping[str, object], where: str, trusted: Sequence[str]
+) -> UserError | None:
+    """Return why a task cannot run in its sandbox or must not; None if it can. Arguments as `refuse_unsupported`."""
+    try:
+        found = inspect_tasks([task], environment_type, kwargs, variables(), trusted)
+        stop_on_red(list(_findings(found, environment_type, where)))
+    except UserError as error:
+        return error
+    return None
+
+
+def warn_about(found: TaskReport, environment_type: str, where: str) -> None:
+    """Print the warnings of a report."""
+    warn(list(_findings(found, environment_type, where)))
+
+
 def variables() -> dict[str, str]:
     """Return the environment variables of trials: this process's variables and the ones in `.env`."""
     return dotenv() | dict(os.environ)

@@ -61,14 +61,17 @@ class TaskRequirements:
 
     Args:
         folder: The task's folder.
+        config: The contents of its task.toml; read from the folder when None.
 
     Raises:
         OSError, ValueError: task.toml is missing or invalid.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: TomlTable | None = None) -> None:
         self.folder = folder
-        self.config: TomlTable = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        if config is None:
+            config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        self.config = config
         self.steps = _tables(self.config, "steps")
 
     def unsupported(self, kind: str, kwargs: Mapping[str, object] | None = None) -> list[str]:
@@ -117,10 +120,14 @@ class TaskRequirements:
     def _links_out(self) -> Iterator[str]:
         """Yield the task's files and folders that are links to a place outside; their content reaches the sandbox."""
         root = os.path.realpath(self.folder)
-        for pattern in ("*", "steps/*", "steps/*/*"):
-            for path in sorted(self.folder.glob(pattern)):
-                if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
-                    yield f"{path.relative_to(self.folder)} is a link to {path.readlink()} of this machine"
+        steps = self.folder / "steps"
+        folders = [self.folder, *([steps, *sorted(steps.glob("*/"))] if steps.is_dir() else [])]
+        for folder in folders:
+            with os.scandir(folder) as entries:  # pathlib takes seven times as long
+                links = sorted(entry.path for entry in entries if entry.is_symlink())
+            for link in map(Path, links):
+                if not Path(os.path.realpath(link)).is_relative_to(root):
+                    yield f"{link.relative_to(self.folder)} is a link to {link.readlink()} of this machine"
 
     def _secrets_in_tables(self, host: Mapping[str, str]) -> Iterator[str]:
         """Yield the entries of task.toml's env tables that hold a secret of this machine."""
@@ -234,6 +241,18 @@ class TaskRequirements:
             mode, own = phase.get("network_mode"), baselines.get(f"{key}.environment", baselines["environment"])
             if mode is not None and mode != own:
                 yield f'[{key}] network_mode = "{mode}" in a sandbox that has "{own}"'
+
+    def closed_phases(self) -> set[str]:
+        """Return those of `agent` and `verifier` that have a restricted network in the task or in one of its steps."""
+        networks = {sandbox.key: sandbox.network for sandbox in self.sandboxes()}
+        own = networks["environment"]
+        return {
+            role
+            for key, part in self._parts()
+            for role in ("agent", "verifier")
+            if bool(key) == bool(self.steps)
+            and _table(part, role).get("network_mode", networks.get(f"{key}{role}.environment", own)) != "public"
+        }
 
     def _other_users(self) -> Iterator[str]:
         """Return users other than root, which an ordinary user's sandbox does not have."""

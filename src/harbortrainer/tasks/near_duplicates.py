@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef, content_key
+from harbortrainer.tasks.content_key import content_key
+from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
 
 if TYPE_CHECKING:
     import numpy as np

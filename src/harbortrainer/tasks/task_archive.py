@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import override
 
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.content_key import MAX_DEPTH
 from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe
-from harbortrainer.tasks.task_folder import MAX_DEPTH, TASK_FILE
+from harbortrainer.tasks.task_folder import TASK_FILE
 
 MAX_BYTES = 4 << 30
 MAX_FILES = 100_000

@@ -3,78 +3,36 @@
 The check runs real trials in a real sandbox, before training. A verifier that always passes, never passes or is random
 gives no signal. A policy in training finds a reward that a cheat can get. Invariants: an error of one task does not end
 the check of the others; a task that was changed after its check has another key and counts as unchecked.
-
-The check also finds shell scripts with Windows line endings, which fail on Linux with misleading messages ("cannot
-execute: required file not found"). A shell script is a `.sh` file or has a shell's shebang, in a folder whose files
-reach a sandbox. Only its first line is read.
 """
 
 import asyncio
 import json
 import os
-import re
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from harbortrainer.config.plugin import Leftovers
-from harbortrainer.config.table import TomlTable
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat.task_lint import lint_findings
 from harbortrainer.runs.durable import write_whole
+from harbortrainer.runs.locks import waiting_lock
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.cheats import CHEATING_AGENT
+from harbortrainer.tasks.checked_trial import Category, CheckedTrial, checked_trial
+from harbortrainer.tasks.file_faults import faults
 from harbortrainer.tasks.ignored_keys import ignored_keys
 from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe, reading_task
 from harbortrainer.tasks.task_folder import TaskRef
-from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, CheckedTrial, Verdict, checked_trial, verdict_of
+from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, Finding, Verdict, bad, note, verdict_of
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.trial_spec import TrialSpec
-
-_SCRIPT_FOLDERS = ("environment", "solution", "tests", "steps")
-_SHELL_SHEBANG = re.compile(rb"^#!.*\b(?:ba|da|k|z)?sh\b")
-_MAX_LINE = 1000
-_MAX_NAMED = 3
-
-
-def crlf_scripts(task: Path, config: TomlTable) -> list[str]:
-    """Return the shell scripts with Windows line endings, as paths within the task; none for a Windows task.
-
-    Args:
-        task: The task's folder.
-        config: The contents of its task.toml.
-    """
-    environment = config.get("environment")
-    if isinstance(environment, dict) and environment.get("os") == "windows":
-        return []
-    return [str(file.relative_to(task)) for file in sorted(_files(task)) if _is_windows(file)]
-
-
-def crlf_warning(scripts: list[str]) -> str:
-    """Format the warning about scripts with Windows line endings."""
-    more = f" and {len(scripts) - _MAX_NAMED} more" if len(scripts) > _MAX_NAMED else ""
-    names = ", ".join(scripts[:_MAX_NAMED]) + more
-    return f"Windows line endings, which Linux shells cannot run, in {names}: remove them (sed -i 's/\\r$//' FILE)"
-
-
-def _files(task: Path) -> Iterator[Path]:
-    for name in _SCRIPT_FOLDERS:
-        yield from (task / name).rglob("*")
-
-
-def _is_windows(file: Path) -> bool:
-    if file.is_symlink() or not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        line = opened.readline(_MAX_LINE)
-    return line.endswith(b"\r\n") and (file.suffix == ".sh" or _SHELL_SHEBANG.search(line) is not None)
-
 
 CHECKED_FILE = Path("outputs") / "checked_tasks.json"
 """File in which `harbortrainer tasks check` records the tasks that passed; relative to the working directory."""
@@ -129,15 +87,15 @@ async def check_tasks(
                     leftovers=leftovers,
                     keep_trials="all",
                 )
-                requirements = TaskRequirements(task.path)
+                requirements = TaskRequirements(task.path, task.config)
                 notes = list(_notes(requirements, choice, spec.trusted))
                 unsupported = _unsupported(task, requirements, spec)
             async with gate:
                 verdict = unsupported or await _verdict(task, requirements, spec, repeats, cheats)
             verdict.environment = choice.kind
-            verdict.note = "; ".join(filter(None, (verdict.note, *notes)))
+            verdict.findings += notes
         except UserError as error:
-            verdict = _failed(task, str(error), error.__cause__)
+            verdict = failed(task, "task", str(error), error.__cause__)
         verdict.lint = await asyncio.to_thread(lint_findings, task.path)
         on_verdict(verdict)
         return verdict
@@ -163,78 +121,86 @@ async def _gather[T](work: Iterable[Coroutine[None, None, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _notes(requirements: TaskRequirements, choice: EnvironmentChoice, trusted: bool) -> Iterator[str]:
+def _notes(requirements: TaskRequirements, choice: EnvironmentChoice, trusted: bool) -> Iterator[Finding]:
     """Yield the warnings about a task's files that do not affect the verdict."""
     if trusted and (reach := requirements.exposure(choice.kind)):
-        yield f"sandbox not isolated: {', '.join(reach)}"
+        yield note("host", f"sandbox not isolated: {', '.join(reach)}")
     if ports := requirements.shared_ports(choice.kind, choice.kwargs):
-        yield f"concurrent trials share this machine's ports: {', '.join(map(str, ports))}"
+        yield note("network", f"concurrent trials share this machine's ports: {', '.join(map(str, ports))}")
     if variables := requirements.localhost_variables(choice.kind, choice.kwargs, os.environ):
-        yield f"passes localhost URLs into the sandbox, where localhost is the sandbox itself: {', '.join(variables)}"
+        what = "passes localhost URLs into the sandbox, where localhost is the sandbox itself"
+        yield note("network", f"{what}: {', '.join(variables)}")
     if files := requirements.ignored_files():
-        yield f"Harbor ignores {', '.join(files)}, and reads only docker-compose.yaml"
+        yield note("task", f"Harbor ignores {', '.join(files)}, and reads only docker-compose.yaml")
     if keys := ignored_keys(requirements.config):
-        yield f"Harbor ignores these task.toml keys: {', '.join(keys)}"
+        yield note("task", f"Harbor ignores these task.toml keys: {', '.join(keys)}")
 
 
 def _unsupported(task: TaskRef, requirements: TaskRequirements, spec: TrialSpec) -> Verdict | None:
     """Return the verdict on a task that cannot run in this environment, or must not; None if it can."""
     if not spec.trusted and (reach := requirements.exposure(spec.environment_type)):
         problem = f"refused, since it can access this machine: {'; '.join(reach)}; {trust_remedy([task.name])}"
-        return Verdict(task=task.name, key=task.key, problem=problem)
-    unsupported = requirements.unsupported(spec.environment_type, spec.environment_kwargs)
-    reasons = [*unsupported, *requirements.unset_variables(os.environ, solution=has_solution(task.path))]
-    if not reasons:
-        return None
-    return Verdict(task=task.name, key=task.key, problem=f"cannot run in {spec.environment_type}: {'; '.join(reasons)}")
+        return failed(task, "unsupported", problem)
+    start, unset = (
+        f"cannot run in {spec.environment_type}: ",
+        requirements.unset_variables(os.environ, solution=has_solution(task.path)),
+    )
+    if unsupported := requirements.unsupported(spec.environment_type, spec.environment_kwargs):
+        return failed(task, "unsupported", start + "; ".join([*unsupported, *unset]))
+    return failed(task, "host", start + "; ".join(unset)) if unset else None
 
 
 async def _verdict(
     task: TaskRef, requirements: TaskRequirements, spec: TrialSpec, repeats: int, cheats: Sequence[str]
 ) -> Verdict:
+    closed = requirements.closed_phases()
     try:
-        verdict = verdict_of(task.name, task.key, [trial async for trial in _trials(task, spec, repeats, cheats)])
+        trials = [trial async for trial in _trials(task, spec, repeats, cheats, closed)]
+        verdict = verdict_of(task.name, task.key, trials)
     except UserError as error:
-        return _failed(task, str(error), error.__cause__)
+        return failed(task, "task", str(error), error.__cause__)
     except Exception as error:  # raised by Harbor over this task's files
         if isinstance(error, OSError) and (error.errno in MACHINE_ERRORS or not spec.trials_dir.is_dir()):
             raise
-        return _failed(task, f"its trial cannot be run: {describe(error)}", error)
-    if verdict.problem and (scripts := crlf_scripts(task.path, requirements.config)):
-        verdict.problem += f"; {crlf_warning(scripts)}"
+        return failed(task, "task", f"its trial cannot be run: {describe(error)}", error)
+    if verdict.problem:
+        verdict.findings[:0] = faults(requirements)
     return verdict
 
 
-def _failed(task: TaskRef, problem: str, cause: BaseException | None) -> Verdict:
+def failed(task: TaskRef, category: Category, problem: str, cause: BaseException | None = None) -> Verdict:
+    """Return the verdict on a task that was not run."""
     trace = "".join(traceback.format_exception(cause)) if cause is not None else ""
-    return Verdict(task=task.name, key=task.key, problem=problem, trace=trace)
+    return Verdict(task=task.name, key=task.key, findings=[bad(category, problem)], trace=trace)
 
 
-async def _trials(task: TaskRef, spec: TrialSpec, repeats: int, cheats: Sequence[str]) -> AsyncIterator[CheckedTrial]:
+async def _trials(
+    task: TaskRef, spec: TrialSpec, repeats: int, cheats: Sequence[str], closed: Collection[str]
+) -> AsyncIterator[CheckedTrial]:
     """Run the trials of a task; later trials are skipped if no sandbox starts, or if `nop` gets the reward."""
     for number in range(repeats if has_solution(task.path) else 0):
-        oracle = await _run_agent(spec, ORACLE)
+        oracle = await _run_agent(spec, ORACLE, closed)
         yield oracle
         if oracle.outcome is Outcome.sandbox_error:
             return
         if number == 0 and oracle.reward is None:
             break
-    nop = await _run_agent(spec, NOP)
+    nop = await _run_agent(spec, NOP, closed)
     yield nop
     if nop.reward is None or nop.reward >= TOP_REWARD:
         return
     most = nop.reward
     for cheat in cheats:
-        trial = await _run_agent(spec, cheat)
+        trial = await _run_agent(spec, cheat, closed)
         yield trial
         if trial.reward is not None and trial.reward > most:
             # A second `nop` trial keeps a random verifier from counting as cheated.
-            again = await _run_agent(spec, NOP)
+            again = await _run_agent(spec, NOP, closed)
             yield again
             most = max(most, again.reward if again.reward is not None else most)
 
 
-async def _run_agent(spec: TrialSpec, agent: str) -> CheckedTrial:
+async def _run_agent(spec: TrialSpec, agent: str, closed: Collection[str]) -> CheckedTrial:
     cheats = agent not in (ORACLE, NOP)
     update: dict[str, object] = (
         {"agent": CHEATING_AGENT, "agent_kwargs": {"cheat": agent}} if cheats else {"agent": agent}
@@ -243,7 +209,7 @@ async def _run_agent(spec: TrialSpec, agent: str) -> CheckedTrial:
     current = asyncio.current_task()
     if current is not None and current.cancelling():  # Harbor swallows a cancellation while it removes a sandbox
         raise asyncio.CancelledError
-    return checked_trial(agent, record)
+    return checked_trial(agent, record, closed)
 
 
 def has_solution(folder: Path) -> bool:
@@ -271,11 +237,11 @@ def passed_keys(environment_type: str | None = None) -> set[str]:
 
 def record_passed(tasks: Iterable[TaskRef], environment_type: str = "local") -> None:
     """Record that tasks passed the check."""
-    known = passed_environments()
-    for task in tasks:
-        known[task.key] = sorted({*known.get(task.key, []), environment_type})
-    CHECKED_FILE.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(CHECKED_FILE, json.dumps(known, indent=1, sort_keys=True) + "\n")
+    with waiting_lock(CHECKED_FILE.with_name(f".{CHECKED_FILE.name}.lock")):  # shards of a set are checked at once
+        known = passed_environments()
+        for task in tasks:
+            known[task.key] = sorted({*known.get(task.key, []), environment_type})
+        write_whole(CHECKED_FILE, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 def passed_environments() -> dict[str, list[str]]:

@@ -73,8 +73,8 @@ def read_text(path: Path) -> str:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if status.st_size > MAX_TEXT_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_TEXT_BYTES >> 20} MB", str(path))
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(MAX_TEXT_BYTES).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        data = b"".join(iter(lambda: os.read(handle, status.st_size + 1), b""))
+        return data[:MAX_TEXT_BYTES].decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     finally:
         os.close(handle)
 

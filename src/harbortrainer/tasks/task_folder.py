@@ -7,33 +7,29 @@ Invariants: tasks are sorted by name; names and keys are unique. Every problem o
 the file and the key, and all problems are reported together.
 """
 
-import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
 from harbortrainer.config.table import TomlTable
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.content_key import MAX_DEPTH, content_key
 from harbortrainer.tasks.task_errors import read_text, reading_task
-from harbortrainer.tasks.task_values import check_values
+from harbortrainer.tasks.task_values import check_name, check_values
 
 TASK_FILE = "task.toml"
-MAX_DEPTH = 200
-"""Most folders inside each other."""
 LINKED_DEPTH = 1
 """Levels below a link that are searched for tasks."""
-HASHED_AT_ONCE = 1 << 20
-MAX_FOLDER_BYTES = 64 << 30
-"""Most bytes of one task."""
 _LFS_POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(ext-.*\n)*oid sha256:[0-9a-f]{64}\nsize [0-9]+\n?"
 )
 _MAX_POINTER_BYTES = 1024
 _MAX_NAMED = 3
+_SKIP = "correct the others, exclude them by name, or set skip_bad = true"
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,8 @@ class TaskRef:
     """Instruction for the agent; for a multi-step task, the instructions of all steps."""
     n_steps: int
     """Number of steps, 1 for a plain task."""
+    config: TomlTable = field(repr=False, compare=False)
+    """Contents of its task.toml."""
 
 
 class BadTasksError(UserError):
@@ -64,7 +62,7 @@ class BadTasksError(UserError):
     def __init__(self, problems: Sequence[UserError], *, total: int, where: str) -> None:
         self.problems = list(problems)
         self.count = f"{total - len(problems)} of {total} tasks load"
-        super().__init__(self.count, where=where, do="correct the others, exclude them by name, or set skip_bad = true")
+        super().__init__(self.count, where=where, do=_SKIP)
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.problems), super().__str__()])
@@ -92,19 +90,82 @@ def load_folder(
         BadTasksError: Several tasks cannot be read.
     """
     root = Path(tasks_dir)
+    found = read_tasks(find_folders(root, include, exclude, broken or {}), root, broken or {})
+    problems = list(found.problems.values())
+    if problems and (skip is None or not found.tasks):
+        raise problems[0] if len(problems) == 1 else BadTasksError(problems, total=found.total, where=str(root))
+    for error in problems:
+        skip(error) if skip else None
+    return found.tasks
+
+
+@dataclass(frozen=True)
+class ReadTasks:
+    """The tasks of a folder, and those that cannot be used."""
+
+    tasks: list[TaskRef]
+    """Readable tasks, sorted by name; each content once."""
+    problems: dict[str, UserError]
+    """Errors of the unreadable and duplicate tasks, by name."""
+
+    @property
+    def total(self) -> int:
+        """Number of all tasks."""
+        return len(self.tasks) + len(self.problems)
+
+
+def find_folders(
+    root: Path, include: Sequence[str] = (), exclude: Sequence[str] = (), broken: Iterable[str] = ()
+) -> dict[str, Path]:
+    """Return the folders of the matching tasks by name, sorted; reads no task.
+
+    Args:
+        root: Folder with tasks at any depth, or one task.
+        include: Shell patterns for names; empty means all.
+        exclude: Shell patterns for names, applied after `include`.
+        broken: Names of tasks that have no folder.
+
+    Raises:
+        UserError: There is no such folder, or no matching task.
+    """
     if not root.is_dir():
         raise UserError("no such folder", where=str(root), do="pass a folder of Harbor tasks")
-    names = named_folders(root) | {name: root / name for name in broken or {}}
-    folders = list(names.values())
+    names = named_folders(root) | {name: root / name for name in broken}
     chosen = {name: folder for name, folder in sorted(names.items()) if _matches(name, include, exclude)}
     if not chosen:
         first = ", ".join(list(names)[:5])
         raise UserError(
-            f"none of the {len(folders)} tasks matches include {list(include)} and exclude {list(exclude)}",
+            f"none of the {len(names)} tasks matches include {list(include)} and exclude {list(exclude)}",
             where=str(root),
-            do=f"tasks here: {first}{', ...' if len(folders) > 5 else ''}",
+            do=f"tasks here: {first}{', ...' if len(names) > 5 else ''}",
         )
-    return _without_duplicates(root, _load(chosen, root, skip, broken or {}), skip)
+    return chosen
+
+
+def read_tasks(folders: Mapping[str, Path], root: Path, broken: Mapping[str, str]) -> ReadTasks:
+    """Read tasks; a duplicate task counts as a problem, since it would count twice in training and evaluation.
+
+    Args:
+        folders: Folders of the tasks by name.
+        root: The folder that holds them.
+        broken: Known errors of tasks, by name.
+    """
+    tasks: dict[str, TaskRef] = {}  # by content
+    problems: dict[str, UserError] = {}
+    for name, folder in folders.items():
+        if name in broken:
+            problems[name] = UserError(broken[name], where=name, do="exclude it by name")
+            continue
+        try:
+            with reading_task(folder):
+                task = load_task(folder, name)
+        except UserError as error:
+            problems[name] = error
+            continue
+        if (same := tasks.setdefault(task.key, task)) is not task:
+            what = f"{same.name} and {name} are the same task"
+            problems[name] = UserError(what, where=str(root), do="remove one of them, or exclude it by name")
+    return ReadTasks(list(tasks.values()), problems)
 
 
 def named_folders(root: Path) -> dict[str, Path]:
@@ -125,32 +186,13 @@ def _no_tasks_error(root: Path) -> UserError:
     return UserError("only tasks in Terminal-Bench's format here (task.yaml)", where=str(root), do=do)
 
 
-def _load(
-    folders: dict[str, Path], root: Path, skip: Callable[[UserError], None] | None, broken: Mapping[str, str]
-) -> list[TaskRef]:
-    tasks, problems = [], []
-    for name, folder in folders.items():
-        if name in broken:
-            problems.append(UserError(broken[name], where=name, do="exclude it by name, or set skip_bad = true"))
-            continue
-        try:
-            with reading_task(folder):
-                tasks.append(load_task(folder, name))
-        except UserError as error:
-            problems.append(error)
-    if problems and (skip is None or not tasks):
-        raise problems[0] if len(problems) == 1 else BadTasksError(problems, total=len(folders), where=str(root))
-    for error in problems:
-        skip(error) if skip else None
-    return tasks
-
-
 def load_task(folder: Path, name: str = "") -> TaskRef:
     """Read and hash one task. Raises `UserError` if its files are missing or malformed, or a number is unusable."""
     folder = folder.resolve()
-    _check_name(name or folder.name, folder)
+    _check_folder_name(name or folder.name, folder)
     config = _read_toml(folder / TASK_FILE)
     check_values(config, folder / TASK_FILE)
+    check_name(config, folder / TASK_FILE)
     steps = _step_names(config, folder / TASK_FILE)
     paths = [folder / "steps" / step / "instruction.md" for step in steps] or [folder / "instruction.md"]
     return TaskRef(
@@ -159,10 +201,11 @@ def load_task(folder: Path, name: str = "") -> TaskRef:
         key=_key(folder),
         instruction="\n\n".join(_instruction(path) for path in paths),
         n_steps=max(1, len(steps)),
+        config=config,
     )
 
 
-def _check_name(name: str, folder: Path) -> None:
+def _check_folder_name(name: str, folder: Path) -> None:
     """Refuse a name that could not be sent as UTF-8."""
     try:
         name.encode()
@@ -205,70 +248,6 @@ def _unreadable(error: OSError, path: Path) -> UserError:
     return UserError(f"cannot be read: {error.strerror}", where=str(error.filename or path), do=do)
 
 
-def content_key(
-    folder: Path,
-    check_link: Callable[[str], None] = lambda path: None,
-    check_file: Callable[[str, bytes], None] = lambda name, data: None,
-) -> str:
-    """Hash of every file below `folder`: its relative path, executable bit (or link target) and bytes.
-
-    Args:
-        folder: The folder.
-        check_link: Called with the path of each link.
-        check_file: Called with the relative path of each file that is not empty, and with its first bytes.
-    """
-    digest, left = hashlib.sha256(), MAX_FOLDER_BYTES
-    for name, entry in sorted(_files(os.fspath(folder))):
-        if entry.is_symlink():
-            check_link(entry.path)
-            digest.update(f"link\0{name}\0{os.readlink(entry.path)}\0".encode())  # noqa: PTH115 - see _files
-            continue
-        status = entry.stat()
-        left -= status.st_size
-        if left < 0:
-            do = "remove large files"
-            raise UserError(f"larger than {MAX_FOLDER_BYTES >> 30} GB", where=str(folder), do=do)
-        executable = bool(status.st_mode & 0o100)
-        digest.update(f"file\0{name}\0{int(executable)}\0{status.st_size}\0".encode())
-        with open(entry.path, "rb") as file:  # noqa: PTH123 - see _files
-            if data := file.read(HASHED_AT_ONCE):
-                check_file(name, data)
-            while data:
-                digest.update(data)
-                data = file.read(HASHED_AT_ONCE)
-    return digest.hexdigest()
-
-
-def _files(folder: str, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield every file and link below `folder` with its relative path.
-
-    pathlib takes seven times as long, which is seconds for some thousand tasks.
-    """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_symlink() or entry.is_file(follow_symlinks=False):
-                yield above + entry.name, entry
-            elif entry.is_dir(follow_symlinks=False) and entry.name != "__pycache__":
-                if above.count("/") >= MAX_DEPTH:
-                    do = "remove the inner ones"
-                    raise UserError(f"folders are nested more than {MAX_DEPTH} deep", where=folder[:200], do=do)
-                yield from _files(entry.path, f"{above}{entry.name}/")
-
-
-def _without_duplicates(root: Path, tasks: list[TaskRef], skip: Callable[[UserError], None] | None) -> list[TaskRef]:
-    """Remove duplicate tasks, which would count twice; Prime-RL rejects them only later in a run."""
-    first: dict[str, TaskRef] = {}
-    for task in tasks:
-        if first.setdefault(task.key, task) is task:
-            continue
-        what = f"{first[task.key].name} and {task.name} are the same task"
-        error = UserError(what, where=str(root), do="remove one of them, or exclude it by name")
-        if skip is None:
-            raise error
-        skip(error)
-    return list(first.values())
-
-
 def _task_folders(root: Path, above: tuple[Path, ...] = (), left: int = MAX_DEPTH) -> Iterator[Path]:
     """Yield the folders below `root` that are tasks or look like tasks.
 
@@ -283,9 +262,10 @@ def _task_folders(root: Path, above: tuple[Path, ...] = (), left: int = MAX_DEPT
     for path in paths:
         if not path.is_dir() or path.name.startswith((".", "__")) or (ignores_links and path.is_symlink()):
             continue
-        found = path.resolve()
-        if not any(one.is_relative_to(found) for one in above):
-            yield from _task_or_nested(path, above, min(left - 1, LINKED_DEPTH) if path.is_symlink() else left - 1)
+        if not path.is_symlink():
+            yield from _task_or_nested(path, above, left - 1)
+        elif not any(one.is_relative_to(path.resolve()) for one in above):
+            yield from _task_or_nested(path, above, min(left - 1, LINKED_DEPTH))
 
 
 def _task_or_nested(folder: Path, above: tuple[Path, ...], left: int) -> list[Path]:

@@ -7,17 +7,21 @@ import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
 from harbortrainer.config.explain import explain
 from harbortrainer.errors import UserError
+from harbortrainer.sandbox import dockerfile
 from harbortrainer.sandbox.compose_files import compose_files
-from harbortrainer.sandbox.dockerfile import parse, read_dockerfile
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.measured_rates import MeasuredRate
 from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
+
+if TYPE_CHECKING:
+    from harbor.models.task.config import TaskConfig
 
 
 class TaskRow(BaseModel):
@@ -53,6 +57,21 @@ class TaskRow(BaseModel):
     """Attempts behind `pass_rate`."""
 
 
+def harbor_config(task: TaskRef) -> "TaskConfig":
+    """Return a task's configuration with Harbor's defaults.
+
+    Raises:
+        UserError: Harbor rejects the task.toml.
+    """
+    from harbor.models.task.config import TaskConfig
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return TaskConfig.model_validate(task.config)
+    except ValidationError as error:
+        raise explain(error, str(task.path / TASK_FILE)) from None
+
+
 def task_row(task: TaskRef, checked: Mapping[str, Sequence[str]], rates: Mapping[str, MeasuredRate]) -> TaskRow:
     """Return the row of a task.
 
@@ -64,15 +83,9 @@ def task_row(task: TaskRef, checked: Mapping[str, Sequence[str]], rates: Mapping
     Raises:
         UserError: Harbor rejects the task.toml.
     """
-    from harbor.models.task.config import TaskConfig
     from harbor.models.task.verifier_mode import task_has_any_separate_verifier, task_has_any_shared_verifier
 
-    file = task.path / TASK_FILE
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            config = TaskConfig.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        raise explain(error, str(file)) from None
+    config = harbor_config(task)
     modes = {"shared": task_has_any_shared_verifier(config), "separate": task_has_any_separate_verifier(config)}
     parts = config.steps or [config]
     agent = {part.agent.network_mode or config.agent.network_mode or config.environment.network_mode for part in parts}
@@ -92,7 +105,7 @@ def task_row(task: TaskRef, checked: Mapping[str, Sequence[str]], rates: Mapping
         agent_s=None if None in limits else sum(limit for limit in limits if limit is not None),
         verifier_s=sum(part.verifier.timeout_sec for part in parts),
         build_s=config.environment.build_timeout_sec,
-        exposure=TaskRequirements(task.path).exposure("docker"),
+        exposure=TaskRequirements(task.path, task.config).exposure("docker"),
         checked=list(checked.get(task.key, ())),
         pass_rate=rate.pass_rate if rate else None,
         attempts=rate.attempts if rate else None,
@@ -107,7 +120,7 @@ def base_image(environment: Path) -> str:
     if not file.is_file():
         return ""
     try:
-        return parse(read_dockerfile(environment)).base
+        return dockerfile.base_image(dockerfile.read_dockerfile(environment))
     except SandboxBuildError as error:
         raise UserError(str(error), where=str(file), do="correct the Dockerfile") from error
 

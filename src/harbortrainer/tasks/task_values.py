@@ -1,10 +1,15 @@
-"""Numbers of a task.toml that no sandbox can use: time limits that are not above 0 and finite, and negative sizes.
+"""Values of a task.toml that make each of its trials fail.
 
-Harbor accepts them, and each environment type fails in another way, or drops the limit. Text and booleans count as the
-numbers that Harbor makes of them. A missing key has Harbor's default and is not checked.
+- Numbers that no sandbox can use: time limits that are not above 0 and finite, and negative sizes. Harbor accepts them,
+  and each environment type fails in another way, or drops the limit. Text and booleans count as the numbers that Harbor
+  makes of them.
+- A `task.name` without an organization, which Harbor refuses in each trial. It is a frequent error in public sets.
+
+A missing key has Harbor's default and is not checked.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +32,17 @@ _RULES: dict[str, dict[str, str]] = {
 }
 """What a number must be, by the name of its table and its key."""
 _UNITS = ("G", "M", "K")
+_ORGANIZATION_AND_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*\n?")
+"""Harbor's pattern; `tests/tasks/test_task_values.py` compares them."""
+
+
+def check_name(config: TomlTable, file: Path) -> None:
+    """Raise `UserError` if Harbor refuses the `task.name` of a task.toml."""
+    table = config.get("task")
+    name = table.get("name") if isinstance(table, dict) else None
+    if isinstance(name, str) and (".." in name or not _ORGANIZATION_AND_NAME.fullmatch(name)):
+        what = f"{_shown(name)} is not ORGANIZATION/NAME, which Harbor requires"
+        raise UserError(what, where=f"{file}: task.name", do="add an organization of letters and digits")
 
 
 def check_values(config: TomlTable, file: Path) -> None:

@@ -2,23 +2,21 @@
 
 Invariants: a verdict without a `problem` means that all its oracle and `nop` trials ended as `completed`, the oracle
 always reached the top reward, and `nop` never did. `forged` has only cheats with more reward than any `nop` trial.
+Each finding has one category, the part that has to change.
 """
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, computed_field
 
-from harbortrainer.trials.harbor_result import summarize_in_one_line
-from harbortrainer.trials.outcome import DEFAULT_KEY, Outcome
-from harbortrainer.trials.record import Timings, TrialRecord
+from harbortrainer.tasks.checked_trial import Category, CheckedTrial
+from harbortrainer.trials.outcome import DEFAULT_KEY
+from harbortrainer.trials.record import Timings
 
 TOP_REWARD = 1.0
 """Reward of a solved task, by the convention of Harbor's registry."""
-
-LAST_LINES = 3
-"""Lines of the verifier's output shown with an unexpected reward."""
 
 ORACLE, NOP = "oracle", "nop"
 
@@ -28,23 +26,14 @@ _NO_SCORE = re.compile(
 """Names of rewards that look like counters or failure flags."""
 
 
-class CheckedTrial(BaseModel):
-    """One trial of a check."""
+class Finding(BaseModel):
+    """One finding on a task."""
 
-    agent: str
-    """`oracle`, `nop`, or the name of a cheat."""
-    outcome: Outcome
-    rewards: dict[str, float] = Field(default_factory=dict)
-    """The verifier's rewards by name."""
-    reward_key: str | None = None
-    """The name of `reward` among them, where one is set."""
-    reward: float | None
-    """None when the outcome does not train."""
-    seconds: Timings
-    failure: str = ""
-    """The error of a trial that did not complete."""
-    last_words: str = ""
-    """Last lines of the verifier's output."""
+    severity: Literal["bad", "weak", "note"]
+    """`bad`: not fit to train on. `weak`: fit, but look at its reward first. `note`: a warning."""
+    category: Category
+    """The part that has to change."""
+    what: str
 
 
 class Verdict(BaseModel):
@@ -52,23 +41,43 @@ class Verdict(BaseModel):
 
     task: str
     key: str = ""
-    """Hash of the task's content."""
+    """Hash of the task's content; empty if it cannot be read."""
     environment: str = ""
     """Type of the sandboxes; for `auto`, the chosen type."""
-    problem: str = ""
-    """Problems of the task; empty if there are none."""
+    findings: list[Finding] = Field(default_factory=list)
+    """The findings: first bad, then weak ones, then notes."""
     forged: dict[str, float] = Field(default_factory=dict)
     """Reward of each cheat that got one, by name."""
-    doubts: list[str] = Field(default_factory=list)
-    """Reasons why the verifier's numbers may be no reward; empty if there are none."""
-    note: str = ""
-    """Warnings, and what was not checked; empty if there are none."""
     lint: list[str] = Field(default_factory=list)
     """Findings of `harbor lint`, one line each; they do not affect the verdict."""
     trace: str = ""
     """Stack trace of the exception that a library raised over the task's files; empty if there was none."""
     trials: list[CheckedTrial] = Field(default_factory=list)
     """Trials in the order in which they ran."""
+
+    @computed_field
+    @property
+    def problem(self) -> str:
+        """Problems of the task; empty if there are none."""
+        return "; ".join(self._of_severity("bad"))
+
+    @property
+    def doubts(self) -> list[str]:
+        """Reasons why the verifier's rewards may mislead; empty if there are none."""
+        return self._of_severity("weak")
+
+    @property
+    def note(self) -> str:
+        """Warnings, and what was not checked; empty if there are none."""
+        return "; ".join(self._of_severity("note"))
+
+    @property
+    def word(self) -> str:
+        """`BAD`, `WEAK` or `ok`."""
+        return "BAD" if self.problem else "WEAK" if self.doubts else "ok"
+
+    def _of_severity(self, severity: str) -> list[str]:
+        return [finding.what for finding in self.findings if finding.severity == severity]
 
     def of(self, agent: str) -> list[CheckedTrial]:
         """Return the trials of one agent."""
@@ -85,42 +94,58 @@ class Verdict(BaseModel):
         return Timings(**{phase: sum(seconds) / len(seconds) for phase, seconds in phases.items() if seconds})
 
 
-def checked_trial(agent: str, record: TrialRecord) -> CheckedTrial:
-    """Summarize a trial; its folder must still exist, since the verifier's output is read from it."""
-    failure = f"ended as {record.outcome}{f' ({summarize_in_one_line(record.error.message)})' if record.error else ''}"
-    return CheckedTrial(
-        agent=agent,
-        outcome=record.outcome,
-        rewards=record.rewards or {},
-        reward_key=record.reward_key,
-        reward=record.reward,
-        seconds=record.timings,
-        failure="" if record.outcome is Outcome.completed else failure,
-        last_words=_last_words(record),
-    )
+def bad(category: Category, what: str) -> Finding:
+    """Make a finding of a task that is not fit to train on."""
+    return Finding(severity="bad", category=category, what=what)
+
+
+def weak(category: Category, what: str) -> Finding:
+    """Make a finding of a task that is fit, but whose reward may mislead."""
+    return Finding(severity="weak", category=category, what=what)
+
+
+def note(category: Category, what: str) -> Finding:
+    """Make a warning."""
+    return Finding(severity="note", category=category, what=what)
 
 
 def verdict_of(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
     """Return the verdict from a task's trials: `nop`, the oracle if there is a solution, and cheats."""
     verdict = Verdict(task=task, key=key, trials=list(trials))
     oracle, nop = verdict.of(ORACLE), verdict.of(NOP)
-    flaky = [f"flaky: {agent} got {_listed(of)}" for agent, of in ((ORACLE, oracle), (NOP, nop)) if _differ(of)]
+    flaky = [
+        bad("verifier", f"flaky: {agent} got {_listed(of)}")
+        for agent, of in ((ORACLE, oracle), (NOP, nop))
+        if _differ(of)
+    ]
     problems = [*_failures(trials), *flaky, *([] if flaky else [*_unsolved(oracle), *_too_easy(nop)])]
-    verdict.problem = "; ".join(problems)
-    verdict.doubts = _doubts(trials)
-    if not oracle:
-        verdict.note = "no solution, so the oracle was not run"
     if not flaky:
-        most = max((trial.reward for trial in nop if trial.reward is not None), default=0.0)
-        verdict.forged = {
-            trial.agent: trial.reward
-            for trial in trials
-            if trial.agent not in (ORACLE, NOP) and trial.reward is not None and trial.reward > most
-        }
+        verdict.forged = _forged(trials, nop)
+    verdict.findings = [
+        *problems,
+        *_rewarded_cheats(verdict.forged),
+        *_doubts(trials),
+        *([] if oracle else [note("solution", "no solution, so the oracle was not run")]),
+    ]
     return verdict
 
 
-def _doubts(trials: Sequence[CheckedTrial]) -> list[str]:
+def _forged(trials: Sequence[CheckedTrial], nop: Sequence[CheckedTrial]) -> dict[str, float]:
+    """Return the rewards of cheats that got more than any `nop` trial, by name."""
+    most = max((trial.reward for trial in nop if trial.reward is not None), default=0.0)
+    return {
+        trial.agent: trial.reward
+        for trial in trials
+        if trial.agent not in (ORACLE, NOP) and trial.reward is not None and trial.reward > most
+    }
+
+
+def _rewarded_cheats(forged: dict[str, float]) -> list[Finding]:
+    got = ", ".join(f"{cheat} ({reward:g})" for cheat, reward in forged.items())
+    return [weak("verifier", f"a reward without a solution: {got}")] if got else []
+
+
+def _doubts(trials: Sequence[CheckedTrial]) -> list[Finding]:
     doubts = []
     if high := max((t.reward for t in trials if t.reward is not None and t.reward > TOP_REWARD), default=None):
         doubts.append(f"a reward is {high:g}, above {TOP_REWARD:g}")
@@ -134,26 +159,31 @@ def _doubts(trials: Sequence[CheckedTrial]) -> list[str]:
         )
     if suspects := list(filter(_NO_SCORE.search, names)):
         doubts.append(f"{', '.join(suspects)}: by name a counter or a failure flag, and no score")
-    return doubts
+    return [weak("verifier", doubt) for doubt in doubts]
 
 
-def _failures(trials: Sequence[CheckedTrial]) -> list[str]:
+def _failures(trials: Sequence[CheckedTrial]) -> list[Finding]:
     """Describe the failed trials, one line per agent. A failed cheat is no problem: it may have broken the verifier."""
     failed = {trial.agent: trial for trial in trials if trial.agent in (ORACLE, NOP) and trial.failure}
-    words = {agent: t.last_words if t.outcome is Outcome.verifier_error else "" for agent, t in failed.items()}
-    return [f"the {agent} trial {trial.failure}{words[agent]}" for agent, trial in failed.items()]
+    return [bad(t.blame or "host", f"the {agent} trial {t.failure}{t.words}") for agent, t in failed.items()]
 
 
-def _unsolved(oracle: Sequence[CheckedTrial]) -> list[str]:
+def _unsolved(oracle: Sequence[CheckedTrial]) -> list[Finding]:
     low = [trial for trial in oracle if trial.reward is not None and trial.reward < TOP_REWARD]
-    what = "the oracle's reward is {:g}, not {:g}: the solution or the verifier is wrong"
-    return [what.format(low[0].reward, TOP_REWARD) + low[0].last_words] if low else []
+    if not low:
+        return []
+    first = low[0]
+    what = f"the oracle's reward is {first.reward:g}, not {TOP_REWARD:g}: "
+    if first.network_error:
+        return [bad("network", f"{what}an address was not reached ({first.network_error}){first.words}")]
+    cause = "the solution failed" if first.solution_exit else "the solution or the verifier is wrong"
+    return [bad("solution", f"{what}{cause}{first.words}")]
 
 
-def _too_easy(nop: Sequence[CheckedTrial]) -> list[str]:
+def _too_easy(nop: Sequence[CheckedTrial]) -> list[Finding]:
     high = [trial for trial in nop if trial.reward is not None and trial.reward >= TOP_REWARD]
     what = "doing nothing gets reward {:g}: the verifier accepts any result"
-    return [what.format(high[0].reward) + high[0].last_words] if high else []
+    return [bad("verifier", what.format(high[0].reward) + high[0].words)] if high else []
 
 
 def _differ(trials: Sequence[CheckedTrial]) -> bool:
@@ -162,9 +192,3 @@ def _differ(trials: Sequence[CheckedTrial]) -> bool:
 
 def _listed(trials: Sequence[CheckedTrial]) -> str:
     return ", ".join("no reward" if trial.reward is None else f"{trial.reward:g}" for trial in trials)
-
-
-def _last_words(record: TrialRecord) -> str:
-    files = sorted(Path(record.trial_dir).rglob("test-stdout.txt")) if record.trial_dir else []
-    lines = [line.strip() for file in files for line in file.read_text(errors="replace").split("\n") if line.strip()]
-    return f" (the verifier's last lines: {' | '.join(lines[-LAST_LINES:])[-400:]})" if lines else ""
