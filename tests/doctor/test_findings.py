@@ -158,6 +158,7 @@ def root_mistakes(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_URL", "http://localhost:8000/v1")
     (tmp_path / "tasks/one/task.toml").write_text('[verifier]\ntimeout = 5\n[verifier.env]\nURL = "${JUDGE_URL}"\n')
     yield task_checks.check_requirements(on("docker"))
+    (tmp_path / "tasks/one/environment/docker-compose.yml").write_text("services: {}")
     (tmp_path / "tasks/one/instruction.md").write_text("Serve it at localhost:8080.")
     yield task_checks.check_requirements(on(image="host"))
     (tmp_path / "tasks/one/environment/docker-compose.yaml").write_text("services: {main: {privileged: true}}")

@@ -116,6 +116,14 @@ def test_ignored_task_key_is_yellow(tasks, plan):
     assert found.what == "Harbor ignores these task.toml keys (1 task): plain (verifier.timeout)"
 
 
+def test_ignored_compose_file_is_yellow(tasks, plan):
+    (tasks / "plain" / "environment" / "docker-compose.yml").write_text("services: {main: {privileged: true}}")
+    (found,) = task_checks.check_requirements(run(plan, "docker"))
+    assert found.level is Level.YELLOW and found.do == "rename the file to docker-compose.yaml, or remove it"
+    what = "Harbor ignores a compose file and builds the Dockerfile in 1 task: plain (environment/docker-compose.yml)"
+    assert found.what == what
+
+
 def test_variable_from_dotenv_is_set(tasks, plan):
     (tasks / "plain" / "task.toml").write_text('[verifier.env]\nNAME = "${NOBODY_SETS_THIS}"\n')
     (found,) = task_checks.check_requirements(run(plan, "docker"))

@@ -138,6 +138,9 @@ async def test_bad_task_verdict_names_crlf_scripts(tmp_path: Path) -> None:
     assert "ended as verifier_error" in grades.problem and grades.problem.startswith(remedy.format("tests/test.sh"))
     assert "oracle's reward is 0" in solves.problem and solves.problem.startswith(remedy.format("solution/solve.sh"))
     assert {verdict.findings[0].category for verdict in (grades, solves)} == {"task"}
+    (tmp_path / "passes/environment/Dockerfile").write_text("FROM debian:12-slim\nRUN false\n")
+    (unbuilt,) = await check_tasks(load_folder(tmp_path, ["passes"]))
+    assert [finding.category for finding in unbuilt.findings] == ["build", "task"], "its scripts never ran"
     assert passes.problem == passes.note == ""
 
 

@@ -65,6 +65,8 @@ class TaskReport:
     """Tasks that pass a localhost URL of this machine into a sandbox that has its own localhost."""
     ignored_keys: list[str] = field(default_factory=list)
     """Tasks with task.toml keys that Harbor ignores."""
+    ignored_files: list[str] = field(default_factory=list)
+    """Tasks with compose files that Harbor ignores."""
 
 
 def inspect_tasks(
@@ -123,6 +125,8 @@ def _inspect(
         found.localhost_variables.append(f"{task.name} ({'; '.join(urls)})")
     if keys := ignored_keys(requirements.config):
         found.ignored_keys.append(f"{task.name} ({', '.join(keys)})")
+    if files := requirements.ignored_files():
+        found.ignored_files.append(f"{task.name} ({', '.join(files)})")
 
 
 def check_requirements(plan: LaunchPlan) -> Iterator[Finding]:
@@ -175,6 +179,9 @@ def _findings(found: TaskReport, kind: str, where: str, table: str = "") -> Iter
     if found.ignored_keys:
         what = f"Harbor ignores these task.toml keys ({_count(found.ignored_keys)}): {name_tasks(found.ignored_keys)}"
         yield yellow("tasks", what, _CORRECT_KEYS, where)
+    if found.ignored_files:
+        what = f"Harbor ignores a compose file and builds the Dockerfile in {_listed(found.ignored_files)}"
+        yield yellow("tasks", what, "rename the file to docker-compose.yaml, or remove it", where)
     if environment_entry(kind).chosen_from and not found.unsupported:
         yield green("sandboxes", placement_line(found))
 

@@ -164,7 +164,9 @@ async def _verdict(
             raise
         return failed(task, "task", f"its trial cannot be run: {describe(error)}", error)
     if verdict.problem:
-        verdict.findings[:0] = faults(requirements)
+        started = all(trial.outcome is not Outcome.sandbox_error for trial in trials)
+        found = faults(requirements)
+        verdict.findings = [*found, *verdict.findings] if started else [*verdict.findings, *found]
     return verdict
 
 
