@@ -79,19 +79,19 @@ class Stall:
 
     longest_s: float = 0.0
 
+    async def watch(self, tick_s: float) -> None:
+        """Measure the running event loop every `tick_s` seconds, until cancelled."""
+        while True:
+            begin = time.perf_counter()
+            await asyncio.sleep(tick_s)
+            self.longest_s = max(self.longest_s, time.perf_counter() - begin - tick_s)
+
 
 @asynccontextmanager
 async def watched_loop() -> AsyncGenerator[Stall]:
     """Measure the event loop's longest stall while the block runs."""
     stall = Stall()
-
-    async def watch() -> None:
-        while True:
-            begin = time.perf_counter()
-            await asyncio.sleep(_TICK_S)
-            stall.longest_s = max(stall.longest_s, time.perf_counter() - begin - _TICK_S)
-
-    watcher = asyncio.create_task(watch())
+    watcher = asyncio.create_task(stall.watch(_TICK_S))
     try:
         yield stall
     finally:
