@@ -1,9 +1,12 @@
 """Sandboxes with failures, for use by import path."""
 
 import asyncio
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import httpx
+from harbor.environments.base import ExecResult
 from patience import HANG_S, wait_until
+from simulated_provider import RateLimitException, SimulatedSandbox
 
 from harbortrainer.sandbox.errors_and_changes import SandboxStartError
 from harbortrainer.sandbox.local import LocalEnvironment
@@ -65,3 +68,21 @@ class LosesItsFolder(LocalEnvironment):
                 # A thread would outlive the test, and nothing announces a cancellation.
                 while not any(task.cancelling() for task in asyncio.all_tasks()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
+
+
+class RaisesAt(SimulatedSandbox):
+    """A simulated sandbox whose commands that contain `at` raise the error of a provider or of its HTTP client.
+
+    A check of the terminal says that it was closed, as if the sandbox were gone.
+    """
+
+    def __init__(self, *args: Any, at: str, error: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.at, self.error = at, {"ReadTimeout": httpx.ReadTimeout, "RateLimitException": RateLimitException}[error]
+
+    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
+        if self.at in command:
+            raise self.error("the provider is busy")
+        if "has-session" in command:
+            return ExecResult(return_code=1)
+        return await super().exec(command, *args, **kwargs)

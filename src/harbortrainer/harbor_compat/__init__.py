@@ -13,8 +13,8 @@ Invariant: importing this module imports neither harbor nor litellm.
 
 import os
 import traceback
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from harbortrainer.private_apis import PrivateApi
 
 if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
+    from harbor.environments.base import BaseEnvironment
     from harbor.llms.base import BaseLLM
     from harbor.models.trial.config import AgentConfig
     from harbor.trial.trial import Trial
@@ -67,6 +68,7 @@ TRIALS = PrivateApi(
         "harbor.trial.trial:Trial._load_task",
         "harbor.trial.trial:Trial._scrub_jobs_dir()",
         "harbor.trial.trial:resolve_env_vars(env_dict)",
+        "harbor.environments.factory:EnvironmentFactory.create_environment_from_config",
     ),
 )
 DOWNLOADS = PrivateApi(
@@ -98,6 +100,25 @@ def prepare() -> None:
     """Prepare this process for using Harbor. Raises `UserError` if its private API has changed."""
     keep_litellm_offline()
     TRIALS.check()
+
+
+@cache
+def on_new_environment(call: "Callable[[BaseEnvironment], None]") -> None:
+    """Call `call` with every environment that Harbor makes in this process from now on.
+
+    A trial makes the environment of a separate verifier itself, while it runs.
+    """
+    from harbor.environments.factory import EnvironmentFactory
+
+    make = EnvironmentFactory.create_environment_from_config
+
+    @wraps(make)
+    def make_and_call(*args: object, **named: object) -> "BaseEnvironment":
+        environment = make(*args, **named)  # ty: ignore[invalid-argument-type]
+        call(environment)
+        return environment
+
+    setattr(EnvironmentFactory, "create_environment_from_config", make_and_call)  # noqa: B010 - the type of the original
 
 
 def options_with(parent: type, **options: tuple[type, object]) -> "type[BaseModel] | None":

@@ -40,6 +40,7 @@ from harbortrainer.sandbox.post_mortem import ReportsExhaustedLimits
 from harbortrainer.trials.chat_client import ChatClient, ClientSettings
 from harbortrainer.trials.faults import RolloutEnd, SandboxTimeoutError
 from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.provider_faults import SandboxRequestError
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.secrets import api_key
 from harbortrainer.trials.tmux_session import SOCKET_ENV, FastTmuxSession
@@ -247,7 +248,7 @@ class TrainableTerminus2(OpenTerminus2):
                 await session.type_and_wait(command.keystrokes, command.duration_sec)
             return False, self.limit_output(await session.type_and_capture(last.keystrokes, last.duration_sec))
         except RuntimeError as error:
-            if isinstance(error, SandboxDiedError) or await session.is_session_alive():
+            if isinstance(error, SandboxDiedError | SandboxRequestError) or await session.is_session_alive():
                 raise
             # The model closed its own terminal. This is no failure; the state it left is graded.
             raise RolloutEnd(Outcome.completed, "the terminal was closed") from error

@@ -246,10 +246,14 @@ def _failure(
 
 
 def _message(info: "ExceptionInfo") -> str:
-    """Return the exception's message and its cause; Harbor's own messages often name only the failed action."""
+    """Return the exception's message and its cause, unless the message has it.
+
+    Harbor's own messages often name only the failed action.
+    """
     first, caused, _ = info.exception_traceback.partition("\n\nThe above exception was the direct cause")
     root = first.rstrip().rpartition("\n")[2] if caused else ""
-    return f"{info.exception_message} (caused by {root})" if root else info.exception_message
+    words = root.partition(": ")[2] or root.rpartition(".")[2]
+    return info.exception_message if words in info.exception_message else f"{info.exception_message} (caused by {root})"
 
 
 def _timings(result: "TrialResult") -> Timings:

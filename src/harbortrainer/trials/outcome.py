@@ -25,6 +25,7 @@ CANCELLED = frozenset({"CancelledError", "KeyboardInterrupt"})
 SANDBOX = frozenset(
     {
         "SandboxError",
+        "SandboxRequestError",
         "ImageLacksError",
         "LeftoversError",
         "SandboxBuildError",

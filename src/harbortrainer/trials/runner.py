@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from harbortrainer.config.explain import explain
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, trust_remedy
 from harbortrainer.errors import UserError
-from harbortrainer.harbor_compat import llm_client, prepare, raised_reading_task, redact_long_values
+from harbortrainer.harbor_compat import llm_client, on_new_environment, prepare, raised_reading_task, redact_long_values
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
@@ -33,6 +33,7 @@ from harbortrainer.trials.harbor_result import summarize_failure
 from harbortrainer.trials.http_proxies import bypass_proxies
 from harbortrainer.trials.model_calls import record_calls
 from harbortrainer.trials.outcome import Outcome, outcome_of_stop
+from harbortrainer.trials.provider_faults import guard_environment
 from harbortrainer.trials.record import Failure, TrialRecord
 from harbortrainer.trials.secrets import keep_secrets_out
 from harbortrainer.trials.trial_spec import TrialSpec, agent_model_settings
@@ -172,6 +173,7 @@ async def run_trial(
             it removes the sandbox; the record is then returned.
     """
     prepare()
+    on_new_environment(guard_environment)
     bypass_proxies([spec.model.base_url] if spec.model is not None else [])
     from harbortrainer.trials.trial_spec import trial_config
 

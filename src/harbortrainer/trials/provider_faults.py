@@ -1,0 +1,136 @@
+"""Faults of sandbox providers: a failed request is a sandbox error, and a failed stop never changes a trial.
+
+- Requests (commands, transfers, checks) raise whatever the provider's client raises: httpx's `ReadTimeout`, which a
+  model's client raises too, or names that only one provider has. `SandboxRequestError` replaces them, with the
+  provider's words, so that the outcome is a `sandbox_error` on any provider.
+- `stop` is called when the trial is graded. A stop that fails, or hangs for `STOP_S`, is logged and retried in the
+  background. Until it succeeds, a file in `.unstopped` beside the trials names the sandbox.
+
+Invariant: the wrapped `stop` raises nothing but cancellation, and returns within `STOP_S` seconds.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbortrainer.runs.label import RUN_VARIABLE
+from harbortrainer.sandbox.errors_and_changes import SandboxError
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+STOP_S = 60.0
+"""Seconds that one call of `stop` may take."""
+RETRY_PAUSES_S = (5.0, 30.0, 120.0, 600.0)
+"""Seconds before each further stop of a sandbox that did not stop."""
+UNSTOPPED = ".unstopped"
+"""Folder beside the trials with one file for each sandbox that did not stop."""
+_TRANSFERS = ("upload_file", "upload_dir", "download_file", "download_dir", "download_dir_filtered")
+_REQUESTS = ("exec", *_TRANSFERS, "is_dir", "is_file", "empty_dirs", "ensure_dirs")
+_PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Answers to a transfer of a path that is not there or is of another kind; the caller handles them."""
+_log = logging.getLogger(__name__)
+_retries: set[asyncio.Task[None]] = set()
+
+type _Request = Callable[..., Awaitable[object]]
+
+
+class SandboxRequestError(SandboxError):
+    """A request to the sandbox failed at the provider; the message has the provider's own type and words."""
+
+
+def guard_environment(environment: "BaseEnvironment") -> None:
+    """Wrap the requests and the stop of one sandbox."""
+    for name in _REQUESTS:
+        if (request := getattr(environment, name, None)) is not None:
+            setattr(environment, name, _with_provider_blamed(name, request))
+    setattr(environment, "stop", _StopGuard(environment, environment.stop).stop)  # noqa: B010 - this object only
+
+
+def _with_provider_blamed(name: str, request: _Request) -> _Request:
+    async def blamed(*args: object, **named: object) -> object:
+        began = time.monotonic()
+        try:
+            return await request(*args, **named)
+        except SandboxError:
+            raise
+        except Exception as error:
+            limit = named.get("timeout_sec")
+            own_limit = isinstance(limit, int | float) and limit > 0 and time.monotonic() - began >= limit
+            if own_limit or (name in _TRANSFERS and isinstance(error, _PATH_ERRORS)):
+                raise
+            words = " ".join(str(error).split())
+            kind = type(error).__name__
+            raise SandboxRequestError(
+                f"{name} failed: {kind}: {words}" if words else f"{name} failed: {kind}"
+            ) from error
+
+    return blamed
+
+
+class _StopGuard:
+    """The bounded stop of one sandbox.
+
+    Args:
+        environment: The sandbox.
+        stop: Its own `stop`.
+    """
+
+    def __init__(self, environment: "BaseEnvironment", stop: Callable[[bool], Awaitable[None]]) -> None:
+        self._environment, self._stop = environment, stop
+
+    async def stop(self, delete: bool) -> None:
+        """Stop the sandbox; if that fails, warn, and retry in the background."""
+        fault = await self._fault_of_stop(delete)
+        if not fault:
+            return
+        entry = await asyncio.to_thread(self._write_entry, fault)
+        name = self._environment.session_id
+        _log.warning("sandbox %s was not stopped: %s; retrying in the background, see %s", name, fault, entry)
+        retry = asyncio.create_task(self._retry(delete, entry))
+        _retries.add(retry)
+        retry.add_done_callback(_retries.discard)
+
+    async def _fault_of_stop(self, delete: bool) -> str:
+        """Call `stop` once. Returns why it failed, "" if it did not."""
+        stopping = asyncio.ensure_future(self._stop(delete))
+        try:
+            done, _ = await asyncio.wait({stopping}, timeout=STOP_S)
+        except asyncio.CancelledError:
+            stopping.cancel()
+            raise
+        if not done:
+            stopping.cancel()  # not awaited: a client may ignore it
+            return f"no answer within {STOP_S:.0f} s"
+        if stopping.cancelled():
+            return "cancelled by the provider's client"
+        error = stopping.exception()
+        return "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+    async def _retry(self, delete: bool, entry: Path) -> None:
+        for pause_s in RETRY_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            if not await self._fault_of_stop(delete):
+                await asyncio.to_thread(entry.unlink, missing_ok=True)
+                return
+        _log.warning("sandbox %s was not stopped by %d calls", self._environment.session_id, len(RETRY_PAUSES_S) + 1)
+
+    def _write_entry(self, fault: str) -> Path:
+        folder = self._environment.trial_paths.trial_dir.parent / UNSTOPPED
+        folder.mkdir(parents=True, exist_ok=True)
+        entry = folder / f"{self._environment.session_id}.json"
+        facts = {
+            "sandbox": self._environment.session_id,
+            "environment_type": str(self._environment.type()),
+            "run": os.environ.get(RUN_VARIABLE, ""),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "fault": fault,
+        }
+        entry.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        return entry

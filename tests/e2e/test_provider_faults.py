@@ -1,0 +1,62 @@
+"""Trials at a simulated provider whose requests and stops fail: the sandbox is blamed, and a graded trial stays so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import DONE, keys, make_task
+from plugin_runs import config, play_one
+from scripted_engine import ScriptedEngine, by_turn
+from verifiers.v1.trace import Trace
+
+from harbortrainer.trials import provider_faults
+from harbortrainer.trials.provider_faults import UNSTOPPED
+
+pytestmark = pytest.mark.e2e
+
+SOLVES = by_turn([keys("echo 700 > /app/answer"), DONE, DONE])
+SEPARATE = 'artifacts = ["/app/answer"]\n[verifier]\nenvironment_mode = "separate"\n'
+
+
+async def play_at(provider: str, tmp_path: Path, tokenizer_dir: Path, *, toml: str = "", **kwargs: Any) -> Trace:
+    """Play one trial without retries at a class of simulated sandboxes."""
+    task = make_task(tmp_path / "tasks" / "answer")
+    (task / "task.toml").write_text(
+        toml + (task / "task.toml").read_text().replace("[verifier]\n", "" if toml else "[verifier]\n")
+    )
+    harness = {"environment_type": provider, "environment_kwargs": {"scale": 0.01, **kwargs}}
+    env = config(tmp_path / "tasks", tmp_path / "trials", harness=harness, retries={"max_retries": 0})
+    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
+        return await play_one(env, engine)
+
+
+async def test_simulated_sandbox_grades_what_its_agent_wrote(tmp_path: Path, tokenizer_dir: Path) -> None:
+    trace = await play_at("simulated_provider:SimulatedSandbox", tmp_path, tokenizer_dir)
+    assert (trace.ok, trace.reward, trace.num_turns) == (True, 0.7, 3), trace.errors
+
+
+@pytest.mark.parametrize("at", ["new-session", "send-keys", "/tests/test.sh"], ids=["setup", "agent", "verification"])
+@pytest.mark.parametrize("error", ["ReadTimeout", "RateLimitException"])
+async def test_failed_command_is_a_sandbox_error(at: str, error: str, tmp_path: Path, tokenizer_dir: Path) -> None:
+    trace = await play_at("e2e_environments:RaisesAt", tmp_path, tokenizer_dir, at=at, error=error)
+    record = trace.info["harbor"]
+    assert (trace.ok, record["outcome"]) == (False, "sandbox_error")
+    assert record["error"] == {"type": "SandboxRequestError", "message": f"exec failed: {error}: the provider is busy"}
+
+
+async def test_failed_command_of_separate_verifier_is_a_sandbox_error(tmp_path: Path, tokenizer_dir: Path) -> None:
+    fault = {"at": "/tests/test.sh", "error": "ReadTimeout"}
+    trace = await play_at("e2e_environments:RaisesAt", tmp_path, tokenizer_dir, toml=SEPARATE, **fault)
+    assert (trace.ok, trace.info["harbor"]["outcome"]) == (False, "sandbox_error"), trace.info["harbor"]["error"]
+    assert trace.info["harbor"]["error"]["message"] == "exec failed: ReadTimeout: the provider is busy"
+
+
+@pytest.mark.parametrize("fault", ["stop_raises", "stop_hangs"])
+async def test_failed_stop_keeps_the_reward(
+    fault: str, tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_faults, "STOP_S", 0.5)
+    trace = await play_at("simulated_provider:SimulatedSandbox", tmp_path, tokenizer_dir, faults={fault: 1.0})
+    assert (trace.ok, trace.reward, trace.info["harbor"]["error"]) == (True, 0.7, None), trace.errors
+    (entry,) = (tmp_path / "trials" / UNSTOPPED).iterdir()
+    assert entry.name == f"{trace.info['harbor']['trial_name']}__env.json"
