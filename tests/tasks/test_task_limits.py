@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from harbortrainer.tasks.task_limits import ATTEMPTS, BUILD_S, MARGIN_S, SETUP_S, VERIFIER_S, max_episode_s
+from harbortrainer.tasks.task_limits import ATTEMPTS, max_episode_s
+from harbortrainer.trials.time_limits import BUILD_S, MARGIN_S, SETUP_S, VERIFIER_S
 
 
 def write(folder: Path, text: str) -> None:

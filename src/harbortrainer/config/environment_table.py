@@ -5,10 +5,31 @@ that is needed before the class is imported. Abilities beyond Harbor's are proto
 `ReportsChanges`, ...). Invariant: this module imports neither Harbor nor an environment class.
 """
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 AUTO = "auto"
 """Environment type that chooses per task: `local` if it fully supports the task, else `docker`."""
+
+
+class Lifetime(NamedTuple):
+    """An argument of an environment class: the time after which the provider ends a sandbox."""
+
+    argument: str
+    unit_s: int = 1
+    """Seconds of the argument's unit."""
+    most_s: float = float("inf")
+    """The provider's own limit, in seconds."""
+
+    def value(self, seconds: float) -> int:
+        """Return the argument for at least this time, rounded up to a minute, as some providers require.
+
+        Example:
+            >>> Lifetime("minutes", 60).value(61)
+            2
+        """
+        return int(min(60 * math.ceil(seconds / 60), self.most_s)) // self.unit_s
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,8 @@ class EnvironmentEntry:
     """Sandboxes run at a provider and cannot reach this machine. Harbor checks the credentials."""
     takes_labels: bool = False
     """The class has the argument `labels`; the run's label is `harbortrainer-run`."""
+    lifetime: Lifetime | None = None
+    """The argument with which the provider ends a sandbox that nothing stopped; None if the class has none."""
     cleanup_script: str | None = None
     """Module that ends the sandboxes a killed process left at the provider; None if the provider's timeout ends them.
 
@@ -72,8 +95,18 @@ ENVIRONMENT_TYPES: dict[str, EnvironmentEntry] = {
         reports_changes=True,
     ),
     "docker": EnvironmentEntry(_DOCKER, needs_docker=True, examinable=True, reports_changes=True),
-    "modal": EnvironmentEntry(remote=True, takes_labels=True, cleanup_script="harbortrainer.sandbox.modal_cleanup"),
-    "daytona": EnvironmentEntry(remote=True, takes_labels=True),
+    "modal": EnvironmentEntry(
+        remote=True,
+        takes_labels=True,
+        lifetime=Lifetime("sandbox_timeout_secs", most_s=86_400),
+        cleanup_script="harbortrainer.sandbox.modal_cleanup",
+    ),
+    "daytona": EnvironmentEntry(remote=True, takes_labels=True, lifetime=Lifetime("auto_stop_interval_mins", 60)),
+    "cwsandbox": EnvironmentEntry(remote=True, lifetime=Lifetime("max_lifetime_seconds")),
+    "islo": EnvironmentEntry(remote=True, lifetime=Lifetime("delete_after_seconds")),
+    "langsmith": EnvironmentEntry(remote=True, lifetime=Lifetime("idle_ttl_seconds")),
+    "opensandbox": EnvironmentEntry(remote=True, lifetime=Lifetime("sandbox_timeout_sec")),
+    "tensorlake": EnvironmentEntry(remote=True, lifetime=Lifetime("timeout_secs")),
 }
 PROVIDER = EnvironmentEntry(remote=True)
 """Entry for a name that is not in the table: another Harbor type."""

@@ -47,12 +47,16 @@ class EnvironmentFields(TypedDict, total=False):
     kwargs: dict[str, object]
 
 
-def environment_config(environment_type: str, kwargs: Mapping[str, object] | None = None) -> EnvironmentFields:
+def environment_config(
+    environment_type: str, kwargs: Mapping[str, object] | None = None, *, lifetime_s: float | None = None
+) -> EnvironmentFields:
     """Return the fields of Harbor's `EnvironmentConfig` for an environment type.
 
     Args:
         environment_type: A name of `ENVIRONMENT_TYPES`, the name of one of Harbor's own types, or `module:Class`.
         kwargs: Passed to the environment's constructor.
+        lifetime_s: Seconds after which a provider ends a sandbox that nothing stopped, unless `kwargs` says otherwise;
+            None for the provider's own default.
 
     Raises:
         UserError: The name is none of these. The message lists the known names.
@@ -61,6 +65,8 @@ def environment_config(environment_type: str, kwargs: Mapping[str, object] | Non
     if entry.takes_labels and RUN_VARIABLE in os.environ:
         named = given.get("labels")
         given["labels"] = {"harbortrainer-run": os.environ[RUN_VARIABLE]} | (named if isinstance(named, dict) else {})
+    if entry.lifetime is not None and lifetime_s is not None:
+        given.setdefault(entry.lifetime.argument, entry.lifetime.value(lifetime_s))
     if entry.import_path is not None:
         return {"import_path": entry.import_path, "kwargs": given}
     if environment_type not in (known := _harbor_types()):

@@ -1,7 +1,7 @@
-"""Time limits of tasks: the agent's time, and the longest possible episode.
+"""Time limits of a run's tasks: the agent's time, and the longest possible episode.
 
-Contract: an episode that takes longer than `max_episode_s` is lost, not slow. The limits are read from `task.toml`
-without importing harbor; a test compares the defaults with Harbor's. `tasks_by_taskset` loads the tasks of a run.
+Contract: an episode that takes longer than `max_episode_s` is lost, not slow. `tasks_by_taskset` loads the tasks of a
+run.
 """
 
 import tomllib
@@ -9,20 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harbortrainer.config.plugin import TasksetKeys
-from harbortrainer.config.table import TomlValue
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.measured_rates import filter_by_pass_rate
 from harbortrainer.tasks.split import select_side
 from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
 from harbortrainer.tasks.task_store import is_available, load_source
 from harbortrainer.trials.outcome import Outcome
-
-BUILD_S, SETUP_S, VERIFIER_S = 600.0, 360.0, 600.0
-SANDBOXES = 2
-"""Sandboxes of a trial: the agent's and a separate verifier's."""
-
-MARGIN_S = 300.0
-"""Allowance for work without a timeout: file copies, sandbox removal, pauses between attempts, a busy machine."""
+from harbortrainer.trials.time_limits import MARGIN_S, agent_s, trial_s
 
 ATTEMPTS = 1 + sum(outcome.retries for outcome in Outcome)
 """Most attempts of an episode: each retried outcome as often as it is retried."""
@@ -40,40 +33,11 @@ def max_episode_s(tasks_dir: Path, *, multiplier: float, episode_s: float | None
         None without a limit: an agent has no timeout, or there are no readable tasks.
     """
     tables = list(_tables(tasks_dir))
-    bounds = [None if (one := _trial_s(table)) is None else one * multiplier * ATTEMPTS for table in tables]
+    bounds = [None if (one := trial_s(table)) is None else one * multiplier * ATTEMPTS for table in tables]
     known = [bound for bound in bounds if bound is not None]
     if episode_s is not None:
         return min([episode_s, *([max(known)] if known and len(known) == len(bounds) else [])]) + MARGIN_S
     return max(known) + MARGIN_S if known and len(known) == len(bounds) else None
-
-
-def agent_s(table: Mapping[str, object]) -> float:
-    """Time limit of a task's agent over all steps, in seconds; infinite without a timeout."""
-    own = _timeout(table, "agent", "timeout_sec", float("inf"))
-    return sum(_timeout(step, "agent", "timeout_sec", own) for step in _phases(table))
-
-
-def _trial_s(table: Mapping[str, object]) -> float | None:
-    """Longest duration of one trial in seconds; None if the agent has no timeout."""
-    total = SANDBOXES * _timeout(table, "environment", "build_timeout_sec", BUILD_S) + SETUP_S + agent_s(table)
-    # Harbor does not pass the task's verifier timeout on to its steps; each has its own or the default.
-    total += sum(_timeout(step, "verifier", "timeout_sec", VERIFIER_S) for step in _phases(table))
-    return total if total < float("inf") else None
-
-
-def _phases(table: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """Return the steps of a task, or the task itself if it has no steps."""
-    steps = table.get("steps")
-    return [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) and steps else [table]
-
-
-def _timeout(table: Mapping[str, object], phase: str, key: str, default: float) -> float:
-    part = table.get(phase)
-    value: TomlValue = part.get(key) if isinstance(part, dict) else None
-    try:
-        return float(value)  # Harbor also takes a number in quotes
-    except (TypeError, ValueError, OverflowError):
-        return default
 
 
 def _tables(tasks_dir: Path) -> Iterable[dict[str, object]]:

@@ -11,6 +11,7 @@ Invariant for Terminus agents of this project: Harbor writes no secret of the mo
 
 import importlib
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from harbortrainer.config.agent_table import (
 from harbortrainer.config.plugin import REWARD_BOUND, KeepTrials, Leftovers
 from harbortrainer.harbor_compat import LITELLM_OFFLINE, accepts_base_url, without_grading
 from harbortrainer.trials.outcome import ENGINE, FINAL, SANDBOX
+from harbortrainer.trials.time_limits import MARGIN_S, trial_s
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig, TrialConfig
@@ -195,7 +197,9 @@ def trial_config(spec: TrialSpec) -> "TrialConfig":
     named = "import_path" if is_class(spec.agent) else "name"
     fields = _model_fields(spec) | {named: spec.agent, "override_timeout_sec": spec.agent_timeout_s}
     agent = AgentConfig.model_validate(fields)
-    environment = environment_config(spec.environment_type, spec.environment_kwargs)
+    environment = environment_config(
+        spec.environment_type, spec.environment_kwargs, lifetime_s=sandbox_lifetime_s(spec)
+    )
     config = {
         "task": TaskConfig(path=spec.task_dir),
         "trial_name": spec.trial_name,
@@ -217,6 +221,16 @@ def _with_base_url(agent: "AgentConfig", spec: TrialSpec) -> "AgentConfig":
     if "base_url" in spec.agent_kwargs or variables & spec.agent_env.keys():
         return agent
     return agent.model_copy(update={"base_url": settings.base_url(spec.model)})
+
+
+def sandbox_lifetime_s(spec: TrialSpec) -> float | None:
+    """Return the seconds after which the trial's sandbox is not used any more; None if the trial has no time limit."""
+    try:
+        table = tomllib.loads((spec.task_dir / "task.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return None  # Harbor reports it
+    longest = trial_s(table, spec.agent_timeout_s)
+    return None if longest is None else longest * spec.timeout_multiplier + MARGIN_S
 
 
 def writes_key(spec: TrialSpec) -> bool:
