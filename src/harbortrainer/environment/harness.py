@@ -5,15 +5,19 @@
 - The trial's record is put on `trace.info["harbor"]`. A trial that does not train is an error of the trace, never a
   reward.
 - `slot` caps concurrent trials over several processes with numbered lock files in a shared folder. A killed process
-  frees its slots: the kernel drops its locks, and the files are close-on-exec, so no sandbox keeps one locked.
+  frees its slots: the kernel drops its locks, and the files are close-on-exec, so no sandbox keeps one locked. Over NFS
+  the kernel asks the server for these locks, so the cap then holds over machines.
 
 Invariant: importing this module imports neither harbor nor litellm; the first `launch` does, or
 `environment.import_trial_modules`.
 """
 
 import asyncio
+import os
+import random
+import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -33,7 +37,8 @@ from harbortrainer.environment.plugin_config import HarborHarnessConfig
 from harbortrainer.environment.rollout_details import direct_kwargs
 from harbortrainer.environment.rollout_state import harbor_state, trace_error
 from harbortrainer.environment.taskset import HarborTaskData
-from harbortrainer.runs.locks import file_lock
+from harbortrainer.errors import UserError
+from harbortrainer.runs.locks import NO_LOCKS_HERE, POLL_S, try_lock
 from harbortrainer.sandbox import container_sockets
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.trials.outcome import STOP_OF_LIMIT
@@ -41,6 +46,11 @@ from harbortrainer.trials.record import INFO_KEY, TrialRecord, record_of
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.secrets import NO_KEY
 from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec
+
+_TRIES = 24
+"""Slots that one poll tries."""
+_MOST_S = 0.005
+"""Seconds after which a poll ends, for file systems on which each lock is a request to a server."""
 
 # One queue per event loop, so that only one waiter per process polls the lock files.
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Path, int], "Slots"]] = WeakKeyDictionary()
@@ -53,24 +63,91 @@ async def slot(folder: Path, n: int | None) -> AsyncGenerator[None]:
         yield
         return
     shared = _slots.setdefault(asyncio.get_running_loop(), {})
-    async with shared.setdefault((folder, n), Slots(folder / ".slots", n)).hold():
+    if (folder, n) not in shared:
+        shared[folder, n] = Slots(folder / ".slots", n)
+    async with shared[folder, n].hold():
         yield
 
 
 class Slots:
-    """The slots of one folder, as seen by one process."""
+    """The slots of one folder, as seen by one process.
+
+    A waiter polls: each poll tries a few of the other processes' slots, so that it costs the same with any number of
+    slots. A released slot goes to whichever process finds it first.
+    """
 
     def __init__(self, folder: Path, n: int) -> None:
-        self.files = [folder / f"slot-{number}" for number in range(n)]
+        self._folder, self._n = folder, n
+        self._prefix = str(folder / "slot-")
         self._queue = asyncio.Lock()
+        self._held: set[int] = set()
+        self._next = random.randrange(n)
 
     @asynccontextmanager
     async def hold(self) -> AsyncGenerator[int]:
-        """Hold a free slot, waiting in order of arrival within the process. Yields its number."""
-        async with AsyncExitStack() as held:
-            async with self._queue:
-                number = await held.enter_async_context(file_lock(*self.files))
+        """Hold a free slot, waiting in order of arrival within the process. Yields its number.
+
+        Raises:
+            UserError: The folder's file system has no locks.
+        """
+        async with self._queue:
+            number, file = await self._take()
+        try:
             yield number
+        finally:
+            os.close(file)  # which releases its lock
+            self._held.discard(number)
+
+    async def _take(self) -> tuple[int, int]:
+        """Wait for a free slot. Returns its number and its file."""
+        await asyncio.sleep(0)  # a thousand trials that start at once do not block the event loop together
+        while True:
+            if (taken := self._poll()) is not None:
+                self._held.add(taken[0])
+                return taken
+            await asyncio.sleep(POLL_S)
+
+    def _poll(self) -> tuple[int, int] | None:
+        """Try a few slots. Returns the first free one and its file, None if there was none."""
+        end, tries = time.monotonic() + _MOST_S, min(_TRIES, self._n - len(self._held))
+        while tries > 0 and time.monotonic() < end:
+            number, self._next = self._next, (self._next + 1) % self._n
+            if number in self._held:
+                continue
+            tries -= 1
+            if (file := self._lock(number)) is not None:
+                return number, file
+        return None
+
+    def _lock(self, number: int) -> int | None:
+        """Lock the file of a slot. Returns it, None if another process holds the slot."""
+        file = self._open(number)
+        try:
+            if try_lock(file):
+                return file
+        except OSError as error:
+            os.close(file)
+            if error.errno not in NO_LOCKS_HERE:
+                raise
+            raise _no_locks(self._folder) from error
+        os.close(file)
+        return None
+
+    def _open(self, number: int) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(f"{self._prefix}{number}", flags, 0o666)
+        except FileNotFoundError:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return os.open(f"{self._prefix}{number}", flags, 0o666)
+
+
+def _no_locks(folder: Path) -> UserError:
+    return UserError(
+        "this file system has no file locks, which n_parallel_envs needs",
+        where=str(folder),
+        do="set trials_dir to another folder, or use orchestrator.concurrency.max_inflight alone",
+    )
 
 
 class HarborHarness(Harness[HarborHarnessConfig]):

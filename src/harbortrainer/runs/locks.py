@@ -38,7 +38,7 @@ async def file_lock(*paths: Path) -> AsyncGenerator[int]:
         await asyncio.sleep(POLL_S)
 
 
-def try_lock(file: IO[str]) -> bool:
+def try_lock(file: IO[str] | int) -> bool:
     """Lock an open file if it is free, and return whether it was; closing the file releases the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
