@@ -86,3 +86,17 @@ class RaisesAt(SimulatedSandbox):
         if "has-session" in command:
             return ExecResult(return_code=1)
         return await super().exec(command, *args, **kwargs)
+
+
+class RefusesStarts(SimulatedSandbox):
+    """A provider that refuses the first two starts, and asks to wait a tenth of a second."""
+
+    refused = 0
+
+    async def start(self, force_build: bool) -> None:
+        if RefusesStarts.refused < 2:
+            RefusesStarts.refused += 1
+            error = RateLimitException("429 Too Many Requests")
+            error.headers = {"Retry-After": "0.1"}
+            raise error
+        await super().start(force_build)

@@ -60,3 +60,11 @@ async def test_failed_stop_keeps_the_reward(
     assert (trace.ok, trace.reward, trace.info["harbor"]["error"]) == (True, 0.7, None), trace.errors
     (entry,) = (tmp_path / "trials" / UNSTOPPED).iterdir()
     assert entry.name == f"{trace.info['harbor']['trial_name']}__env.json"
+
+
+async def test_refused_starts_are_no_attempts(tmp_path: Path, tokenizer_dir: Path) -> None:
+    trace = await play_at("e2e_environments:RefusesStarts", tmp_path, tokenizer_dir)
+    assert (trace.ok, trace.reward) == (True, 0.7), trace.errors
+    assert (trace.metrics["failed_attempts"], trace.metrics["excused_starts"]) == (0, 2)
+    assert (trace.metrics["time_start_wait"] or 0) > 0
+    assert len([path for path in (tmp_path / "trials").iterdir() if not path.name.startswith(".")]) == 1

@@ -127,6 +127,8 @@ def test_all_numbers_of_record_are_metrics() -> None:
     assert full.metrics() == {
         **{f"outcome_{outcome}": float(outcome is Outcome.completed) for outcome in Outcome},
         "failed_attempts": 0,
+        "time_start_wait": 0.0,
+        "excused_starts": 0,
         "turns": 3,
         "parse_errors": 1,
         "steps_without_turn": 0,

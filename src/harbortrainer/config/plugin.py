@@ -147,6 +147,9 @@ class HarnessKeys(PluginKeys):
     """Maximum turns of Terminus-2 per step of a trial. `env.agent.max_turns` limits the turns of all steps together."""
     n_parallel_envs: int | None = Field(None, ge=1)
     """Maximum number of concurrent trials over all workers that share `trials_dir`; null means no limit."""
+    starts_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Maximum sandbox starts per second at a provider, over all workers that share `trials_dir`; null means no limit
+    until the provider refuses a start (429)."""
     capture: Literal["interception", "rollout_details"] = "interception"
     """Source of the tokens: the verifiers endpoint (`interception`), or rollout_details of a direct connection."""
     vllm_base_url: str | None = None

@@ -15,6 +15,7 @@ Invariant: importing this module imports neither harbor nor litellm; the first `
 import asyncio
 import os
 import random
+import shutil
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -44,6 +45,7 @@ from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.trials.outcome import STOP_OF_LIMIT
 from harbortrainer.trials.record import INFO_KEY, TrialRecord, record_of
 from harbortrainer.trials.runner import run_trial
+from harbortrainer.trials.sandbox_starts import CURRENT, Start
 from harbortrainer.trials.secrets import NO_KEY
 from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec
 
@@ -198,9 +200,20 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             wrong_logprobs = await self.worker_state.logprobs.fault(ctx)
         review = OutcomeReviewer(self.config, ctx, trace, spec, self.worker_state.latencies(ctx), proxy, wrong_logprobs)
         async with slot(self.config.trials_folder, self.config.n_parallel_envs):
-            return await run_trial(
-                spec, on_event=state.phases.on_event, stop=lambda: trace.stop_condition, review=review, proxy=proxy
-            )
+            waited_s, excused = 0.0, 0
+            while True:
+                start = await self.worker_state.starts.admit() if self.worker_state.starts else Start()
+                CURRENT.set(start)
+                record = await run_trial(
+                    spec, on_event=state.phases.on_event, stop=lambda: trace.stop_condition, review=review, proxy=proxy
+                )
+                waited_s += start.waited_s
+                if not start.excused:
+                    record.start_wait_s, record.excused_starts = waited_s, excused
+                    return record
+                excused += 1
+                if record.trial_dir is not None:  # the next start has the same name
+                    await asyncio.to_thread(shutil.rmtree, record.trial_dir, ignore_errors=True)
 
     @asynccontextmanager
     async def _model_proxy(self, spec: TrialSpec) -> AsyncGenerator[ModelProxy | None]:

@@ -1,4 +1,4 @@
-"""State that a worker keeps about its model servers: context limits, kind of log-probabilities, latencies.
+"""State that a worker keeps: its model servers' context limits, kind of log-probabilities and latencies; its starts.
 
 verifiers makes a harness for every episode; `WorkerState` outlives them.
 
@@ -21,10 +21,12 @@ import httpx
 from pydantic import JsonValue
 from verifiers.v1.clients import ModelContext
 
+from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.environment.plugin_config import HarborHarnessConfig
 from harbortrainer.environment.rollout_details import direct_kwargs
 from harbortrainer.environment.verifiers_compat import is_training, load_renderer, models_endpoint
 from harbortrainer.trials.model_calls import RecentLatencies
+from harbortrainer.trials.sandbox_starts import StartGate
 from harbortrainer.trials.trial_spec import DEFAULT_CONTEXT_LIMIT
 
 logger = logging.getLogger(__name__)
@@ -160,11 +162,17 @@ async def _min_greedy_logprob(url: str, model: str) -> float | None:
 
 
 class WorkerState:
-    """State shared by all trials that a worker runs with one harness config."""
+    """State shared by all trials that a worker runs with one harness config.
+
+    Attributes:
+        starts: The starts of sandboxes at the provider; None for sandboxes of this machine.
+    """
 
     def __init__(self, config: HarborHarnessConfig) -> None:
         self.readiness = Readiness(config)
         self.logprobs = ServerLogprobs(config)
+        known = environment_entry(config.environment_type).has_known_limits  # a machine of the user's, not a provider
+        self.starts = None if known else StartGate(config.trials_folder, config.environment_type, config.starts_per_s)
         self._config = config
         self._latencies: dict[str, RecentLatencies] = {}
 

@@ -96,6 +96,10 @@ class TrialRecord(BaseModel):
     """Scalar reward for training; None if the outcome does not train."""
     failed_attempts: int = 0
     """Failed attempts of the same episode before this trial."""
+    start_wait_s: float = 0.0
+    """Seconds before the sandbox's start, in which its provider's starts were limited or held."""
+    excused_starts: int = 0
+    """Failed starts before this trial that are no attempts: the provider refused them, or many others failed too."""
     timings: Timings = Field(default_factory=Timings)
     turns: int = 0
     parse_errors: int = 0
@@ -146,6 +150,8 @@ class TrialRecord(BaseModel):
         numbers: dict[str, float] = {f"outcome_{outcome}": float(outcome is self.outcome) for outcome in Outcome}
         numbers |= {
             "failed_attempts": self.failed_attempts,
+            "time_start_wait": self.start_wait_s,
+            "excused_starts": self.excused_starts,
             "turns": self.turns,
             "parse_errors": self.parse_errors,
             "steps_without_turn": sum(step.turns == 0 and step.rewards is not None for step in self.steps),

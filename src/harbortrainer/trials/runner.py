@@ -35,10 +35,12 @@ from harbortrainer.trials.model_calls import record_calls
 from harbortrainer.trials.outcome import Outcome, outcome_of_stop
 from harbortrainer.trials.provider_faults import guard_environment
 from harbortrainer.trials.record import Failure, TrialRecord
+from harbortrainer.trials.sandbox_starts import report_start
 from harbortrainer.trials.secrets import keep_secrets_out
 from harbortrainer.trials.trial_spec import TrialSpec, agent_model_settings
 
 if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
     from harbor.models.trial.config import TrialConfig
     from harbor.trial.trial import Trial
 
@@ -173,7 +175,7 @@ async def run_trial(
             it removes the sandbox; the record is then returned.
     """
     prepare()
-    on_new_environment(guard_environment)
+    on_new_environment(_watch_environment)
     bypass_proxies([spec.model.base_url] if spec.model is not None else [])
     from harbortrainer.trials.trial_spec import trial_config
 
@@ -186,6 +188,11 @@ async def run_trial(
     finally:
         await _clean_up(spec, config, record)
     return record
+
+
+def _watch_environment(environment: "BaseEnvironment") -> None:
+    guard_environment(environment)
+    report_start(environment)
 
 
 def _with_chosen_environment(spec: TrialSpec) -> TrialSpec:

@@ -38,6 +38,7 @@ from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
 from harbortrainer.runs.provenance import check_provenance, collect_provenance
 from harbortrainer.runs.summary import Status, Summary, evaluations, recorded_times, report_summary, summarize
+from harbortrainer.trials.sandbox_starts import report_holds
 
 STOP_S = 10.0
 UPDATE_GRACE_S = 3.0
@@ -181,6 +182,7 @@ class Session:
         """Run until the loop ends, a required process exits, or a stop is requested."""
         work = asyncio.create_task(self._work(model, parts))
         watched = asyncio.create_task(watch(required))
+        reporting = asyncio.create_task(report_holds(self.run.trials, self.display.line))
         stop_requested = asyncio.create_task(self.stop.wait())
         await asyncio.wait({work, watched, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
         idle = True
@@ -188,9 +190,9 @@ class Session:
             # Let an update in progress finish if it is quick, then cancel everything.
             self.status = "interrupted"
             idle = self.loop is None or await self.loop.wait_for_update(UPDATE_GRACE_S)
-        for task in (work, watched, stop_requested):
+        for task in (work, watched, stop_requested, reporting):
             task.cancel()
-        await asyncio.gather(work, watched, stop_requested, return_exceptions=True)
+        await asyncio.gather(work, watched, stop_requested, reporting, return_exceptions=True)
         for server in self.servers.values():
             server.close()
         for stream in [*self.train_streams.values(), *self.eval_streams.values()]:

@@ -1,0 +1,281 @@
+"""Starts of sandboxes at a provider: their rate, and a hold while most of them fail.
+
+- Rate. A token bucket, with the user's rate or the provider's own: each refusal (429) halves it, each start raises it.
+- Hold. After a 429 no sandbox starts for the time of its Retry-After. While most recent starts fail, only one at a time
+  starts, after growing pauses with jitter.
+- A refused start is excused, and so is one that fails while a quarter of the recent ones fail: it is no attempt of its
+  episode, and is repeated. After `GIVE_UP_S` without a good start failures count again, so that a wrong key ends the
+  run.
+
+`StartState` is the state machine, without I/O. All workers share it as a file beside the trials, since a provider
+counts their starts together; aiolimiter and its like count one process.
+
+Invariant: a start is excused only if another one may succeed, and never longer than `GIVE_UP_S` in a row.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+
+from harbortrainer.runs.locks import file_lock
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+STARTS = ".starts"
+"""Folder beside the trials with the state of each provider."""
+GIVE_UP_S = 1800.0
+_WINDOW, _LEAST, _RECENT_S = 20, 10, 120.0
+"""Recent results that count, least number of them that shows a failing provider, and seconds for which they count."""
+_FORGOTTEN_S = 600.0
+_HOLDS_FROM, _EXCUSES_FROM = 0.5, 0.25
+"""Shares of failed starts above which new ones are held, and failures are the provider's and not one task's."""
+_FIRST_HOLD_S, _LONGEST_HOLD_S = 2.0, 30.0
+_FIRST_RATE, _LEAST_RATE, _RAISE = 32.0, 0.2, 0.05
+"""Starts a second after the first refusal, and least; a start's rise."""
+_RETRY_AFTER_S = 1.0
+"""Seconds to wait after a refusal without Retry-After."""
+_LONGEST_SLEEP_S, _REPORT_S = 1.0, 2.0
+_NAME = re.compile(r"[^\w.-]+")
+_TOO_MANY = re.compile(r"\b429\b|too many requests|rate.?limit", re.IGNORECASE)
+_log = logging.getLogger(__name__)
+
+
+class StartState(BaseModel):
+    """Starts at one provider. Times are seconds since the epoch."""
+
+    rate: float | None = None
+    """Starts a second; None for no limit."""
+    tokens: float = 1.0
+    counted: float = 0.0
+    """Time at which `tokens` was right."""
+    slowed: float = 0.0
+    """Time of the last reduction of `rate`."""
+    held_until: float = 0.0
+    holds: int = 0
+    """Holds since most starts failed; 0 if most succeed."""
+    probing: bool = False
+    """Whether one start was admitted during a hold, and its result is not known yet."""
+    results: list[tuple[float, bool]] = []
+    """Time of recent starts, and whether each succeeded."""
+    ended: float = 0.0
+    """Time of the last start's end."""
+    failing_since: float | None = None
+    """Time of the first failure since the last good start."""
+    fault: str = ""
+    """The provider's words for the last failure."""
+
+    def wait_s(self, now: float, most: float | None) -> float:
+        """Return the seconds to wait before a start; 0 admits it, and takes its token.
+
+        Args:
+            now: The current time.
+            most: The user's limit in starts a second; None for none.
+        """
+        if now < self.held_until:
+            return self.held_until - now
+        rate = min(filter(None, [self.rate, most]), default=None)
+        if rate is not None:
+            self.tokens = min(max(1.0, rate), self.tokens + (now - self.counted) * rate)
+            self.counted = now
+            if self.tokens < 1:
+                return (1 - self.tokens) / rate
+            self.tokens -= 1
+        if self.holds:  # the others wait for this start's result
+            self.held_until, self.probing = now + _LONGEST_HOLD_S, True
+        return 0.0
+
+    def succeed(self, now: float) -> None:
+        """Count a good start."""
+        self.results = [*self.results, (now, True)][-_WINDOW:]
+        self.ended, self.failing_since = now, None
+        if self.probing:
+            self.held_until, self.probing = now, False
+        if not self._share_failed(now) > _HOLDS_FROM:
+            self.holds = 0
+        if self.rate is not None:
+            self.rate += _RAISE
+
+    def fail(self, now: float, fault: str, retry_after_s: float | None, jitter: float = 1.0) -> bool:
+        """Count a failed start. Returns whether it is excused.
+
+        Args:
+            now: The current time.
+            fault: The provider's words.
+            retry_after_s: Seconds that the provider asked to wait; None if it refused nothing.
+            jitter: Factor of the hold, about 1.
+        """
+        self.fault = fault
+        if self.failing_since is None or now - self.ended > _FORGOTTEN_S:  # an earlier run's
+            self.failing_since = now
+        self.ended = now
+        if retry_after_s is not None:
+            self.held_until = max(self.held_until, now + retry_after_s)
+            if now - self.slowed >= 1:  # one reduction for all that were refused together
+                self.rate = max(_LEAST_RATE, self.rate / 2) if self.rate is not None else _FIRST_RATE
+                self.slowed = now
+        else:
+            self.results = [*self.results, (now, False)][-_WINDOW:]
+            # Starts that were in flight when the hold began do not lengthen it.
+            if self._share_failed(now) > _HOLDS_FROM and (self.probing or now >= self.held_until):
+                pause_s = jitter * min(_LONGEST_HOLD_S, _FIRST_HOLD_S * 2**self.holds)
+                self.held_until, self.holds, self.probing = now + pause_s, min(self.holds + 1, 10), False
+        excusable = retry_after_s is not None or self._share_failed(now) > _EXCUSES_FROM
+        return excusable and now - self.failing_since < GIVE_UP_S
+
+    def _share_failed(self, now: float) -> float:
+        """Share of the recent starts that failed; 0 if there are too few to tell."""
+        recent = [good for moment, good in self.results if now - moment < _RECENT_S]
+        return 1 - sum(recent) / len(recent) if len(recent) >= _LEAST else 0.0
+
+    def __str__(self) -> str:
+        failed = sum(not good for _, good in self.results)
+        return f"{failed} of the last {len(self.results)} starts failed, the last with {self.fault}"
+
+
+@dataclass
+class Start:
+    """One admitted start of a trial's sandbox."""
+
+    gate: "StartGate | None" = None
+    waited_s: float = 0.0
+    excused: bool = False
+    """Whether the sandbox did not start, and the trial should be played again without counting an attempt."""
+
+
+CURRENT: ContextVar[Start | None] = ContextVar("start", default=None)
+"""The start of the trial that runs in this task."""
+
+
+class StartGate:
+    """The starts at one provider, as seen by one process.
+
+    Args:
+        trials: The folder of the trials, which the provider's processes share.
+        provider: The environment type.
+        most: The user's limit in starts a second.
+    """
+
+    def __init__(self, trials: Path, provider: str, most: float | None) -> None:
+        self._path = trials / STARTS / f"{_NAME.sub('-', provider)}.json"
+        self._provider, self._most = provider, most
+        self._queue = asyncio.Lock()
+
+    async def admit(self) -> Start:
+        """Wait until a sandbox may start."""
+        began = time.monotonic()
+        async with self._queue:  # so that one waiter a process looks at the file
+            while True:
+                wait_s = await self._update(lambda state: state.wait_s(time.time(), self._most))
+                if wait_s <= 0:
+                    return Start(self, time.monotonic() - began)
+                await asyncio.sleep(min(wait_s, _LONGEST_SLEEP_S) * random.uniform(1, 1.2))
+
+    async def succeeded(self) -> None:
+        """Count a good start."""
+
+        def succeed(state: StartState) -> bool:
+            held = state.holds > 0
+            state.succeed(time.time())
+            return held and not state.holds
+
+        if await self._update(succeed):
+            _log.warning("sandboxes of %s start again", self._provider)
+
+    async def failed(self, error: Exception) -> bool:
+        """Count a failed start. Returns whether it is excused."""
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        jitter = random.uniform(0.75, 1.25)
+
+        def fail(state: StartState) -> tuple[bool, str]:
+            excused = state.fail(time.time(), words, retry_after_s(error), jitter)
+            return excused, str(state) if state.holds == 1 else ""
+
+        excused, hold = await self._update(fail)
+        if hold:
+            _log.warning("holding new sandboxes of %s: %s", self._provider, hold)
+        return excused
+
+    async def _update[T](self, change: Callable[[StartState], T]) -> T:
+        """Change the shared state."""
+        async with file_lock(self._path.with_suffix(".lock")):
+            state = read_state(self._path)
+            result = change(state)
+            self._path.write_text(state.model_dump_json(), encoding="utf-8")
+        return result
+
+
+def read_state(path: Path) -> StartState:
+    """Return the state in a file; a new one if there is none, or a killed process left a torn one."""
+    with contextlib.suppress(OSError, ValidationError):
+        return StartState.model_validate_json(path.read_bytes())
+    return StartState()
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """Return the seconds that a provider asked to wait when it refused a start (429); None for any other error.
+
+    Clients of providers have the status and the headers in different places; some have only the words.
+    """
+    for cause in _causes(error):
+        response = getattr(cause, "response", None)
+        statuses = {getattr(one, name, None) for one in (cause, response) for name in ("status_code", "status", "code")}
+        if 429 in statuses or _TOO_MANY.search(f"{type(cause).__name__} {cause}"):
+            headers = getattr(response, "headers", None) or getattr(cause, "headers", None) or {}
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                asked = {str(name).lower(): value for name, value in headers.items()}.get("retry-after")
+                return min(max(0.0, float(asked)), _RECENT_S)  # ty: ignore[invalid-argument-type] - suppressed
+            return _RETRY_AFTER_S
+    return None
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in found:
+        found.append(current)
+        current = current.__cause__ or current.__context__
+    return found
+
+
+def report_start(environment: "BaseEnvironment") -> None:
+    """Wrap `start` of a sandbox, so that its result counts for the current trial's gate."""
+    start: Callable[[bool], Awaitable[None]] = environment.start
+
+    async def reported(force_build: bool) -> None:
+        current = CURRENT.get()
+        try:
+            await start(force_build)
+        except Exception as error:
+            if current is not None and current.gate is not None:
+                current.excused = await current.gate.failed(error)
+            raise
+        if current is not None and current.gate is not None:
+            await current.gate.succeeded()
+
+    setattr(environment, "start", reported)  # noqa: B010 - this object only
+
+
+async def report_holds(trials: Path, show: Callable[[str], None]) -> None:
+    """Print a line when the starts at a provider are held, and when they go on, until cancelled."""
+    held: set[str] = set()
+    while True:
+        for path in sorted((trials / STARTS).glob("*.json")):
+            state = read_state(path)
+            if state.holds and path.stem not in held:
+                held.add(path.stem)
+                show(f"holding new sandboxes of {path.stem}: {state}")
+            elif not state.holds and path.stem in held:
+                held.remove(path.stem)
+                show(f"sandboxes of {path.stem} start again")
+        await asyncio.sleep(_REPORT_S)

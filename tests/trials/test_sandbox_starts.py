@@ -1,0 +1,165 @@
+"""Starts at a provider: rate, hold and excuse, over processes."""
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harbortrainer.trials import sandbox_starts
+from harbortrainer.trials.sandbox_starts import GIVE_UP_S, StartGate, StartState, read_state, retry_after_s
+
+
+def admitted(state: StartState, start: float, seconds: float, most: float | None = None) -> int:
+    """Count the starts that a state admits to someone who asks ten times a second."""
+    return sum(state.wait_s(start + step / 10, most) == 0 for step in range(round(10 * seconds)))
+
+
+def failing_state(now: float, failures: int = 12) -> StartState:
+    state = StartState()
+    for number in range(failures):
+        state.fail(now + number / 100, "no capacity", None)
+    return state
+
+
+@pytest.mark.parametrize(("most", "own"), [(4.0, None), (None, 4.0), (4.0, 9.0), (9.0, 4.0)])
+def test_rate_limits_starts(most: float | None, own: float | None):
+    state = StartState(rate=own)
+    assert admitted(state, 1000.0, 30.0, most) in range(117, 126)
+
+
+def test_unlimited_provider_never_waits():
+    assert admitted(StartState(), 1000.0, 10.0) == 100
+
+
+def test_refusal_halves_rate_once_and_holds_for_retry_after():
+    state = StartState(rate=8.0)
+    assert all(state.fail(1000.0 + number / 100, "429", 5.0) for number in range(50)), "excused"
+    assert state.rate == 4.0
+    assert state.wait_s(1004.0, None) == pytest.approx(1.49)
+    assert state.wait_s(1006.0, None) == 0
+    state.succeed(1006.5)
+    assert state.rate == pytest.approx(4.05)
+
+
+def test_hold_admits_one_probe_with_growing_pauses():
+    state = failing_state(1000.0)
+    waits, now = [], 1000.1
+    for _ in range(6):
+        waits.append(wait := state.wait_s(now, None))
+        now += wait
+        assert state.wait_s(now, None) == 0, "the probe"
+        assert state.wait_s(now, None) > 0, "one at a time"
+        assert state.fail(now, "no capacity", None), "excused"
+    assert waits == pytest.approx([2, 4, 8, 16, 30, 30], rel=0.1)
+
+
+def test_starts_in_flight_do_not_lengthen_the_hold():
+    state = failing_state(1000.0, failures=100)
+    assert state.wait_s(1001.1, None) < 2
+
+
+def test_hold_ends_when_most_succeed():
+    state, now = failing_state(1000.0), 1010.0
+    while state.holds:
+        assert state.wait_s(now, None) == 0
+        state.succeed(now)
+        now += 0.5
+    assert now < 1020 and admitted(state, now, 1.0) == 10
+
+
+def test_single_failures_are_attempts():
+    state = StartState()
+    results = [state.succeed(1000.0 + n) if n % 8 else state.fail(1000.0 + n, "no image", None) for n in range(50)]
+    assert not any(results) and not state.holds
+
+
+def test_provider_that_never_starts_is_given_up():
+    state = failing_state(1000.0)
+    for second in range(1, int(GIVE_UP_S)):
+        assert state.fail(1000.0 + second, "429", 1.0)
+    assert not state.fail(1000.0 + GIVE_UP_S, "429", 1.0)
+    assert state.fail(1000.0 + 2 * GIVE_UP_S, "429", 1.0), "a later run begins anew"
+
+
+def test_no_episode_is_lost_while_most_starts_fail():
+    """128 episodes with four attempts each, at a provider of which 60 % of the starts fail for two minutes."""
+    luck, state, now = random.Random(7), StartState(), 1000.0
+    attempts, left = Counter(), list(range(128))
+    in_flight: list[tuple[float, int]] = []
+    while left or in_flight:
+        now += 0.05
+        while left and state.wait_s(now, None) == 0:
+            in_flight.append((now + luck.uniform(0.3, 3), left.pop(0)))
+        for entry in [entry for entry in in_flight if entry[0] <= now]:
+            in_flight.remove(entry)
+            if now < 1120 and luck.random() < 0.6:
+                attempts[entry[1]] += not state.fail(now, "no capacity", None, luck.uniform(0.75, 1.25))
+                left.append(entry[1])
+            else:
+                state.succeed(now)
+    assert max(attempts.values()) < 4 and now < 1400
+
+
+class Refused(Exception):  # noqa: N818 - as clients name it
+    """An error with the attributes of a client."""
+
+    def __init__(self, text: str = "", **attributes: object) -> None:
+        super().__init__(text)
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Refused(status_code=429, headers={"Retry-After": "7"}), 7.0),
+        (Refused(response=SimpleNamespace(status_code=429, headers={"retry-after": "0.5"})), 0.5),
+        (Refused(status=429, headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), 1.0),
+        (Refused("Too Many Requests"), 1.0),
+        (Refused("rate limit exceeded"), 1.0),
+        (Refused(status_code=500), None),
+        (ConnectionError("port 4290 refused"), None),
+    ],
+)
+def test_refusals_are_recognized(error: Exception, expected: float | None):
+    assert retry_after_s(error) == expected
+    wrapped = RuntimeError("cannot start")
+    wrapped.__cause__ = error
+    assert retry_after_s(wrapped) == expected
+
+
+async def test_gates_of_two_processes_share_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 0.0)
+    monkeypatch.setattr(sandbox_starts, "time", clock)
+    gates = [StartGate(tmp_path, "a:B", 2.0) for _ in range(2)]
+    assert await gates[0].failed(Refused(status_code=429, headers={"Retry-After": "60"}))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await gates[1].admit()
+    (state,) = (tmp_path / ".starts").glob("*.json")
+    assert read_state(state).held_until == 1060.0
+    clock.time = lambda: 1060.0
+    assert (await gates[1].admit()).excused is False
+
+
+def test_torn_state_is_a_new_one(tmp_path: Path):
+    (tmp_path / "torn").write_text('{"rate": 1')
+    assert read_state(tmp_path / "torn") == read_state(tmp_path / "none") == StartState()
+
+
+async def test_hold_is_reported_once_and_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sandbox_starts, "_REPORT_S", 0.01)
+    lines: list[str] = []
+    (tmp_path / ".starts").mkdir()
+    file = tmp_path / ".starts" / "modal.json"
+    reporting = asyncio.create_task(sandbox_starts.report_holds(tmp_path, lines.append))
+    for state in (StartState(), failing_state(1000.0), StartState()):
+        await asyncio.to_thread(file.write_text, state.model_dump_json())
+        await asyncio.sleep(0.2)
+    reporting.cancel()
+    assert lines == [
+        "holding new sandboxes of modal: 12 of the last 12 starts failed, the last with no capacity",
+        "sandboxes of modal start again",
+    ]
