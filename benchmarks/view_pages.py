@@ -21,7 +21,7 @@ from harbortrainer.view.run_folders import open_store
 
 PAGES = (
     *("/", "/tasks", "/tasks?kind=eval&sort=gain", "/trials", "/trials?page=1500", "/trials?sort=-tokens"),
-    *("/trials?outcome=turn_limit&reward=0..0.5&step=10..50&sort=reward", "/trial/{trial}", "/group/{group}", "/stamp"),
+    *("/trials?outcome=turn_limit&reward=0..0.5&step=10..50&sort=reward", "/trial/{trial}", "/group/{group}", "/live"),
 )
 
 

@@ -1,7 +1,9 @@
 """Synthetic run and evaluation folders for tests of the pages."""
 
 import json
+import os
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 CONFIG = 'max_steps = 3\n[model]\nname = "org/policy"\n[run]\nname = "made-up"\n'
@@ -62,6 +64,12 @@ def run_folder(folder: Path, rows: Sequence[dict], *, metrics: Sequence[dict] = 
     if summary:
         (folder / "summary.json").write_text(json.dumps({"status": "finished", "wall_s": 61.0, "model": "policy"}))
     return folder
+
+
+def hold_lock(folder: Path) -> None:
+    """Make this process the one of an active run."""
+    holder = {"pid": os.getpid(), "host": os.uname().nodename, "started": datetime.now(UTC).isoformat()}
+    (folder / ".lock").write_text(json.dumps(holder))
 
 
 def eval_folder(folder: Path, rows: Sequence[dict]) -> Path:

@@ -29,6 +29,7 @@ from starlette.testclient import TestClient
 
 from harbortrainer.cli import main as command_line
 from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
+from harbortrainer.runs.live_status import LIVE_FILE, LiveStatus
 from harbortrainer.runs.transcript_files import read_transcript, transcript_place
 from harbortrainer.runs.trial_row import read_rows
 from harbortrainer.trials.outcome import Outcome
@@ -78,6 +79,10 @@ class FinishedRun:
 
     folder: Path
     config: Path
+    phases: set[str] = field(default_factory=set)
+    """Phases that `live.json` named before the first step was finished."""
+    in_flight: set[str] = field(default_factory=set)
+    """Tasks that it named as in flight."""
     interrupted: dict = field(default_factory=dict)
     """The summary after Ctrl-C."""
     stop_s: float = 0.0
@@ -116,7 +121,14 @@ def timed(trained: FinishedRun) -> Generator[None]:
 
 def stop_with_ctrl_c(trained: FinishedRun) -> None:
     process = start(trained.config)
-    wait_for(trained.finished(1), process)
+
+    def first_step_finished() -> bool:
+        status = LiveStatus.read(trained.run_dir)
+        trained.phases |= {phase.text for phase in status.phases}
+        trained.in_flight |= {trial.task for trial in status.trials}
+        return trained.finished(1)()
+
+    wait_for(first_step_finished, process)
     running = process_tree(process)
     pressed = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -162,6 +174,12 @@ def test_ctrl_c_stops_and_writes_summary(trained):
     assert trained.stop_s < HANG_S  # about ten seconds on an idle machine
     assert trained.interrupted["status"] == "interrupted"
     assert trained.interrupted["steps"] >= 1
+
+
+def test_live_status_names_phases_and_trials_in_flight(trained):
+    assert {"loading the policy", "evaluating after step 0", "steps", "step 1: sampling"} <= trained.phases
+    assert trained.in_flight == {task.name for task in (trained.folder / "tasks").iterdir()}
+    assert not (trained.run_dir / LIVE_FILE).exists()
 
 
 def test_ctrl_c_leaves_no_process(trained):

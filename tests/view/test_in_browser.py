@@ -1,6 +1,7 @@
 """The pages in Chromium: no console errors or external requests; keyboard shortcuts and the theme work."""
 
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 from chromium import PROGRAM, Tab, browser_tab
-from view_runs import run_folder, trial_row, two_steps
+from patience import wait_until
+from view_runs import hold_lock, run_folder, trial_row, two_steps, write_rows
 
 from harbortrainer.view.file_export import export_run
 from harbortrainer.view.run_folders import open_store
@@ -112,3 +114,27 @@ def test_exported_file_is_self_contained(tab, tmp_path) -> None:
     )
     assert tab.run(f"{broken_links}.length") == 0
     assert tab.run('document.querySelectorAll(\'a[href]:not([href^="#"]):not([href=""])\').length') == 0
+
+
+def test_open_page_follows_the_run_without_a_reload(tab, tmp_path) -> None:
+    folder = two_steps(tmp_path / "run")
+    hold_lock(folder)
+    tab.emulate()
+    with serve_pages(folder) as address:
+        tab.open(f"{address}/trials?kind=train&sort=task")
+        tab.press("j")
+        tab.press("j")
+        here = tab.run("document.querySelector('.here').dataset.href")
+        tab.run("window.kept = true")
+        write_rows(folder / "rollouts/step_3.jsonl", [trial_row("new__c1", step=3, task="<b>new")])
+        wait_until(lambda: tab.run("document.body.innerText.includes('<b>new')"))
+        assert tab.run("window.kept") and tab.run("document.querySelector('.here').dataset.href") == here
+        tab.run("document.querySelector('.filters input').focus()")
+        (folder / "rollouts/step_3.jsonl").unlink()
+        (folder / ".lock").unlink()
+        time.sleep(2.5)
+        assert tab.run("document.body.innerText.includes('<b>new')"), "nothing is replaced while a filter is typed"
+        tab.run("document.activeElement.blur()")
+        wait_until(lambda: tab.run("document.getElementById('status').innerText") == "finished")
+        assert not tab.run("document.body.innerText.includes('<b>new')")
+        assert tab.errors == []

@@ -117,7 +117,7 @@ def test_unknown_path_gives_404(client) -> None:
 
 
 def test_server_refuses_writes_and_foreign_hosts(client) -> None:
-    for path in ("/", "/trials", "/stamp"):
+    for path in ("/", "/trials", "/live"):
         assert client.post(path).status_code == 405
     assert client.get("/", headers={"host": "evil.example"}).status_code == 400
     policy = client.get("/").headers["content-security-policy"]
@@ -154,12 +154,12 @@ def test_long_text_is_clipped_with_a_note(tmp_path) -> None:
 def test_active_run_is_indexed_incrementally(tmp_path) -> None:
     folder = two_steps(tmp_path / "run")
     client = open_client(folder)
-    stamp = client.get("/stamp").text
+    stamp = client.get("/live").headers["x-stamp"]
     file = folder / "rollouts/step_3.jsonl"
     write_rows(file, [trial_row("new__c1", step=3)])
     with file.open("a") as lines:
         lines.write('{"step": 3, "trial": "half')
-    assert client.get("/stamp").text != stamp
+    assert client.get("/live").headers["x-stamp"] != stamp
     assert listed_trials(client.get("/trials?step=3")) == ["new__c1"]
     file.unlink()
     assert listed_trials(client.get("/trials?step=3")) == []
@@ -257,4 +257,4 @@ def test_deeply_nested_line_gives_a_page(tmp_path, depth: int, status: int) -> N
         assert response.status_code == status, address
         if status == 500:
             assert f"{file}: the line at byte" in page_text(response) and "is nested too deeply" in page_text(response)
-    assert client.get("/stamp").status_code == status
+    assert client.get("/live").status_code == status

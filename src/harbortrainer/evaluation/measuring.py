@@ -21,6 +21,7 @@ from harbortrainer.evaluation.eval_folder import EvalFolder, EvalSpec
 from harbortrainer.evaluation.eval_rules import ONE_WORKER
 from harbortrainer.runs.display import Bar, Display
 from harbortrainer.runs.interrupt import StopSignal
+from harbortrainer.runs.live_status import ActiveTrial, LiveStatus, LiveWriter
 from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.trials.outcome import Outcome
@@ -64,7 +65,8 @@ def run_missing_trials(folder: EvalFolder, candidate: Candidate, *, parallel: in
             server.start()
             with candidate.serve(spec.rules, key) as served, display.bar("evaluating", len(left)) as bar:
                 measuring = EvalRunner(folder, candidate, served, key, tasks, asyncio.Semaphore(parallel), bar)
-                return asyncio.run(measuring.until_done(server, left, stop))
+                with LiveWriter(folder.path, lambda: measuring.live_status(display)):
+                    return asyncio.run(measuring.until_done(server, left, stop))
     except KeyboardInterrupt:
         return False
     finally:
@@ -119,7 +121,12 @@ class EvalRunner:
     bar: Bar
     client: "EnvClient | None" = None
     misses: int = 0
+    in_flight: list[ActiveTrial] = field(default_factory=list)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def live_status(self, display: Display) -> LiveStatus:
+        """Return the status for `live.json`; called in another thread."""
+        return LiveStatus(since=self.bar.since, phases=display.phases, trials=self.in_flight.copy())
 
     async def until_done(self, server: EnvServer, left: Sequence[PlannedTrial], stop: StopSignal) -> bool:
         """Run trials until all have run, a server is gone, or a stop is requested; return whether all have run."""
@@ -152,7 +159,12 @@ class EvalRunner:
 
     async def _play(self, attempt: PlannedTrial) -> None:
         async with self.slots:
-            row, transcript = await self._trial(attempt)
+            active = ActiveTrial(task=str(self.tasks[attempt.index].data.name or attempt.index), since=time.time())
+            self.in_flight.append(active)
+            try:
+                row, transcript = await self._trial(attempt)
+            finally:
+                self.in_flight.remove(active)
             async with self.writing:
                 await asyncio.to_thread(self.folder.add, row, transcript)
         self.bar.advance()

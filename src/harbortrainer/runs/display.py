@@ -13,6 +13,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from harbortrainer.runs.live_status import Phase
+
 PLAIN_EVERY_S = 10.0
 
 
@@ -21,7 +23,7 @@ class Bar:
 
     def __init__(self, display: "Display", text: str, total: int | None, *, plain: bool) -> None:
         self.display, self.text, self.total, self.done, self.plain = display, text, total, 0, plain
-        self._last = time.monotonic()
+        self._last, self.since = time.monotonic(), time.time()
         self._task = display.progress.add_task(text, total=total) if display.progress else None
 
     def advance(self, by: int = 1) -> None:
@@ -37,6 +39,11 @@ class Bar:
             self._last = time.monotonic()
             self.display.line(f"{self.text}: {done}" + (f"/{self.total}" if self.total else ""))
 
+    @property
+    def phase(self) -> Phase:
+        """The bar as a phase of the live status."""
+        return Phase(text=self.text, since=self.since, done=self.done, total=self.total)
+
     def close(self) -> None:
         """Remove the bar."""
         if self.display.progress is not None and self._task is not None:
@@ -49,6 +56,7 @@ class Display:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
+        self._bars: list[Bar] = []
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -70,13 +78,20 @@ class Display:
         """Print a permanent line."""
         self.console.print(text, markup=False, highlight=False)
 
+    @property
+    def phases(self) -> list[Phase]:
+        """The open bars, the outermost first; safe to call from another thread."""
+        return [bar.phase for bar in self._bars.copy()]
+
     @contextmanager
     def bar(self, text: str, total: int | None = None, *, plain: bool = True) -> Generator[Bar]:
         """Show a bar during a block; with `plain`, print progress lines if there is no terminal."""
         bar = Bar(self, text, total, plain=plain)
+        self._bars.append(bar)
         try:
             yield bar
         finally:
+            self._bars.remove(bar)
             bar.close()
 
 

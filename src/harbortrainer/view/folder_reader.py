@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from harbortrainer.errors import UserError
 from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.view.run_config import FlatConfig
 from harbortrainer.view.trial_view import RunHead, TrialDetail
 
 
@@ -68,6 +69,10 @@ class FolderReader(Protocol):
 
     def head(self, folder: Path) -> RunHead:
         """Return the name, kind and status of the folder."""
+        ...
+
+    def config(self, folder: Path) -> FlatConfig:
+        """Return the config of the run; of an evaluation its rules."""
         ...
 
 

@@ -26,6 +26,7 @@ from harbortrainer.view.format import reward
 from harbortrainer.view.index import MetricRow
 from harbortrainer.view.outcome_styles import outcome_parts
 from harbortrainer.view.queries import IndexedRun, TrialFilter
+from harbortrainer.view.run_config import eval_schedule
 from harbortrainer.view.trial_view import UNDECIDED_STEP
 
 
@@ -186,6 +187,8 @@ class Overview:
     cost: float | None
     """Dollars so far; None if no prices are set."""
     trials: int
+    evaluates: bool
+    """Whether the config has an evaluation."""
     ungraded: int
     """Trials without a reward."""
     reward_chart: Markup
@@ -223,6 +226,7 @@ def overview_of(store: IndexedRun) -> Overview:
         last_step=int(trained[-1].step) if trained else None,
         cost=last_value(metrics, "cost/total"),
         trials=sum(totals.values()),
+        evaluates=eval_schedule(store.config()) is not None,
         ungraded=store.find(TrialFilter(reward="none"))[1],
         reward_chart=_reward_chart(trained, evaluations) if is_run else Markup(""),
         outcome_bar=split_bar(outcomes, label="Shares of outcomes"),

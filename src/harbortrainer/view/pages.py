@@ -6,6 +6,7 @@ markup is inserted unescaped.
 
 import base64
 import hashlib
+import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -20,6 +21,7 @@ from harbortrainer.view.format import escape_invisible
 from harbortrainer.view.heat_map import ORDERS, ROWS, heat_map
 from harbortrainer.view.outcome_styles import outcome_style
 from harbortrainer.view.overview import overview_of
+from harbortrainer.view.progress import progress_of_run
 from harbortrainer.view.queries import KINDS, PAGE, AddressError, IndexedRun, TrialFilter
 from harbortrainer.view.side_by_side import side_by_side
 from harbortrainer.view.trial_page import COLOURS, TURNS, trial_page_of
@@ -35,6 +37,10 @@ class ServerLinks:
     def overview(self) -> str:
         """Return the link to the overview."""
         return "/"
+
+    def live_path(self) -> str:
+        """Return the address that an open page polls."""
+        return "/live"
 
     def tasks(self, query: str = "") -> str:
         """Return the link to the heat map."""
@@ -131,11 +137,18 @@ def render_body(template: str, links: ServerLinks, **values: object) -> Markup:
 
 
 def render_page(
-    title: str, inside: Markup, head: RunHead, links: ServerLinks, *, here: str = "", stamp: str = ""
+    title: str,
+    inside: Markup,
+    head: RunHead,
+    links: ServerLinks,
+    *,
+    here: str = "",
+    stamp: str = "",
+    live: bool = False,
 ) -> str:
-    """Render a whole page of the server."""
-    values = {"title": title, "inside": inside, "head": head, "here": here, "stamp": stamp, "links": links}
-    return _templates().get_template("page.html").render(values)
+    """Render a whole page of the server; a `live` one updates itself when the stamp of the data changes."""
+    values = {"title": title, "inside": inside, "head": head, "here": here, "stamp": stamp, "live": live}
+    return _templates().get_template("page.html").render(values, links=links)
 
 
 def render_file(title: str, sections: Sequence[tuple[str, Markup]], head: RunHead, links: FileLinks) -> str:
@@ -179,7 +192,12 @@ class RunPages:
     def overview(self, query: Mapping[str, str]) -> Page:
         """Return the overview page."""
         head = self._store.head()
-        return head.name, self._body("overview.html", it=overview_of(self._store), head=head)
+        values = {"it": overview_of(self._store), "head": head, "progress": progress_of_run(self._store, time.time())}
+        return head.name, self._body("overview.html", **values)
+
+    def progress(self) -> Markup:
+        """Return the part of the overview that changes every second."""
+        return self._body("_progress.html", progress=progress_of_run(self._store, time.time()))
 
     def tasks(self, query: Mapping[str, str]) -> Page:
         """Return the heat map of tasks."""
@@ -233,9 +251,8 @@ class RunPages:
         colour, page = choice(query, "colour", COLOURS), page_number(query)
         members = self._store.group(detail.row.group) if detail.row.group else []
         it = trial_page_of(detail, members, page=page, colour=colour, turns=turns)
-        return name, self._body(
-            "trial.html", it=it, colour=colour, page=page, address=address(query), head=self._store.head()
-        )
+        values = {"it": it, "colour": colour, "page": page, "raw": choice(query, "raw", ("", "yes")) == "yes"}
+        return name, self._body("trial.html", **values, address=address(query), head=self._store.head())
 
     def _body(self, template: str, **values: object) -> Markup:
         return render_body(template, self._links, **values)

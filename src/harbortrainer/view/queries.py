@@ -17,6 +17,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.view.folder_reader import FolderReader, LineLocation, read_line
 from harbortrainer.view.index import PHASES, MetricRow, RunIndex, open_index, remove, row_of
+from harbortrainer.view.run_config import FlatConfig
 from harbortrainer.view.trial_view import Cell, RunHead, TrialDetail
 
 PAGE = 50
@@ -174,6 +175,15 @@ class IndexedRun:
     def head(self) -> RunHead:
         """Return the name, kind and status of the folder."""
         return self._reader.head(self.path)
+
+    def config(self) -> FlatConfig:
+        """Return the config of the run; of an evaluation its rules."""
+        return self._reader.config(self.path)
+
+    def seconds_since_metrics(self, now: float) -> float:
+        """Return the seconds since the last line of the metrics; infinite before the first."""
+        written = [path.stat().st_mtime for path in self._reader.metric_files(self.path) if path.is_file()]
+        return max(0.0, now - max(written)) if written else float("inf")
 
     def metrics(self) -> Sequence[MetricRow]:
         """Return the shown metrics of each line of `metrics.jsonl`."""

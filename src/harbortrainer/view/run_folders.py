@@ -23,8 +23,10 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ValidationError
 
+from harbortrainer.config.redacted_config import redact
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.eval_folder import ABOUT, ROWS, TRANSCRIPTS
+from harbortrainer.runs.folder import flat
 from harbortrainer.runs.locks import LOCK_FILE
 from harbortrainer.runs.trace_transcript import transcript_of_episode
 from harbortrainer.runs.transcript import Place
@@ -33,6 +35,7 @@ from harbortrainer.runs.trial_row import TrialRow, row_of_episode
 from harbortrainer.view.folder_reader import FolderReader, JsonLine, check_folder
 from harbortrainer.view.format import duration
 from harbortrainer.view.queries import IndexedRun
+from harbortrainer.view.run_config import FlatConfig, toml_config
 from harbortrainer.view.token_decoder import TokenDecoder, tokenizer_file
 from harbortrainer.view.transcript_detail import NO_TRANSCRIPT, add_saved_transcript, add_transcript
 from harbortrainer.view.trial_view import RunHead, TrialDetail
@@ -128,6 +131,10 @@ class EmbeddedFolder:
         facts += [("max steps", str(config.max_steps))] if isinstance(config.max_steps, int) else []
         return RunHead(folder.name, "run", str(folder), config.model.name or summary.model, status, facts)
 
+    def config(self, folder: Path) -> FlatConfig:
+        """Return the config of the run."""
+        return toml_config(folder / "config.toml")
+
 
 def model_of(folder: Path) -> str:
     """Return the model named in the run's config."""
@@ -139,6 +146,7 @@ class AboutFile(BaseModel):
 
     policy: str = ""
     tasks: dict[str, str] = {}
+    tasks_dir: str = ""
     attempts: int = 0
     rules: dict[str, object] = {}
 
@@ -188,6 +196,11 @@ class EvaluationFolder:
         ]
         return RunHead(folder.name, "evaluation", str(folder), about.policy, status, facts)
 
+    def config(self, folder: Path) -> FlatConfig:
+        """Return the rules of the evaluation."""
+        about = json_file(folder / ABOUT, AboutFile)
+        return flat(redact({"tasks_dir": about.tasks_dir, "attempts": about.attempts, "rules": about.rules}))
+
 
 def base_of(folder: Path) -> str:
     """Return the evaluated model without its adapter."""
@@ -233,6 +246,10 @@ class PrimeRLFolder:
         """Return the name, kind and status of the folder."""
         status = "running" if is_running(folder, LOCK) else "ended"
         return RunHead(folder.name, "prime-rl", str(folder), model_of_configs(folder), status, [("engine", "Prime-RL")])
+
+    def config(self, folder: Path) -> FlatConfig:
+        """Return the config of the run."""
+        return toml_config(*sorted(folder.glob("configs/*.toml")))
 
 
 def is_prime_rl(folder: Path) -> bool:

@@ -65,7 +65,7 @@ class Site:
         routes += [
             Route("/style.css", lambda request: _asset_response("style.css", "text/css")),
             Route("/page.js", lambda request: _asset_response("page.js", "text/javascript")),
-            Route("/stamp", self._stamp),
+            Route("/live", self._live),
         ]
         guard = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
         return Starlette(routes=routes, middleware=[guard], exception_handlers={404: self._not_found})
@@ -88,7 +88,9 @@ class Site:
         except RecursionError:
             return self._error_page(500, "A value on this page is nested too deeply to be shown.")
         head = self._store.head()
-        return HTMLResponse(render_page(title, inside, head, self._links, here=here, stamp=stamp), headers=HEADERS)
+        live = not request.url.path.startswith("/trial/")  # an ended trial does not change
+        whole = render_page(title, inside, head, self._links, here=here, stamp=stamp, live=live)
+        return HTMLResponse(whole, headers=HEADERS)
 
     def _error_page(self, status: int, message: str) -> Response:
         inside = render_body("problem.html", self._links, status=status, message=message)
@@ -98,11 +100,12 @@ class Site:
     def _not_found(self, request: Request, error: Exception) -> Response:
         return self._error_page(404, f"There is no page {request.url.path[:200]}.")
 
-    def _stamp(self, request: Request) -> Response:
-        """Return the stamp of the data; an open page polls it to detect changes."""
+    def _live(self, request: Request) -> Response:
+        """Return the progress and the stamp of the data; open pages poll it."""
         with self._lock:
             try:
-                return PlainTextResponse(self._store.refresh(), headers=HEADERS)
+                headers = HEADERS | {"X-Stamp": self._store.refresh()}
+                return HTMLResponse(self._pages.progress(), headers=headers)
             except UserError as error:
                 return PlainTextResponse(str(error), 500, headers=HEADERS)
 

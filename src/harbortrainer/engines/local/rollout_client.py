@@ -29,6 +29,7 @@ from harbortrainer.environment.request_check import RunKey
 from harbortrainer.environment.taskset import HarborTaskset, request_data
 from harbortrainer.environment.verifiers_compat import SamplingConfig
 from harbortrainer.errors import UserError
+from harbortrainer.runs.live_status import ActiveTrial
 from harbortrainer.runs.provenance import TaskOrigin
 from harbortrainer.trials.outcome import Outcome
 
@@ -137,6 +138,8 @@ class RolloutClient:
         self.slots = asyncio.Semaphore(max_inflight or 1_000_000)
         self._began: list[int] = []  # total of the completion log when each rollout in flight began
         self._busy_s, self._since = 0.0, 0.0
+        self.in_flight: list[ActiveTrial] = []
+        """The rollouts in flight, the oldest first."""
 
     @property
     def busy_s(self) -> float:
@@ -153,10 +156,13 @@ class RolloutClient:
             self._since = self._since if self._began else time.monotonic()
             began = self.completion_log.total
             self._began.append(began)
+            active = ActiveTrial(task=stream.rollout(index).task, since=time.time())
+            self.in_flight.append(active)
             try:
                 return await self._run_task(stream, index, seed)
             finally:
                 self._began.remove(began)
+                self.in_flight.remove(active)
                 self._busy_s += 0.0 if self._began else time.monotonic() - self._since
                 # An episode has its last attempt only; completions older than all rollouts in flight are unused.
                 self.completion_log.evict(min(self._began, default=self.completion_log.total))

@@ -34,6 +34,7 @@ from harbortrainer.runs.checkpoints import Progress, latest, rewind, set_aside_d
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.interrupt import StopSignal
+from harbortrainer.runs.live_status import LiveStatus, LiveWriter
 from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
 from harbortrainer.runs.provenance import check_provenance, collect_provenance
@@ -69,7 +70,7 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
     limit_malloc_arenas()
     keep_litellm_offline()
     session = Session(config, run, resume=resume)
-    with session.memory, session.display, session.stop:
+    with session.memory, session.display, session.live, session.stop:
         try:
             yield session
         except KeyboardInterrupt:
@@ -83,6 +84,7 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
                 raise RunStoppedError(str(error)) from error
             raise
         except UserError:
+            session.live.stop()  # it writes into the folder
             run.discard_if_empty()
             raise
         finally:
@@ -94,8 +96,9 @@ class Session:
     """One start of a run; opened and closed by `local_run`."""
 
     def __init__(self, config: RunConfig, run: RunFolder, *, resume: bool) -> None:
-        self.config, self.run, self.started = config, run, time.monotonic()
+        self.config, self.run, self.started, self.since = config, run, time.monotonic(), time.time()
         self.display, self.stop = Display(), StopSignal()
+        self.live = LiveWriter(run.path, self.live_status)
         for line in set_aside_damaged(run.checkpoints) if resume else []:
             self.display.line(line)
         found = latest(run.checkpoints) if resume else None
@@ -159,12 +162,13 @@ class Session:
         if self.config.inference.engine == "vllm":
             self.display.line(f"starting vLLM, which takes a minute or more (log: {self.run.log / 'vllm.log'})")
         plan = memory_plan(model, self.config)
-        sampler = self.sampler = start_sampler(model, self.config, plan, api_key=self.key.sampler_key)
-        learner = load_learner(model, self.config, sampler, plan)
-        if self.checkpoint is not None:
-            learner.load(self.checkpoint)
-            update_weights(learner, sampler)
-            self.display.line(f"continuing after step {self.progress.step}")
+        with self.display.bar("loading the policy"):
+            sampler = self.sampler = start_sampler(model, self.config, plan, api_key=self.key.sampler_key)
+            learner = load_learner(model, self.config, sampler, plan)
+            if self.checkpoint is not None:
+                learner.load(self.checkpoint)
+                update_weights(learner, sampler)
+                self.display.line(f"continuing after step {self.progress.step}")
         parts = LoopComponents(
             sampler=sampler,
             learner=learner,
@@ -205,7 +209,8 @@ class Session:
                 task.result()
 
     async def _work(self, model: str, parts: LoopComponents) -> None:
-        await self._connect(model, parts.sampler.url)
+        with self.display.bar("waiting for the environment servers"):
+            await self._connect(model, parts.sampler.url)
         self.loop = TrainingLoop(self.config, self.run, parts, self.progress)
         await self.loop.run_remaining_steps()
 
@@ -225,6 +230,11 @@ class Session:
     def usage(self) -> tuple[float, float]:
         """Return the run's seconds and peak memory (MB) so far, over all its starts."""
         return self.before_s + time.monotonic() - self.started, self.memory.peak_mb
+
+    def live_status(self) -> LiveStatus:
+        """Return what the run is doing, for `live.json`; called in another thread."""
+        trials = self.loop.client.in_flight.copy() if self.loop else []
+        return LiveStatus(since=self.since - self.before_s, phases=self.display.phases, trials=trials)
 
     def close(self) -> bool:
         """Close everything that was opened, in parallel.
@@ -265,6 +275,7 @@ class Session:
         """End the process at once, without waiting for a thread in a long computation; everything is on disk."""
         self.show_summary()
         self.display.close()
+        self.live.stop()
         self.before_exit(self.status)
         exit_now(EXIT_INTERRUPTED if self.status == "interrupted" else 0)
 

@@ -1,4 +1,4 @@
-// Keyboard shortcuts, theme and notice of new data. Every page works without this script.
+// Keyboard shortcuts, theme and live updates. Every page works without this script.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -46,11 +46,39 @@
     if (row && !event.target.closest("a") && !String(getSelection())) location.href = row.dataset.href;
   });
 
-  const { stamp, running } = document.body.dataset;
-  if (stamp && running === "yes") setInterval(async () => {
-    try {
-      const answer = await fetch("/stamp");
-      if (answer.ok && (await answer.text()) !== stamp) document.getElementById("fresh").hidden = false;
-    } catch { /* the server has stopped: keep the page as it is */ }
-  }, 4000);
+  // Live pages: poll the progress, and replace the content when the data changed. Nothing is replaced under the user's hands.
+  const { live } = document.body.dataset;
+  const fresh = document.getElementById("fresh");
+  const parse = (text) => new DOMParser().parseFromString(text, "text/html");
+  const busy = () => document.hidden || keys.open || String(getSelection())
+    || (document.activeElement && document.activeElement.matches("main input, main select"));
+  const swap = (selector, page) => {
+    const [was, now] = [document.querySelector(selector), page.querySelector(selector)];
+    if (!was || !now || was.outerHTML === now.outerHTML) return;
+    const opened = [...was.querySelectorAll("details[id]")].map((one) => [one.id, one.open]);
+    const scrolled = [...was.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    const row = was.querySelector(".here[data-href]");
+    was.replaceWith(document.adoptNode(now));
+    for (const [id, open] of opened) { const found = document.getElementById(id); if (found) found.open = open; }
+    now.querySelectorAll(".scroll").forEach((one, index) => { one.scrollLeft = scrolled[index] || 0; });
+    const same = row && [...now.querySelectorAll("[data-href]")].find((one) => one.dataset.href === row.dataset.href);
+    if (same) same.classList.add("here");
+  };
+  const update = async () => {
+    const answer = await fetch(live);
+    if (!answer.ok) throw new Error(String(answer.status));
+    const stamp = answer.headers.get("X-Stamp");
+    if (stamp === document.body.dataset.stamp) swap("#progress", parse(await answer.text()));
+    else {
+      const page = parse(await (await fetch(location.href)).text());
+      for (const selector of ["main", "#status"]) swap(selector, page);
+      document.body.dataset.stamp = page.body.dataset.stamp;
+    }
+    fresh.textContent = document.querySelector(".s-running") ? `updated ${new Date().toLocaleTimeString()}` : "";
+  };
+  const poll = async () => {
+    try { if (!busy()) await update(); } catch { fresh.textContent = "not updated: the dashboard does not answer"; }
+    setTimeout(poll, document.querySelector(".s-running") ? 2000 : 10000);
+  };
+  if (live) setTimeout(poll, 2000);
 })();
