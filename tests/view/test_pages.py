@@ -231,7 +231,10 @@ def test_export_contains_the_requested_trials(tmp_path) -> None:
     for only, expected in (("", ["count__b2", "count__b1"]), ("?reward=0&kind=train", ["sort__a2"]), ("task=no", [])):
         summary = export_run(store, tmp_path / "run.html", trials=2, only=only)
         text = (tmp_path / "run.html").read_text()
-        assert re.findall(r'<section id="trial-.*?<span class="mono">([^<]+)<', text, re.DOTALL) == expected
+        assert (
+            re.findall(r'<section id="trial-.*?<span class="mono faint">([^<]+)</span>\n</p></div>', text, re.DOTALL)
+            == expected
+        )
         assert f"{len(expected)} trial" in summary
     with pytest.raises(UserError, match="sort"):
         export_run(store, tmp_path / "run.html", trials=2, only="sort=size")

@@ -105,5 +105,5 @@ def test_step_time_uses_trainer_metrics(folder) -> None:
 def test_trial_page_shows_turns(folder) -> None:
     text = page_text(folder, "/trial/b")
     assert "(advantage -0.5; reward 0, group mean 0.667)" in text
-    assert "sampled by version 3" in text and "prompt sort it" in text and "prompt 3 tokens sampled 2" in text
+    assert "sampled by version 3" in text and "Instruction sort it" in text and "prompt 3 tokens sampled 2" in text
     assert "SandboxError: gone" in page_text(folder, "/trial/d")

@@ -57,7 +57,7 @@ def write_transcript(folder: Path, name: str, transcript: Transcript) -> list[in
 @pytest.fixture
 def folder(tmp_path) -> Path:
     changes = {
-        "changed_files": [{"path": "/app/<b>", "how": "added"}],
+        "changed_files": [{"path": "/app/<b>", "how": "added", "size": 12}],
         "changed_files_total": 3,
         "changed_tools": ["bash"],
     }
@@ -107,10 +107,72 @@ def test_turn_shows_terminal_and_answer(folder) -> None:
     assert "prompt 8 tokens sampled 3" in text and "finish reason: length" in text and "2.5 s" in text
     assert "2 passed‹ESC›[0m" in text and "Overloaded: come back" in text
     assert (
-        "added /app/<b>" in text
-        and "2 more files not shown" in text
-        and "The agent changed tools that verifiers use: bash" in text
+        "added /app/<b> 12 bytes" in text and "2 more files not shown" in text and "changed by the agent bash" in text
     )
+
+
+def visible_text(page: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page.split("<main>")[1])).split())
+
+
+def rewrite_transcript(folder: Path, transcript: Transcript, **fields: object) -> None:
+    location = write_transcript(folder / "transcripts", "step_1", transcript)
+    row = json.loads((folder / "rollouts/step_1.jsonl").read_text()) | {"transcript": location} | fields
+    (folder / "rollouts/step_1.jsonl").write_text(json.dumps(row) + "\n")
+
+
+def test_answer_is_shown_as_commands_with_the_screen_after(folder) -> None:
+    made = make_transcript("t__1")
+    answer = json.dumps(
+        {"analysis": "<i>sort</i>", "commands": [{"keystrokes": "sort <a\x1b\n"}], "task_complete": True}
+    )
+    messages = [message.model_copy(update={"text": answer} if message.sampled else {}) for message in made.messages]
+    rewrite_transcript(folder, made.model_copy(update={"messages": messages}))
+    page = page_html(folder)
+    turns = page.split('<article class="turn"')[1:]
+    assert '<pre class="command">sort &lt;a‹ESC›\n</pre>' in turns[0] and "&lt;i&gt;sort&lt;/i&gt;" in turns[0]
+    assert turns[0].index("Declares the task complete") < turns[0].index("raw answer") < turns[0].index("screen after")
+    assert "README&lt;script&gt;" in turns[0] and "README&lt;script&gt;" not in turns[1]
+    assert page.count('<details class="raw">') == 2 and page.count('<details class="raw" open>') == 0
+    opened = page_html(folder, "/trial/t__1?raw=yes")
+    assert opened.count('<details class="raw" open>') == 2
+
+
+def test_answer_in_an_unknown_format_is_open(folder) -> None:
+    assert page_html(folder).count('<details class="raw" open>') == 2
+
+
+def test_page_begins_with_reward_verifier_files_and_instruction(folder) -> None:
+    text = visible_text(page_html(folder))
+    reason = "Reward 0 The agent ended the trial. The verifier gave that state 0."
+    places = [
+        text.index(part) for part in (reason, "Verifier output", "Files changed", "Instruction Do it. Do it.", "Turns")
+    ]
+    assert places == sorted(places)
+
+
+def test_long_verifier_output_begins_with_its_last_lines(folder) -> None:
+    output = "\n".join(f"line {number}" for number in range(60))
+    rewrite_transcript(folder, make_transcript("t__1", verifier_output=output))
+    page = page_html(folder)
+    assert (
+        page.index("line 59") < page.index("the lines before") < page.index("line 34</pre>") < page.index("Instruction")
+    )
+    assert '<pre class="screen">line 35\n' in page
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reward", "expected"),
+    [
+        ("turn_limit", 0.25, "The agent used all of its turns. The verifier gave that state 0.25."),
+        ("self_inflicted", 0.0, "Reward 0 without the verifier. The agent destroyed its own sandbox"),
+        ("sandbox_error", None, "No reward. The sandbox failed."),
+        ("<new>", None, "No reward. The trial ended with the outcome <new>."),
+    ],
+)
+def test_reward_has_its_reason(folder, outcome: str, reward: float | None, expected: str) -> None:
+    rewrite_transcript(folder, make_transcript("t__1"), outcome=outcome, reward=reward)
+    assert expected in visible_text(page_html(folder))
 
 
 def test_untrained_trial_has_tokens_without_advantage(tmp_path, folder) -> None:

@@ -43,7 +43,7 @@ def add_transcript(detail: TrialDetail, transcript: Transcript, decoder: TokenDe
         detail,
         turns=[_turn(turn, detail, transcript, decoder) for turn in transcript.turns()],
         verifier_output=transcript.verifier_output,
-        changed_files=[(change.how, change.path) for change in changes],
+        changed_files=[(change.how, change.path, change.size) for change in changes],
         changed_files_total=transcript.changed_files_total,
         changed_tools=transcript.changed_tools,
         error=transcript.error or detail.error,

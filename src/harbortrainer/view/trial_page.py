@@ -13,10 +13,11 @@ from statistics import fmean
 from markupsafe import Markup, escape
 
 from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.view.agent_actions import AgentActions, actions_of, instruction_in
 from harbortrainer.view.charts import Part, split_bar
 from harbortrainer.view.format import ClippedText, clip, escape_invisible
 from harbortrainer.view.overview import trial_seconds
-from harbortrainer.view.trial_view import TokenView, TrialDetail, TurnDetail, training_summary
+from harbortrainer.view.trial_view import TokenView, TrialDetail, TurnDetail, reward_summary, training_summary
 
 MAX_TOKENS = 6000
 """Most coloured tokens on a page."""
@@ -76,6 +77,8 @@ def _tooltip(token: TokenView) -> str:
 
 TURNS = 12
 """Turns on a page."""
+VERIFIER_LINES = 25
+"""Last lines of the verifier's output that are shown first."""
 SCREEN_HEADER = "New Terminal Output:"
 """Text before the terminal's screen in Terminus-2's messages."""
 _EMPTY_LINES = re.compile(r"\n(?:[ \t]*\n){4,}")
@@ -99,12 +102,19 @@ class TurnSection:
 
     turn: TurnDetail
     prompt: Sequence[PromptMessage]
+    """Messages before the answer that no earlier turn shows as its result."""
+    actions: AgentActions | None
+    """What the answer does; None if its format is unknown."""
+    commands: Sequence[ClippedText]
+    thoughts: ClippedText
     marks: Markup
     """The coloured tokens of the answer; empty if they were not saved."""
     answer: ClippedText
     """The answer's text; empty if `marks` shows all of its tokens."""
     thinking: ClippedText
     calls: Sequence[tuple[str, ClippedText]]
+    result: Sequence[PromptMessage]
+    """Messages after the answer: the terminal's screen, or output of tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +122,16 @@ class TrialPage:
     """Values of the template of a trial's page."""
 
     detail: TrialDetail
+    reason: str
+    """Why the trial has its reward."""
     summary: str
+    """Why it was or was not trained on."""
+    instruction: ClippedText
     group_mean: float | None
     members: Sequence[TrialRow]
-    """The trials of its group."""
+    """The trials of its group, in the order of their numbers."""
+    number: int | None
+    """Number of this trial in its group, from 1; None without a group."""
     turns: Sequence[TurnSection]
     first: int
     """Number of the first turn on this page."""
@@ -124,6 +140,9 @@ class TrialPage:
     time_bar: Markup
     time: Sequence[Part]
     verifier: ClippedText
+    """Last lines of the verifier's output."""
+    verifier_before: ClippedText
+    """The output before them."""
     error: ClippedText
 
 
@@ -141,38 +160,72 @@ def trial_page_of(
     """
     rewards = [line.reward for line in members if line.reward is not None]
     mean = fmean(rewards) if rewards and detail.row.kind == "train" else None
-    chosen = detail.turns[(page - 1) * turns : page * turns]
-    time, token_limit, sections = trial_seconds(detail.row.timings), MAX_TOKENS, []
-    for turn in chosen:
-        sections.append(turn_section(turn, colour=colour, token_limit=token_limit))
-        token_limit = max(0, token_limit - turn.sampled_len)
+    numbers = [number for number, line in enumerate(members, 1) if line.trial == detail.row.trial]
+    time = trial_seconds(detail.row.timings)
+    before, last = last_lines(_collapse_empty_lines(detail.verifier_output), VERIFIER_LINES)
     return TrialPage(
         detail=detail,
+        reason=reward_summary(detail.row),
         summary=training_summary(detail.row, mean),
+        instruction=clip(instruction_of(detail)),
         group_mean=mean,
         members=members,
-        turns=sections,
+        number=numbers[0] if numbers else None,
+        turns=_turn_sections(detail.turns, first=(page - 1) * turns, count=turns, colour=colour),
         first=(page - 1) * turns + 1,
         pages=max(1, -(-len(detail.turns) // turns)),
         time_bar=split_bar(time, label="Time of the trial by phase", height=14),
         time=time,
-        verifier=clip(detail.verifier_output),
+        verifier=clip(last),
+        verifier_before=clip(before),
         error=clip(detail.error),
     )
 
 
-def turn_section(turn: TurnDetail, *, colour: str, token_limit: int) -> TurnSection:
-    """Return a turn with at most `token_limit` coloured tokens."""
+def instruction_of(detail: TrialDetail) -> str:
+    """Return the task's instruction, from the last message of the user before the first answer."""
+    prompt = detail.turns[0].prompt if detail.turns else ()
+    texts = [message.text for message in prompt if message.role == "user"]
+    return instruction_in(texts[-1]) if texts else ""
+
+
+def last_lines(text: str, count: int) -> tuple[str, str]:
+    """Split a text before its last `count` lines."""
+    lines = text.strip().split("\n")
+    return "\n".join(lines[:-count]), "\n".join(lines[-count:])
+
+
+def _turn_sections(turns: Sequence[TurnDetail], *, first: int, count: int, colour: str) -> list[TurnSection]:
+    """Return `count` turns from index `first`; they share the limit on coloured tokens."""
+    token_limit, sections = MAX_TOKENS, []
+    for index in range(first, min(first + count, len(turns))):
+        turn, after = turns[index], turns[index + 1] if index + 1 < len(turns) else None
+        sections.append(turn_section(turn, after, colour=colour, token_limit=token_limit))
+        token_limit = max(0, token_limit - turn.sampled_len)
+    return sections
+
+
+def turn_section(turn: TurnDetail, after: TurnDetail | None, *, colour: str, token_limit: int) -> TurnSection:
+    """Return a turn with at most `token_limit` coloured tokens; the prompt of the turn `after` is its result."""
     tokens = turn.tokens(token_limit) if turn.tokens is not None and token_limit else ()
     whole = bool(tokens) and turn.has_text and len(tokens) >= turn.sampled_len
+    actions = actions_of(turn.answer, turn.calls)
     return TurnSection(
         turn=turn,
-        prompt=[_prompt_message(message.role, message.text) for message in turn.prompt],
+        prompt=_prompt_messages(turn) if turn.number == 1 or turn.rewritten else [],
+        actions=actions,
+        commands=[clip(command) for command in (actions.commands if actions else ())],
+        thoughts=clip(actions.thoughts if actions else ""),
         marks=token_marks(tokens, colour=colour),
         answer=clip("" if whole else turn.answer),
         thinking=clip(turn.thinking),
         calls=[(escape_invisible(name), clip(arguments)) for name, arguments in turn.calls],
+        result=_prompt_messages(after) if after is not None and not after.rewritten else [],
     )
+
+
+def _prompt_messages(turn: TurnDetail) -> list[PromptMessage]:
+    return [_prompt_message(message.role, message.text) for message in turn.prompt]
 
 
 def _prompt_message(role: str, text: str) -> PromptMessage:

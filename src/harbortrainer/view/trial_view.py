@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harbortrainer.runs.trial_row import UNDECIDED, TrialRow
+from harbortrainer.trials.outcome import Outcome
 
 UNDECIDED_STEP = -1
 """Step in the index of a trial that ended after the last finished step or evaluation."""
@@ -82,8 +83,8 @@ class TrialDetail:
     """The full error if a transcript was saved, otherwise the row's error."""
     turns: Sequence[TurnDetail] = ()
     verifier_output: str = ""
-    changed_files: Sequence[tuple[str, str]] = ()
-    """Pairs of kind (added, changed, removed) and path."""
+    changed_files: Sequence[tuple[str, str, int]] = ()
+    """Kind (added, changed, removed), path and size in bytes of each file."""
     changed_files_total: int = 0
     changed_tools: Sequence[str] = ()
     evidence: str = ""
@@ -132,6 +133,33 @@ def training_summary(row: TrialRow, group_mean: float | None = None) -> str:
         return f"Trained on: its tokens were made {sign} likely (advantage {row.advantage:+.3g}{means})."
     return f"Not trained on: {UNTRAINED_REASONS.get(row.untrained, row.untrained or 'reason not recorded')}."
 
+
+def reward_summary(row: TrialRow) -> str:
+    """Return the reason of a reward, or of its absence."""
+    ending = ENDINGS.get(row.outcome, f"The trial ended with the outcome {row.outcome or 'unknown'}.")
+    if row.reward is None:
+        return f"No reward. {ending}"
+    if row.outcome == Outcome.self_inflicted:
+        return f"Reward {row.reward:g} without the verifier. {ending}"
+    return f"{ending} The verifier gave that state {row.reward:g}."
+
+
+ENDINGS: dict[str, str] = {
+    Outcome.completed: "The agent ended the trial.",
+    Outcome.agent_timeout: "The agent's time was up.",
+    Outcome.turn_limit: "The agent used all of its turns.",
+    Outcome.context_limit: "The conversation no longer fitted into the model's context.",
+    Outcome.output_limit: "Consecutive answers were cut at their length.",
+    Outcome.self_inflicted: "The agent destroyed its own sandbox, shell or disk.",
+    Outcome.timeout_masked: "The agent's time was up, and this run does not train on such trials.",
+    Outcome.tampered: "The agent changed tools that the verifier uses, and this run does not train on such trials.",
+    Outcome.agent_error: "The agent's program failed. That says nothing about the policy.",
+    Outcome.model_error: "The model's server failed or did not answer. That says nothing about the policy.",
+    Outcome.sandbox_error: "The sandbox failed. That says nothing about the policy.",
+    Outcome.verifier_error: "The verifier failed, so the state that the agent left was not graded.",
+    Outcome.cancelled: "The run cancelled the trial.",
+}
+"""How a trial with each outcome ended."""
 
 UNTRAINED_REASONS = {
     "failed": "the trial failed for a reason outside the policy and has no reward, or it has no sampled tokens",
