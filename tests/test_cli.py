@@ -253,12 +253,13 @@ def test_view_checks_folder_and_port(project, capfd):
     for folder in ("outputs/first", "outputs/first/rollouts"):
         Path(folder).mkdir(parents=True)
     Path("outputs/first/config.toml").touch()
-    assert "pass one of its runs: first" in error_line(capfd, "view", "outputs")
+    assert "pass one of its runs: first" in error_line(capfd, "view", "outputs", "--export", "run.html")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = str(server.getsockname()[1])
-        assert f"port {port}: cannot listen on it" in error_line(capfd, "view", "outputs/first", "--port", port)
+        for folder in ("outputs", "outputs/first"):
+            assert f"port {port}: cannot listen on it" in error_line(capfd, "view", folder, "--port", port)
 
 
 def test_view_of_damaged_run_or_unwritable_export(project, capfd):

@@ -271,14 +271,14 @@ def rollout(
 
 @app.command()
 def view(
-    run: Annotated[Path, typer.Argument(help="Run folder (outputs/NAME) or evaluation folder.")],
+    run: Annotated[Path, typer.Argument(help="Run or evaluation folder, or a folder of them.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; 0 picks a free one.")] = 8321,
     export: Annotated[Path | None, typer.Option(help="Write one HTML file instead of serving pages.")] = None,
     trials: Annotated[int, typer.Option(min=0, help="With --export: number of trials to include in full.")] = 40,
     only: Annotated[str, typer.Option(help="With --export: filter, as in a page's URL: 'reward=0&step=3..'.")] = "",
     browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
 ) -> None:
-    """Open a local web dashboard for a run or evaluation."""
+    """Open a local web dashboard for a run, an evaluation, or a folder of them."""
     from harbortrainer.commands.view_run import view_run
 
     raise typer.Exit(view_run(run, port=port, export=export, trials=trials, only=only, browser=browser))

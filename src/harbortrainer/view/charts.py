@@ -5,7 +5,7 @@ neighbours. All text is escaped, so the SVG is safe in a page. Colours are style
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -55,6 +55,22 @@ def svg_image(content: Markup, width: float, height: float, label: str, class_: 
     """Return an SVG that scales with its container; `label` is for screen readers."""
     box = f"0 0 {coordinate(width)} {coordinate(height)}"
     return element("svg", content, viewBox=box, role="img", aria_label=label, class_=class_)
+
+
+NARROW = 360.0
+"""Width of the charts for narrow windows."""
+
+
+def for_both_widths(draw: Callable[[float], Markup], wide: float) -> Markup:
+    """Return a chart for wide and one for narrow windows, of which the style sheet shows one.
+
+    Scaling one chart to both would make its labels illegible in a narrow window.
+    """
+    return joined(
+        element("div", drawn, class_=name)
+        for name, width in (("chart-wide", wide), ("chart-narrow", NARROW))
+        if (drawn := draw(width))
+    )
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -144,7 +160,7 @@ class Frame:
             x, y = self.at(self.x[0], value)
             self.parts.append(element("line", x1=x, x2=self.width - self.right, y1=y, y2=y, class_="grid"))
             self.parts.append(element("text", short_number(value), x=x - 8, y=y + 3.5, class_="tick end"))
-        for value in (tick for tick in ticks(*self.x, about=8) if tick == int(tick)):
+        for value in (tick for tick in ticks(*self.x, about=8 if self.width > NARROW else 5) if tick == int(tick)):
             x, _ = self.at(value, self.y[0])
             self.parts.append(element("text", short_number(value), x=x, y=self.height - 8, class_="tick mid"))
 

@@ -16,6 +16,7 @@ from harbortrainer.view.charts import (
     Mark,
     Part,
     Series,
+    for_both_widths,
     line_chart,
     short_number,
     sparkline,
@@ -73,6 +74,15 @@ class HeldOut:
             else f" Detectable with 80% power: {reward(self.gain.min_detectable)} or more."
         )
         return f"Not significant on {tasks} (95% CI includes 0).{smallest}"
+
+
+def all_rewards(store: IndexedRun) -> dict[str, list[float]]:
+    """Return the rewards of all graded trials of an evaluation, by task key."""
+    rewards: dict[str, list[float]] = {}
+    for kind, step in store.outcomes():
+        for key, own in store.rewards(kind, step).items():
+            rewards.setdefault(key, []).extend(own)
+    return rewards
 
 
 def held_out(store: IndexedRun) -> HeldOut:
@@ -211,10 +221,7 @@ def overview_of(store: IndexedRun) -> Overview:
     totals: Counter[str] = Counter()
     for counts in store.outcomes().values():
         totals.update(counts)
-    rewards: dict[str, list[float]] = {}
-    for kind, step in () if is_run else store.outcomes():
-        for key, own in store.rewards(kind, step).items():
-            rewards.setdefault(key, []).extend(own)
+    rewards = {} if is_run else all_rewards(store)
     trained, outcomes = reward_marks(metrics), outcome_parts(totals)
     training = training_parts(store.training_counts())
     run_time, trial_time = run_seconds(metrics), trial_seconds(store.seconds())
@@ -279,7 +286,9 @@ def _reward_chart(trained: Sequence[Mark], evaluations: HeldOut) -> Markup:
         Series("training reward", "train", trained),
         Series("held-out reward", "heldout", evaluations.marks, dots=True),
     ]
-    return line_chart(series, label="Mean reward by step", y=(0.0, 1.0), width=1140, height=270)
+    return for_both_widths(
+        lambda width: line_chart(series, label="Mean reward by step", y=(0.0, 1.0), width=width, height=270), 1140
+    )
 
 
 def _outcome_chart(store: IndexedRun) -> Markup:
@@ -289,7 +298,7 @@ def _outcome_chart(store: IndexedRun) -> Markup:
         if kind == "train" and step != UNDECIDED_STEP
     ]
     columns = [(step, outcome_parts(counts)) for step, counts in decided]
-    return stacked_columns(columns, label="Shares of outcomes by step", width=560)
+    return for_both_widths(lambda width: stacked_columns(columns, label="Shares of outcomes by step", width=width), 560)
 
 
 def _metric_charts(metrics: Sequence[MetricRow]) -> Iterator[MetricChart]:

@@ -29,34 +29,46 @@ from harbortrainer.view.trial_view import RunHead
 
 
 class ServerLinks:
-    """Links to the addresses of the local server."""
+    """Links to the addresses of the local server.
+
+    Args:
+        prefix: Address of the run; empty for a server of one run.
+    """
 
     live = True
     """Whether a server answers, so that filters, pagers and reloading work."""
 
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+
+    @property
+    def runs(self) -> str:
+        """Link to the list of runs; empty for a server of one run."""
+        return "/" if self._prefix else ""
+
     def overview(self) -> str:
         """Return the link to the overview."""
-        return "/"
+        return f"{self._prefix}/"
 
     def live_path(self) -> str:
         """Return the address that an open page polls."""
-        return "/live"
+        return f"{self._prefix}/live"
 
     def tasks(self, query: str = "") -> str:
         """Return the link to the heat map."""
-        return f"/tasks?{query}" if query else "/tasks"
+        return f"{self._prefix}/tasks" + (f"?{query}" if query else "")
 
     def trials(self, query: str = "") -> str:
         """Return the link to a list of trials."""
-        return f"/trials?{query}" if query else "/trials"
+        return f"{self._prefix}/trials" + (f"?{query}" if query else "")
 
     def trial(self, name: str) -> str:
         """Return the link to a trial."""
-        return f"/trial/{quote(name, safe='')}"
+        return f"{self._prefix}/trial/{quote(name, safe='')}"
 
     def group(self, name: str) -> str:
         """Return the link to a group."""
-        return f"/group/{quote(name, safe='')}"
+        return f"{self._prefix}/group/{quote(name, safe='')}"
 
 
 class FileLinks(ServerLinks):
@@ -70,6 +82,7 @@ class FileLinks(ServerLinks):
     live = False
 
     def __init__(self, trials: Collection[str], groups: Collection[str]) -> None:
+        super().__init__()
         self._trials = {name: f"#trial-{index}" for index, name in enumerate(trials, 1)}
         self._groups = {name: f"#group-{index}" for index, name in enumerate(groups, 1)}
 

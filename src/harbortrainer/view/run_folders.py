@@ -278,14 +278,19 @@ def open_store(folder: Path) -> IndexedRun:
 def reader_for(folder: Path) -> FolderReader:
     """Return the reader for a folder. Raises `UserError` if the folder holds no run or evaluation."""
     check_folder(folder)
-    if (folder / "evaluation.json").is_file():
-        return EvaluationFolder()
-    if (folder / "config.toml").is_file() and (folder / "rollouts").is_dir():
-        return EmbeddedFolder()
-    if is_prime_rl(folder):
-        return PrimeRLFolder()
+    if (reader := reader_of(folder)) is not None:
+        return reader
     runs = sorted(path.parent.name for path in folder.glob("*/config.toml"))
     do = (
         f"pass one of its runs: {', '.join(runs[:5])}" if runs else "pass a run or evaluation folder, e.g. outputs/NAME"
     )
     raise UserError("contains no run or evaluation", where=str(folder), do=do)
+
+
+def reader_of(folder: Path) -> FolderReader | None:
+    """Return the reader for a folder; None if the folder holds no run or evaluation."""
+    if (folder / "evaluation.json").is_file():
+        return EvaluationFolder()
+    if (folder / "config.toml").is_file() and (folder / "rollouts").is_dir():
+        return EmbeddedFolder()
+    return PrimeRLFolder() if is_prime_rl(folder) else None

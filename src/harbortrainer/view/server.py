@@ -7,6 +7,7 @@ request, from the current files. An invalid address gives a page with status 400
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -42,10 +43,18 @@ type MakePage = Callable[..., Page]
 
 
 class Site:
-    """Web application for one run. Requests are serialized because they share one index."""
+    """Web application for one run. Requests are serialized because they share one index.
 
-    def __init__(self, store: IndexedRun) -> None:
-        self._store, self._lock, self._links = store, threading.Lock(), ServerLinks()
+    Args:
+        store: The indexed run.
+        links: Links to its pages; by default they begin at the root.
+        lock: Lock of a request; another application that uses the index has the same one.
+    """
+
+    def __init__(
+        self, store: IndexedRun, links: ServerLinks | None = None, lock: AbstractContextManager[object] | None = None
+    ) -> None:
+        self._store, self._lock, self._links = store, lock or threading.Lock(), links or ServerLinks()
         self._pages = RunPages(store, self._links)
 
     def preload(self) -> None:
@@ -62,11 +71,7 @@ class Site:
             "/trial/{name:path}": ("trials", self._pages.trial),
         }
         routes = [Route(path, self._endpoint(here, make)) for path, (here, make) in pages.items()]
-        routes += [
-            Route("/style.css", lambda request: _asset_response("style.css", "text/css")),
-            Route("/page.js", lambda request: _asset_response("page.js", "text/javascript")),
-            Route("/live", self._live),
-        ]
+        routes += [*ASSETS, Route("/live", self._live)]
         guard = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
         return Starlette(routes=routes, middleware=[guard], exception_handlers={404: self._not_found})
 
@@ -114,6 +119,10 @@ def _asset_response(name: str, kind: str) -> Response:
     return Response(asset(name), media_type=kind, headers=HEADERS)
 
 
+ASSETS = [
+    Route("/style.css", lambda request: _asset_response("style.css", "text/css")),
+    Route("/page.js", lambda request: _asset_response("page.js", "text/javascript")),
+]
 HOST = "127.0.0.1"
 
 

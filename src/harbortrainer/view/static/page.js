@@ -25,7 +25,7 @@
     next.scrollIntoView({ block: next.matches("article") ? "start" : "nearest" });
   };
   const follow = (selector) => { const found = document.querySelector(selector); if (found) found.click(); };
-  const go = (index) => { const found = document.querySelectorAll(".bar nav a")[index]; if (found) found.click(); };
+  const go = (index) => { const found = document.querySelectorAll(".bar nav a.own")[index]; if (found) found.click(); };
   const actions = {
     j: () => move(1), k: () => move(-1),
     o: () => go(0), t: () => go(1), l: () => go(2),
@@ -57,9 +57,11 @@
     if (!was || !now || was.outerHTML === now.outerHTML) return;
     const opened = [...was.querySelectorAll("details[id]")].map((one) => [one.id, one.open]);
     const scrolled = [...was.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    const checked = [...was.querySelectorAll("input:checked")].map((one) => one.value);
     const row = was.querySelector(".here[data-href]");
     was.replaceWith(document.adoptNode(now));
     for (const [id, open] of opened) { const found = document.getElementById(id); if (found) found.open = open; }
+    now.querySelectorAll("input[type=checkbox]").forEach((one) => { one.checked = checked.includes(one.value); });
     now.querySelectorAll(".scroll").forEach((one, index) => { one.scrollLeft = scrolled[index] || 0; });
     const same = row && [...now.querySelectorAll("[data-href]")].find((one) => one.dataset.href === row.dataset.href);
     if (same) same.classList.add("here");
