@@ -99,9 +99,35 @@ def test_trial_page_explains_training_decision(client) -> None:
 
 
 def test_group_page_orders_trials_by_reward(client) -> None:
-    text = page_text(client.get("/group/group1"))
-    assert "mean reward 0.5" in text
-    assert text.index("a1") < text.index("a2") < text.index("a3")
+    response = client.get("/group/group1")
+    text = page_text(response)
+    assert "sort, step 1" in text and "mean reward 0.5" in text
+    assert listed_trials(response) == ["sort__a1", "sort__a2", "sort__a3"]
+    assert "0 -0.5 completed 2 30 10.0 s Trained on: its tokens were made less likely" in text
+
+
+def test_heat_map_has_values_and_failures(client) -> None:
+    response = client.get("/tasks")
+    assert "sort 0.50 – 3 1 .5" in page_text(response), "mean, gain, trials, failed, and the value of its cell"
+    assert re.findall(r'class="cell (h\d+(?: failed)?)"', response.text) == ["h10", "h5 failed"]
+    assert "count 1.00 – 2 0 1" in page_text(response)
+
+
+def test_overview_has_configuration_and_check(tmp_path) -> None:
+    rows = [
+        {"step": step, "time/step": 1.0, "proof/logprob_diff/max": diff, "proof/spread": spread}
+        for step, diff, spread in ((1, 0.004, 0.5), (2, 0.001, 0.9))
+    ]
+    folder = run_folder(tmp_path / "run", [trial_row("a__1")], metrics=rows)
+    (folder / "config.toml").write_text(
+        'max_steps = 3\nseq_len = 512\n[model]\nname = "<b>"\n[trainer.optim]\nlr = 1e-5\n[a.env_vars]\nK = "sk-1"\n'
+    )
+    text = page_text(open_client(folder).get("/"))
+    assert "Log-probability check passed in 2 steps. Largest difference 0.004; largest spread 0.9" in text
+    assert (
+        "Configuration model.name <b> max_steps 3 seq_len 512 optim.lr 1e-05 all 4 keys" in text and "sk-1" not in text
+    )
+    assert "Log-probability check" not in page_text(open_client(two_steps(tmp_path / "other")).get("/"))
 
 
 def test_heat_map_cells_link_to_their_trials(client) -> None:

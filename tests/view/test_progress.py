@@ -106,8 +106,8 @@ def test_prime_rl_run_shows_its_steps(tmp_path) -> None:
 
 def test_missing_evaluation_is_advised_only_without_one(tmp_path) -> None:
     folder = run_folder(tmp_path / "run", [trial_row("a__1")])
-    assert "Add [orchestrator.eval]" in " ".join(page_text(folder).split())
+    assert "Add [orchestrator.eval]" in page_text(folder)
     config = folder / "config.toml"
     config.write_text(config.read_text() + "[orchestrator.eval]\ninterval = 5\n")
     text = page_text(folder)
-    assert "No evaluation has ended yet." in text and "orchestrator.eval" not in text
+    assert "No evaluation has ended yet." in text and "Add [orchestrator.eval]" not in text

@@ -201,7 +201,8 @@ def test_missing_transcript_is_reported(folder, defect: str) -> None:
 
 def test_group_page_shows_answers_by_turn(folder) -> None:
     page = page_html(folder, "/group/group1")
-    assert "<pre>ls &lt;|end|&gt;</pre>" in page and "<pre>cat README ‹BEL›bell</pre>" in page
+    assert '<pre class="command">ls &lt;|end|&gt;</pre>' in page
+    assert '<pre class="command">cat README ‹BEL›bell</pre>' in page
 
 
 def test_long_trial_is_paged(folder) -> None:

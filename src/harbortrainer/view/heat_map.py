@@ -23,6 +23,10 @@ class HeatCell:
     title: str
     query: str
     """Address parameters of its trials."""
+    text: str = ""
+    """The mean reward in at most three characters; a cross without a graded trial."""
+    failed: bool = False
+    """Whether a trial has no reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,22 @@ def _cell_of(task: str, cell: Cell | None, span: Sequence[int], kind: str) -> He
     ungraded = f", {cell.ungraded} not graded" if cell.ungraded else ""
     title = f"{task}, {steps}: {reward(cell.mean)} over {cell.graded} graded{ungraded}"
     query = TrialFilter(kind=kind, task=task, step=steps).query()
-    return HeatCell(heat_style(cell.mean), title, query)
+    return HeatCell(heat_style(cell.mean), title, query, short_reward(cell.mean), cell.ungraded > 0)
+
+
+def short_reward(mean: float | None) -> str:
+    """Return a mean reward for a narrow cell.
+
+    Example:
+        >>> [short_reward(value) for value in (None, 0.0, 0.04, 0.5, 0.96, 1.0, -0.3, 12.0)]
+        ['✕', '0', '.0', '.5', '1.', '1', '-.3', '12']
+    """
+    if mean is None:
+        return "✕"
+    if mean == int(mean):
+        return f"{mean:.0f}"
+    text = f"{mean:.1f}"
+    return text.replace("0.", ".", 1) if abs(mean) < 1 and not text.endswith("1.0") else text.removesuffix("0")
 
 
 def heat_style(mean: float | None) -> str:

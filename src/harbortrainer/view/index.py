@@ -25,7 +25,7 @@ from harbortrainer.view.folder_reader import FolderReader, JsonLine, LineLocatio
 from harbortrainer.view.trial_view import UNDECIDED_STEP
 
 NAME = "view.sqlite"
-VERSION = 2
+VERSION = 3
 """Version of the tables; an index of another version is rebuilt."""
 PHASES = ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
 
@@ -123,7 +123,7 @@ type MetricRow = Mapping[str, object]
 SHOWN_METRICS = re.compile(
     r"step|loss|eval/(mean_reward|low|high|n|tasks|stderr)|train/agg/all/agent/(reward/.*|solved_\w+|is_truncated/mean)"
     r"|time/\w+|(staleness|off_policy)/\w+|mismatch_kl/all/\w+|entropy/all/mean|optim/grad_norm|is_(masked|clipped)/mean"
-    r"|perf/\w+|progress/\w+|batch/empty|cost/.*|proof/spread|train/agg/all/num_(turns|output_tokens)/mean"
+    r"|perf/\w+|progress/\w+|batch/empty|cost/.*|proof/(spread|rescored|logprob_diff/max)|train/agg/all/num_(turns|output_tokens)/mean"
 )
 
 

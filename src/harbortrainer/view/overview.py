@@ -27,7 +27,7 @@ from harbortrainer.view.format import reward
 from harbortrainer.view.index import MetricRow
 from harbortrainer.view.outcome_styles import outcome_parts
 from harbortrainer.view.queries import IndexedRun, TrialFilter
-from harbortrainer.view.run_config import eval_schedule
+from harbortrainer.view.run_config import ConfigEntry, config_card, eval_schedule, shown
 from harbortrainer.view.trial_view import UNDECIDED_STEP
 
 
@@ -172,6 +172,34 @@ class MetricChart:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobCheck:
+    """Results of the embedded engine's log-probability check. A run whose check fails stops, so every step passed."""
+
+    steps: int
+    """Number of steps that passed."""
+    largest: float
+    """Largest difference between a recorded and a recomputed log-probability."""
+    spread: float | None
+    """Largest difference of rescored tokens over the sampler's own noise; None if none were rescored."""
+    rescored: float
+    """Share of the last step's trained tokens that the sampler scored again."""
+
+
+def logprob_check(metrics: Sequence[MetricRow]) -> LogprobCheck | None:
+    """Return the results of the log-probability check; None if the run has none."""
+    rows = [row for row in metrics if isinstance(row.get("proof/logprob_diff/max"), int | float)]
+    if not rows:
+        return None
+    spreads = [_number(row["proof/spread"]) for row in rows if "proof/spread" in row]
+    return LogprobCheck(
+        steps=len(rows),
+        largest=max(_number(row["proof/logprob_diff/max"]) for row in rows),
+        spread=max(spreads, default=None),
+        rescored=_number(rows[-1].get("proof/rescored")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """A part of a whole, with a link to its trials."""
 
@@ -196,6 +224,14 @@ class Overview:
     last_step: int | None
     cost: float | None
     """Dollars so far; None if no prices are set."""
+    cost_per_solved: float | None
+    """Dollars per solved task of the last step; None without prices."""
+    check: LogprobCheck | None
+    """Results of the log-probability check; None if the run has none."""
+    config: Sequence[ConfigEntry]
+    """Main keys of the config."""
+    whole_config: Sequence[ConfigEntry]
+    """All keys of the config."""
     trials: int
     evaluates: bool
     """Whether the config has an evaluation."""
@@ -232,6 +268,10 @@ def overview_of(store: IndexedRun) -> Overview:
         last_reward=trained[-1].value if trained else None,
         last_step=int(trained[-1].step) if trained else None,
         cost=last_value(metrics, "cost/total"),
+        cost_per_solved=last_value(metrics, "cost/solved_task"),
+        check=logprob_check(metrics),
+        config=config_card(store.config()),
+        whole_config=[ConfigEntry(key, [shown(value)]) for key, value in store.config().items()],
         trials=sum(totals.values()),
         evaluates=eval_schedule(store.config()) is not None,
         ungraded=store.find(TrialFilter(reward="none"))[1],

@@ -20,7 +20,7 @@ NAMES = ("output_dir", "run.name", "run.dir")
 CARD_KEYS = (
     *("model.name", "max_steps", "batch_size", "group_size", "attempts", "seq_len", "max_model_len", "seed"),
     *("optim.lr", "lora.rank", "loss.type", "algo.type", "max_off_policy_steps", "max_inflight"),
-    *("sampling.temperature", "temperature", "max_completion_tokens", "max_turns", "harness.agent"),
+    *("temperature", "max_completion_tokens", "max_turns", "harness.agent"),
     *("environment_type", "tasks_dir"),
 )
 """Ends of the keys on the configuration card, in its order."""

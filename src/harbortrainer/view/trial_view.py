@@ -129,7 +129,9 @@ def training_summary(row: TrialRow, group_mean: float | None = None) -> str:
         return "Evaluation trial: never trained on."
     if row.trained:
         sign = "more" if (row.advantage or 0) > 0 else "less"
-        means = "" if group_mean is None else f"; reward {row.reward:g}, group mean {group_mean:.3g}"
+        means = (
+            "" if group_mean is None or row.reward is None else f"; reward {row.reward:g}, group mean {group_mean:.3g}"
+        )
         return f"Trained on: its tokens were made {sign} likely (advantage {row.advantage:+.3g}{means})."
     return f"Not trained on: {UNTRAINED_REASONS.get(row.untrained, row.untrained or 'reason not recorded')}."
 
