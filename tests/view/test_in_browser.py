@@ -12,9 +12,10 @@ from chromium import PROGRAM, Tab, browser_tab
 from patience import wait_until
 from view_runs import hold_lock, run_folder, trial_row, two_steps, write_rows
 
+from harbortrainer.commands.view_run import site_of
 from harbortrainer.view.file_export import export_run
 from harbortrainer.view.run_folders import open_store
-from harbortrainer.view.server import Site, listening_socket
+from harbortrainer.view.server import listening_socket
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed (.ci/chromium installs it)")
 PAGES = ("/", "/tasks", "/trials", "/group/group1", "/trial/sort__a1", "/nowhere")
@@ -24,7 +25,7 @@ PAGES = ("/", "/tasks", "/trials", "/group/group1", "/trial/sort__a1", "/nowhere
 def serve_pages(folder: Path) -> Generator[str]:
     """Serve a run's pages and yield the address."""
     with listening_socket(0) as listening:
-        config = uvicorn.Config(Site(open_store(folder)).app(), log_level="error", lifespan="off")
+        config = uvicorn.Config(site_of(folder).app(), log_level="error", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -59,6 +60,29 @@ def test_pages_load_nothing_external_and_fit_the_window(tab, tmp_path) -> None:
             assert tab.errors == []
             external = [url for url in tab.requests if not url.startswith((address, "data:"))]
             assert external == [] and any(url.endswith("/style.css") for url in tab.requests)
+
+
+def test_runs_are_selected_and_compared(tab, tmp_path) -> None:
+    for name in ("first", "second-with-a-name-of-many-letters"):
+        two_steps(tmp_path / "outputs" / name)
+    tab.errors.clear()
+    with serve_pages(tmp_path / "outputs") as address:
+        for width in (1280, 400):
+            tab.emulate(width=width)
+            tab.open(address)
+            assert tab.run("document.documentElement.scrollWidth <= innerWidth"), width
+            tab.run("document.querySelectorAll('input[type=checkbox]').forEach((one) => one.click())")
+            tab.run("document.querySelector('main button').click()")
+            tab.loaded()
+            assert tab.run("document.querySelector('h1').innerText") == "Comparison of 2 runs"
+            assert tab.run("document.documentElement.scrollWidth <= innerWidth"), width
+            shown = "[...document.querySelectorAll('.chart')].filter((one) => one.checkVisibility()).length"
+            assert tab.run(shown) == 2, "of the wide and the narrow chart one is shown"
+        tab.open(f"{address}/run/first/trials")
+        tab.press("t")
+        tab.loaded()
+        assert tab.run("location.pathname") == "/run/first/tasks"
+    assert tab.errors == []
 
 
 def test_keyboard_shortcuts_navigate(tab, tmp_path) -> None:
