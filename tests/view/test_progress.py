@@ -93,6 +93,14 @@ def test_overview_shows_progress_of_an_active_run_only(tmp_path) -> None:
         assert "steps finished 2 of 3" in text, "the metrics are ahead of the file"
 
 
+def test_any_status_fits_into_the_stamp(tmp_path) -> None:
+    folder = two_steps(tmp_path / "run")
+    (folder / "summary.json").write_text('{"status": "\\u2192 x\\r\\ny: z"}')
+    client = TestClient(Site(open_store(folder)).app(), base_url="http://localhost")
+    stamp = client.get("/live").headers["x-stamp"]
+    assert f'data-stamp="{stamp}"' in client.get("/").text
+
+
 def test_prime_rl_run_shows_its_steps(tmp_path) -> None:
     folder = tmp_path / "run"
     (folder / "configs").mkdir(parents=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self, cast
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from harbortrainer.errors import UserError
 from harbortrainer.runs.trial_row import TrialRow
@@ -140,7 +140,7 @@ class IndexedRun:
         self._changes, self._cache = -1, dict[object, object]()
 
     def refresh(self) -> str:
-        """Index what was written since the last call. Returns a stamp that changes with the data.
+        """Index what was written since the last call. Returns a stamp, in ASCII, that changes with the data.
 
         Raises:
             UserError: A file of the folder cannot be read.
@@ -152,7 +152,7 @@ class IndexedRun:
         if changes != self._changes:
             self._changes = changes
             self._cache.clear()
-        return f"{changes}-{self.head().status}"
+        return f"{changes}-{quote(self.head().status)}"
 
     def _rebuild(self) -> int:
         self._db.close()
