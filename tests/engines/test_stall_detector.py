@@ -7,9 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor, exit_status
+from harbortrainer.engines.prime_rl import stall_detector
+from harbortrainer.engines.prime_rl.cleanup import end_processes, processes_of
+from harbortrainer.engines.prime_rl.process_monitor import SPAWNED, ProcessMonitor, exit_status
 from harbortrainer.engines.prime_rl.stall_detector import WORKER_MISSING_TIMEOUT_S, Snapshot, StallDetector
 from harbortrainer.runs.label import RUN_VARIABLE
 
@@ -87,6 +90,13 @@ if __name__ == "__main__":
         worker.start()
     time.sleep(300)
 """
+FORKING_WORKER = """def work():
+    while True:
+        if os.fork() == 0:
+            time.sleep(0.3 if os.fork() == 0 else 0.1)
+            os._exit(0)
+        os.wait()
+"""
 
 
 @pytest.fixture
@@ -138,6 +148,40 @@ def test_identifies_processes_by_logs(run_dir: Path) -> None:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def test_forked_children_of_workers_are_not_watched(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall_detector, "WORKER_MISSING_TIMEOUT_S", 0.5)
+    (run_dir / "server.py").write_text(SERVER.replace("def work():\n    time.sleep(300)\n", FORKING_WORKER))
+    run = f"test-{run_dir.name}"
+    monitor, seen, stall = ProcessMonitor(run, run_dir, None), set(), None
+    processes = [
+        start(run_dir, "envs/train/a.log", str(run_dir / "server.py")),
+        start(run_dir, "orchestrator.log", "-c", "import time; time.sleep(300)"),
+    ]
+    try:
+        deadline = time.monotonic() + 60
+        while len(workers := monitor.snapshot().workers.get(TRAIN, ())) < 2 or len(seen) < 8:
+            seen |= {one.pid for one in processes_of(run) if SPAWNED in " ".join(cmdline(one))} - set(workers)
+            assert monitor.check() is None
+            assert time.monotonic() < deadline, f"{len(workers)} workers, {len(seen)} forked children"
+        os.kill(killed := min(workers), signal.SIGKILL)
+        while stall is None:
+            stall = monitor.check()
+            assert time.monotonic() < deadline
+        assert stall.pid == killed
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        end_processes(run, grace_s=1)
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def test_reads_in_flight_and_returned_from_orchestrator_output(run_dir: Path) -> None:

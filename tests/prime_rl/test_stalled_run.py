@@ -134,8 +134,8 @@ class LauncherProcess:
             for process in psutil.Process(self.process.pid).children(recursive=True)
             if any("spawn_main" in argument for argument in _cmdline(process)) and _stdout(process) == log
         ]
-        # Prime-RL's default pool starts with one worker.
-        (worker,) = workers
+        # Prime-RL's default pool starts with one worker; the others are its forked children.
+        worker = min(workers, key=psutil.Process.create_time)
         os.kill(worker.pid, signal.SIGKILL)
         return worker.pid
 

@@ -2,7 +2,8 @@
 
 Contract: `snapshot` reads `/proc` and two kinds of files and changes nothing; what cannot be read counts as missing.
 Processes of the run have `HARBORTRAINER_RUN` in their environment. Those of an env server write to its log
-(`logs/attempt_N/envs/<split>/<name>.log`); their command lines are no help, because Prime-RL changes them.
+(`logs/attempt_N/envs/<split>/<name>.log`); their command lines are no help, because Prime-RL changes them. A worker is
+a child of the server: the processes that it forks for its sandboxes have its command line until they exec.
 """
 
 import os
@@ -23,8 +24,8 @@ IN_FLIGHT = re.compile(r"Train batch .*?(?P<count>\d+) inflight episodes \([^)]*
 """The orchestrator's status line, written every `log.interval` seconds."""
 
 TAIL_BYTES = 65536
-WORKER = "spawn_main"
-"""In the command line of a process that multiprocessing spawned, but not of its resource tracker."""
+SPAWNED = "spawn_main"
+"""In the command line of a process that multiprocessing spawned, and of what it forks; not of the resource tracker."""
 
 
 class ProcessMonitor:
@@ -111,14 +112,16 @@ def exit_status(pid: int) -> str:
 
 
 def _workers(group: list[psutil.Process]) -> frozenset[int]:
-    """Return the workers among the processes that write to one env server's log."""
-    return frozenset(process.pid for process in group if _is_worker(process))
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return any(WORKER in word for word in process.cmdline())
-    return False
+    """Return the workers among the processes that write to one env server's log: the server's spawned children."""
+    parents: dict[int, int] = {}
+    spawned: set[int] = set()
+    for process in group:
+        with suppress(psutil.Error):
+            parents[process.pid] = process.ppid()
+            if any(SPAWNED in word for word in process.cmdline()):
+                spawned.add(process.pid)
+    servers = {pid for pid, parent in parents.items() if pid not in spawned and parent not in parents}
+    return frozenset(pid for pid in spawned if parents[pid] in servers)
 
 
 def _last_line(log: Path) -> str:
