@@ -61,14 +61,14 @@ def test_ends_run_with_dead_worker(run_file, stalled_run, capfd):
     err = capfd.readouterr().err
     assert "the run stalled and was ended: a worker of the train env server Tasks exited" in err
     assert "killed by signal 9" in err and "MemoryError: no more" in err and "--resume" in err
-    assert "continuing" not in err
+    assert "restarting" not in err
 
 
 def test_restart_resumes_stalled_run(run_file, stalled_run, capfd):
     assert start(read(run_file(CHECKPOINTS)), stalled_run, [], restarts=2) == 0
     output = capfd.readouterr()
     assert "resumed" in output.out
-    assert output.err.count("continuing from the last checkpoint (2 of 2 restarts left)") == 1
+    assert output.err.count("restarting (2 of 2 restarts left)") == 1
 
 
 def test_restarts_are_counted(run_file, stand_in, capfd):

@@ -1,7 +1,8 @@
 """A CPU replacement for Prime-RL's trainer, which needs CUDA: reads batches from disk, publishes adapters to disk.
 
 The files have Prime-RL's formats: msgpack of positional `MicroBatch`es under rollouts/step_N, a peft folder and the
-marker STABLE under broadcasts/step_N. As a program it takes the arguments of Prime-RL's `torchrun`.
+marker STABLE under broadcasts/step_N, a sharded checkpoint under checkpoints/step_N/trainer. As a program it takes the
+arguments of Prime-RL's `torchrun`.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgpack
 import torch
+import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -41,14 +43,23 @@ def decode(path: Path) -> Iterator[Sequence]:
 
 
 class StandInTrainer(threading.Thread):
-    """Publishes its starting version, then one more adapter for each batch that it reads."""
+    """Publishes its starting version, then one more adapter for each batch that it reads.
 
-    def __init__(self, model: Path, output_dir: Path, steps: int, *, start: int = 0) -> None:
+    Args:
+        model: Folder of the base model.
+        output_dir: Folder of the run.
+        steps: Number of the last step.
+        start: Number of the step that it continues from.
+        checkpoints: Whether it writes its part of a checkpoint after each step.
+    """
+
+    def __init__(self, model: Path, output_dir: Path, steps: int, *, start: int = 0, checkpoints: bool = False) -> None:
         super().__init__(daemon=True)
         base = AutoModelForCausalLM.from_pretrained(model)
         targets = ["q_proj", "v_proj"]
         self.model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
         self.output_dir, self.steps, self.start_at = output_dir, steps, start
+        self.checkpoints = checkpoints
         self.batches: list[list[Sequence]] = []
         self.publish(start)
 
@@ -70,15 +81,28 @@ class StandInTrainer(threading.Thread):
                 time.sleep(0.1)
             self.batches.append(list(decode(path)))
             self.publish(step)
+            if self.checkpoints:
+                folder = self.output_dir / "checkpoints" / f"step_{step}" / "trainer"
+                dcp.save({"step": torch.tensor(step)}, checkpoint_id=folder, no_dist=True)
 
 
 def main(config_file: Path) -> None:
-    """Run the trainer from a config file; a resumed run starts at the orchestrator's last checkpoint."""
+    """Run the trainer from a config file. It resumes from the named step, else from the newest, complete or not.
+
+    Raises:
+        FileNotFoundError: The checkpoint to resume from is not complete.
+    """
     config = json.loads(config_file.read_text())
-    output_dir = Path(config["output_dir"])
-    saved = [int(path.name.removeprefix("step_")) for path in output_dir.glob("checkpoints/step_*")]
-    start = max(saved, default=0) if config.get("resume") is not None else 0
-    StandInTrainer(Path(config["model"]["name"]), output_dir, config["max_steps"], start=start).run()
+    output_dir, start = Path(config["output_dir"]), 0
+    if (resume := config["resume"]) is not None:
+        saved = [int(path.name.removeprefix("step_")) for path in output_dir.glob("checkpoints/step_*")]
+        start = resume["step"] or max(saved, default=0)
+    if start:
+        (output_dir / "checkpoints" / f"step_{start}" / "trainer" / ".metadata").stat()
+    checkpoints = config["ckpt"] is not None
+    StandInTrainer(
+        Path(config["model"]["name"]), output_dir, config["max_steps"], start=start, checkpoints=checkpoints
+    ).run()
 
 
 if __name__ == "__main__":

@@ -122,9 +122,9 @@ class LauncherProcess:
             time.sleep(0.5)
 
     def steps(self) -> int:
-        """Return the last step that has a checkpoint."""
-        folders = self.run_dir.glob("checkpoints/step_*")
-        return max((int(path.name.removeprefix("step_")) for path in folders), default=0)
+        """Return the last step whose checkpoint the trainer and the orchestrator have completed."""
+        complete = self.run_dir.glob("checkpoints/step_*/trainer/.metadata")
+        return max((int(path.parts[-3].removeprefix("step_")) for path in complete), default=0)
 
     def kill_worker(self, split: str) -> int:
         """Kill the split's env server worker as the kernel does when memory runs out; return its process id."""
@@ -191,7 +191,7 @@ def test_killed_worker_ends_run_and_restart_resumes_it(prime_rl: PrimeRL, tmp_pa
     run.reader.join(10)
     assert stall_message("eval env server held", killed) in run.text
     assert run.text.count("killed by signal 9") == run.text.count("the last lines:") == 2
-    assert run.text.count("continuing from the last checkpoint") == 1 and "--restarts" in run.text
+    assert run.text.count("restarting (") == 1 and "--restarts" in run.text
     resumed = re.findall(r"Resuming orchestrator from checkpoint step (\d+)", run.text)
     assert [int(step) >= before for step in resumed] == [True]
     remaining = [

@@ -5,6 +5,7 @@ Names and defaults come from the pinned schema (`prime_rl/configs/{rl,orchestrat
 """
 
 from functools import reduce
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -73,9 +74,16 @@ class PrimeOptim(Table):
     betas2: float | None = Field(None, ge=0, lt=1)
 
 
+class PrimeCkpt(Table):
+    """`[ckpt]` of the run or the trainer."""
+
+    output_dir: Path | None = None
+
+
 class PrimeTrainer(Table):
     """`[trainer]`."""
 
+    ckpt: PrimeCkpt | None = None
     optim: PrimeOptim = PrimeOptim()
     model: PrimeTrainedModel = PrimeTrainedModel()
     monitors: Monitors = Monitors()
@@ -119,10 +127,12 @@ class PrimeOrchestrator(Table):
 class PrimeRun(RunBasics):
     """A run of the Prime-RL engine."""
 
+    ckpt: PrimeCkpt | None = None
     deployment: Deployment = Deployment()
     inference: PrimeInference | None = None
     monitors: Monitors = Monitors()
     orchestrator: PrimeOrchestrator = PrimeOrchestrator()
+    resume: dict[str, object] | None = None
     slurm: dict[str, object] | None = None
     tokenizer: dict[str, object] = Field(default_factory=dict)
     trainer: PrimeTrainer = PrimeTrainer()

@@ -30,6 +30,7 @@ from harbortrainer.engines.prime_rl.failure_report import child_that_failed, rep
 from harbortrainer.engines.prime_rl.model_servers import model_servers
 from harbortrainer.engines.prime_rl.process import GRACE_S, Child
 from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
+from harbortrainer.engines.prime_rl.resume import Checkpoints, resume_options
 from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
 from harbortrainer.errors import EXIT_STOPPED, UserError
 from harbortrainer.runs.locks import RunLock, refuse_in_use
@@ -54,6 +55,7 @@ class Attempt:
         episode_limit_s: Maximum seconds of an episode, None if there is no limit.
         watched: Whether its processes are on this machine.
         resumable: Whether it writes checkpoints.
+        checkpoints: The checkpoints to choose from for a resume; None if the run file or a SLURM job chooses.
         providers: Providers whose sandboxes are ended at the end.
     """
 
@@ -64,16 +66,25 @@ class Attempt:
     episode_limit_s: float | None
     watched: bool
     resumable: bool
+    checkpoints: Checkpoints | None
     providers: Sequence[str]
 
-    def run_rl(self, *, resume: bool, grace_s: float) -> tuple[int, bool]:
-        """Run `rl` to its end; return its exit code, never 0 after a stall, and whether a signal ended it."""
+    def resume_options(self, *, restart: bool = False) -> list[str]:
+        """Return the options of `rl` that resume the run. Raises `UserError` if no checkpoint is complete."""
+        return ["--resume"] if self.checkpoints is None else resume_options(self.checkpoints, restart=restart)
+
+    def run_rl(self, resume: Sequence[str], *, grace_s: float) -> tuple[int, bool]:
+        """Run `rl` to its end, with these options of a resume.
+
+        Returns:
+            Its exit code, never 0 after a stall, and whether a signal ended it.
+        """
         run_dir = self.run.run_dir
         identity = f"{self.run.run.name}-{uuid.uuid4().hex[:8]}"
         variables = rl_environment(
             self.checkout, run=identity, trials=run_dir.resolve() / "trials", key_file=run_dir.resolve() / KEY_FILE
         )
-        words = rl_command(self.checkout, self.file, [*self.options, *["--resume"] * resume])
+        words = rl_command(self.checkout, self.file, [*self.options, *resume])
         check = ProcessMonitor(identity, run_dir, self.episode_limit_s).check if self.watched else None
         child = Child(words, variables, run_dir / LOG, grace_s=grace_s, check_stall=check)
         try:
@@ -126,22 +137,23 @@ def start(
         raw: The run file.
         checkout: Prime-RL.
         overrides: Command line overrides for `rl`.
-        resume: Continue from the last checkpoint.
+        resume: Continue from the last complete checkpoint.
         dry_run: Only let `rl` check its file.
-        restarts: Maximum automatic restarts from the last checkpoint after a failure or a stall.
+        restarts: Maximum automatic restarts from the last complete checkpoint after a failure or a stall.
         grace_s: Seconds that `rl` has to end after a signal.
 
     Raises:
         UserError: The file has keys of the embedded engine only, a run without a name is resumed, or another run
-            writes into the folder.
+            writes into the folder. No checkpoint to resume from is complete.
     """
     run = prime_run(raw, resume=resume, dry_run=dry_run)
+    resume = resume or run.resume is not None
     if restarts:
         require_checkpoints(raw)
     checkout.require_installed()
     attempt = plan_attempt(run, raw, checkout, parse(overrides), resume=resume, dry_run=dry_run)
-    words = [*attempt.options, *["--resume"] * resume]
-    print(f"the same without the wrapper: {printed_command(checkout, attempt.file, words)}")
+    options = attempt.resume_options() if resume else []
+    print(f"the same without the wrapper: {printed_command(checkout, attempt.file, [*attempt.options, *options])}")
     if attempt.watched:
         print(watch_message(attempt.episode_limit_s))
     (run.run_dir / LOCK).parent.mkdir(parents=True, exist_ok=True)
@@ -151,11 +163,11 @@ def start(
         if not dry_run:
             record_provenance(run, raw.file, resume=resume)
         for left in range(restarts, -1, -1):
-            code, interrupted = attempt.run_rl(resume=resume, grace_s=grace_s)
+            code, interrupted = attempt.run_rl(options, grace_s=grace_s)
             if code == 0 or interrupted or not left:
                 break
-            print(f"continuing from the last checkpoint ({left} of {restarts} restarts left)", file=sys.stderr)
-            resume = True
+            print(f"restarting ({left} of {restarts} restarts left)", file=sys.stderr)
+            options = attempt.resume_options(restart=True)
     finally:
         lock.release()
     return code
@@ -195,6 +207,7 @@ def plan_attempt(
         episode_limit_s=episode_limit_s(run, raw.file) if watched else None,
         watched=watched,
         resumable=bool(raw.get("run.name") and raw.get("ckpt.interval")),
+        checkpoints=Checkpoints.of(run) if watched and not run.resume else None,
         providers=remote_providers(run, raw.file),
     )
 
