@@ -122,6 +122,9 @@ def test_prime_rl_weights_get_peft_names(local_base_run: TrainedRun, tmp_path: P
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(local_base_run.model), str(out))
     assert torch.equal(logprobs_of(loaded), local_base_run.logprobs)
     assert "after 2 steps" in (out / "README.md").read_text(), "step 3 is incomplete"
+    config = json.loads((out / "run_config.json").read_text())
+    assert config.keys() == {"trainer", "orchestrator"} and config["trainer"]["model"]["lora"]["rank"] == 4
+    assert has_no_local_path_or_secret(out, tmp_path)
 
 
 def test_export_can_be_evaluated(run: TrainedRun, tmp_path: Path) -> None:

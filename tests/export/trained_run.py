@@ -1,11 +1,11 @@
 """Run folder with checkpoints saved by a real learner; no training loop runs."""
 
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from prime_rl_configs import write_prime_rl_configs
 from tiny_model import build_tiny_model
 
 from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
@@ -69,9 +69,9 @@ def write_prime_rl_run(run: TrainedRun, root: Path) -> Path:
     from safetensors.torch import load_file, save_file
 
     prime_rl_run = root / "prime"
-    (prime_rl_run / "configs").mkdir(parents=True)
-    config = tomllib.loads((run.path / "config.toml").read_text())
-    (prime_rl_run / "configs" / "rl.json").write_text(json.dumps(config))
+    harness = {"id": "harbor_env", "agent_kwargs": {"api_key": SECRET}}
+    env = {"taskset": {"id": "harbor_env", "tasks_dir": f"{root}/tasks"}, "agent": {"harness": harness}}
+    write_prime_rl_configs(prime_rl_run, str(run.model), env=env)
     for step in (1, 2, 3):
         folder = prime_rl_run / "broadcasts" / f"step_{step}"
         folder.mkdir(parents=True)

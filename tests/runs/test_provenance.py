@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from prime_rl_configs import write_prime_rl_configs
 
 from harbortrainer.errors import UserError
 from harbortrainer.runs import provenance as subject
@@ -11,9 +12,12 @@ from harbortrainer.runs.provenance import (
     TaskOrigin,
     check_provenance,
     collect_provenance,
+    engine_of,
     fingerprint,
     hub_folder,
+    named_model,
     package_versions,
+    run_config,
 )
 
 TASKS = {"train": {"fix": "k1", "sort": "k2"}}
@@ -122,3 +126,26 @@ def test_hub_folder_equals_huggingface_hubs():
     from huggingface_hub.file_download import repo_folder_name
 
     assert hub_folder("a/b") == Path(HF_HUB_CACHE) / repo_folder_name(repo_id="a/b", repo_type="model")
+
+
+def test_prime_rl_config_has_a_table_per_process(tmp_path):
+    write_prime_rl_configs(tmp_path, "org/base")
+    config = run_config(tmp_path)
+    assert config.keys() == {"trainer", "orchestrator"}
+    assert config["orchestrator"]["train"]["source"][0]["name"] == "own"
+    assert (engine_of(tmp_path), named_model(tmp_path)) == ("prime-rl", "org/base")
+    (tmp_path / "configs/inference.json").write_text('{"server": {"port": 1}}')
+    assert run_config(tmp_path)["inference"] == {"server": {"port": 1}}
+
+
+def test_folder_without_config_is_refused(tmp_path):
+    (tmp_path / "configs/envs").mkdir(parents=True)
+    for read in (run_config, named_model, engine_of):
+        with pytest.raises(UserError, match=r"no run here \(neither config.toml nor configs/trainer.json\)"):
+            read(tmp_path)
+    (tmp_path / "configs/trainer.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        named_model(tmp_path)
+    (tmp_path / "configs/trainer.json").write_text('{"model": null}')
+    with pytest.raises(UserError, match="does not name the model"):
+        named_model(tmp_path)

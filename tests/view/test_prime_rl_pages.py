@@ -5,7 +5,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from prime_rl_configs import write_prime_rl_configs
 from starlette.testclient import TestClient
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from view_runs import write_rows
 
 from harbortrainer.view.queries import TrialFilter
@@ -72,8 +75,7 @@ def folder(tmp_path) -> Path:
         {"step": 1, "time/step": 8.0, "time/wait_for_batch": 6.0, "time/forward_backward": 2.0},
     ]
     write_rows(run / "metrics.jsonl", metrics)
-    (run / "configs").mkdir()
-    (run / "configs/rl.toml").write_text('[model]\nname = "Qwen/Qwen3-8B"\n')
+    write_prime_rl_configs(run, "Qwen/Qwen3-8B")
     return run
 
 
@@ -100,6 +102,28 @@ def test_step_time_uses_trainer_metrics(folder) -> None:
     text = page_text(folder, "/")
     assert "Prime-RL run model Qwen/Qwen3-8B" in text
     assert "waiting for trials 75.0% 6.0 s" in text and "training 25.0% 2.0 s" in text
+
+
+@pytest.mark.parametrize("has_own_tokenizer", [False, True])
+def test_tokens_are_shown_as_text(folder, tmp_path, monkeypatch, has_own_tokenizer) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    words = {"[UNK]": 0, "sort": 4, "it": 5}
+    for name, vocabulary in (("model", words), ("tokenizer", words | {"sort": 5, "it": 4})):
+        (tmp_path / name).mkdir()
+        Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")).save(str(tmp_path / name / "tokenizer.json"))
+    ids = "These are token ids, because no tokenizer.json of the model was found on this machine."
+    assert ids in page_text(folder, "/trial/b"), "the cache is empty"
+    tokenizer = str(tmp_path / "tokenizer") if has_own_tokenizer else None
+    write_prime_rl_configs(folder, str(tmp_path / "model"), tokenizer=tokenizer)
+    text = page_text(folder, "/trial/b")
+    assert ids not in text and ("it sort" if has_own_tokenizer else "sort it") in text.split(" model ")[-1], text
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"model": null}', '{"model": {"name": ["x"]}}'])
+def test_run_without_readable_config_is_shown(folder, content) -> None:
+    for file in folder.glob("configs/*.json"):
+        file.unlink() if content is None else file.write_text(content)
+    assert "Prime-RL run model unknown" in page_text(folder, "/") and "prompt sort it" in page_text(folder, "/trial/b")
 
 
 def test_trial_page_shows_turns(folder) -> None:

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from finished_run import write_finished_run
+from prime_rl_configs import write_prime_rl_configs
 from tiny_model import build_tiny_model
 
 from harbortrainer.cli import main
@@ -59,6 +60,12 @@ def test_run_without_good_trials_is_refused_before_torch_import(
     assert "this run has no trials" in capfd.readouterr().err
     with pytest.raises(ValueError, match="needs exactly one of family, tasks and run"):
         WarmupConfig(run=tmp_path, tasks=tmp_path)
+
+
+def test_warm_up_on_prime_rl_run_starts_from_its_base_model(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "model")
+    write_prime_rl_configs(tmp_path / "prime", str(model))
+    assert model_for(tmp_path / "prime", None) == str(model)
 
 
 def test_refuses_model_with_other_tokenizer(tmp_path: Path) -> None:

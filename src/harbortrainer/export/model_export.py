@@ -16,6 +16,7 @@ from typing import Self
 
 from harbortrainer import __version__
 from harbortrainer.config.redacted_config import redact, redact_path
+from harbortrainer.config.table import lookup
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import EvalFolder
@@ -111,7 +112,7 @@ class ModelExport:
             base=weights.base,
             rank=rank_of(weights.adapter_config) if weights.is_adapter else None,
             merged=self.merged,
-            quantization=weights.config.get("model", {}).get("quantization"),
+            quantization=lookup(weights.config, "model.quantization"),
             vllm_obstacles=vllm_obstacles(weights.adapter_config, tensors) if weights.is_adapter else (),
             tasks={
                 name: (_from(origin.source) if origin else "not recorded", len(made_of.tasks[name]))

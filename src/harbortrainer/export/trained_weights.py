@@ -19,7 +19,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.evaluation.policy_files import ADAPTER_CONFIG, ADAPTER_FILE
 from harbortrainer.export.hub_push import BaseModelOrigin
 from harbortrainer.runs.checkpoints import checkpoint_damage, newest_intact, passed_over_lines, steps_in
-from harbortrainer.runs.provenance import FILE, LOCAL_CONFIG, PRIME_CONFIG, Provenance, base_policy, run_config
+from harbortrainer.runs.provenance import FILE, Provenance, base_policy, engine_of, run_config
 
 STABLE = "STABLE"
 
@@ -47,12 +47,8 @@ class TrainedWeights:
         """
         if not run.is_dir():
             raise UserError("does not exist", where=str(run), do="pass a run folder, e.g. outputs/NAME")
-        if (run / LOCAL_CONFIG).is_file():
-            return cls._of(run, "local", run / "checkpoints", step)
-        if (run / PRIME_CONFIG).is_file():
-            return cls._of(run, "prime-rl", run / "broadcasts", step)
-        what = f"no run here (neither {LOCAL_CONFIG} nor {PRIME_CONFIG})"
-        raise UserError(what, where=str(run), do="pass a run folder, e.g. outputs/NAME")
+        engine = engine_of(run)
+        return cls._of(run, engine, run / ("checkpoints" if engine == "local" else "broadcasts"), step)
 
     @classmethod
     def _of(cls, run: Path, engine: str, kept: Path, step: int | None) -> Self:

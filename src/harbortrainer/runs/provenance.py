@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 from pydantic import BaseModel, ValidationError
 
-from harbortrainer.config.table import TomlTable
+from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import write_whole
 
@@ -180,15 +180,36 @@ def _read(path: Path) -> Provenance | None:
         ) from error
 
 
-LOCAL_CONFIG, PRIME_CONFIG = "config.toml", "configs/rl.json"
+LOCAL_CONFIG = "config.toml"
+PRIME_TABLES = ("trainer", "orchestrator", "inference")
+"""Tables of a run of Prime-RL, which writes each to `configs/NAME.json` for the process of that name
+(`write_subconfigs` in src/prime_rl/entrypoints/rl.py, 559b44772); `inference` only if it starts the server."""
+
+
+def engine_of(run: Path) -> str:
+    """Return the engine of a run, `local` or `prime-rl`. Raises `UserError` if the folder has no config of either."""
+    if (run / LOCAL_CONFIG).is_file():
+        return "local"
+    if _prime_rl_files(run):
+        return "prime-rl"
+    what = f"no run here (neither {LOCAL_CONFIG} nor configs/{PRIME_TABLES[0]}.json)"
+    raise UserError(what, where=str(run), do="pass a run folder, e.g. outputs/NAME")
 
 
 def run_config(run: Path) -> TomlTable:
     """Read the resolved config of a run of either engine. Raises `UserError` if there is no readable config."""
-    file = run / LOCAL_CONFIG if (run / LOCAL_CONFIG).is_file() else run / PRIME_CONFIG
-    if not file.is_file():
-        what = f"no run here (neither {LOCAL_CONFIG} nor {PRIME_CONFIG})"
-        raise UserError(what, where=str(run), do="pass a run folder, e.g. outputs/NAME")
+    engine = engine_of(run)
+    if engine == "local":
+        return _config_file(run / LOCAL_CONFIG)
+    return {name: _config_file(file) for name, file in _prime_rl_files(run).items()}
+
+
+def _prime_rl_files(run: Path) -> dict[str, Path]:
+    files = {name: run / "configs" / f"{name}.json" for name in PRIME_TABLES}
+    return {name: file for name, file in files.items() if file.is_file()}
+
+
+def _config_file(file: Path) -> TomlTable:
     try:
         text = file.read_text(encoding="utf-8")
         config: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
@@ -227,8 +248,7 @@ def named_model(run: Path) -> str:
     config = run_config(run)
     if config.get("warmup"):
         return str(run.absolute() / "model")
-    model = config.get("model")
-    named = model.get("name") if isinstance(model, Mapping) else None
+    named = lookup(config, "model.name") or lookup(config, "trainer.model.name")
     if not isinstance(named, str) or not named:
         do = "restore model.name in its config"
         raise UserError("the config does not name the model", where=str(run), do=do)

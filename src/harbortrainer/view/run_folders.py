@@ -24,10 +24,12 @@ import psutil
 from pydantic import BaseModel, ValidationError
 
 from harbortrainer.config.redacted_config import redact
+from harbortrainer.config.table import lookup
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.eval_folder import ABOUT, ROWS, TRANSCRIPTS
 from harbortrainer.runs.folder import flat
 from harbortrainer.runs.locks import LOCK_FILE
+from harbortrainer.runs.provenance import run_config
 from harbortrainer.runs.trace_transcript import transcript_of_episode
 from harbortrainer.runs.transcript import Place
 from harbortrainer.runs.transcript_files import FOLDER, PENDING, transcript_place
@@ -240,16 +242,21 @@ class PrimeRLFolder:
         detail, transcript = TrialDetail(row, error=row.error or ""), transcript_of_episode(line)
         if transcript is None:
             return replace(detail, transcript=NO_TRANSCRIPT)
-        return add_transcript(detail, transcript, TokenDecoder(tokenizer_file(model_of_configs(folder))))
+        model, tokenizer = prime_rl_names(folder)
+        return add_transcript(detail, transcript, TokenDecoder(tokenizer_file(tokenizer, model)))
 
     def head(self, folder: Path) -> RunHead:
         """Return the name, kind and status of the folder."""
         status = "running" if is_running(folder, LOCK) else "ended"
-        return RunHead(folder.name, "prime-rl", str(folder), model_of_configs(folder), status, [("engine", "Prime-RL")])
+        model, _ = prime_rl_names(folder)
+        return RunHead(folder.name, "prime-rl", str(folder), model, status, [("engine", "Prime-RL")])
 
     def config(self, folder: Path) -> FlatConfig:
         """Return the config of the run."""
-        return toml_config(*sorted(folder.glob("configs/*.toml")))
+        files = toml_config(*sorted(folder.glob("configs/*.toml")))
+        with suppress(UserError):
+            return {**files, **flat(redact(run_config(folder)))}
+        return files
 
 
 def is_prime_rl(folder: Path) -> bool:
@@ -258,10 +265,14 @@ def is_prime_rl(folder: Path) -> bool:
     return traces is not None or ((folder / "configs").is_dir() and (folder / "metrics.jsonl").is_file())
 
 
-def model_of_configs(folder: Path) -> str:
-    """Return the model named in the run's config files, or an empty string."""
-    found = (toml_file(path, ModelFile).model.name for path in sorted(folder.glob("configs/*.toml")))
-    return next((name for name in found if name), "")
+def prime_rl_names(folder: Path) -> tuple[str, str]:
+    """Return the names of the model and its tokenizer in the config of a Prime-RL run; "" for a missing one."""
+    try:
+        config = run_config(folder)
+    except UserError:
+        return "", ""
+    model, tokenizer = (lookup(config, key) for key in ("trainer.model.name", "orchestrator.tokenizer.name"))
+    return model if isinstance(model, str) else "", tokenizer if isinstance(tokenizer, str) else ""
 
 
 def open_store(folder: Path) -> IndexedRun:
