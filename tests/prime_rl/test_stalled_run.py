@@ -187,7 +187,7 @@ def test_killed_worker_ends_run_and_restart_resumes_it(prime_rl: PrimeRL, tmp_pa
         run.wait_until(lambda: stall_message("train env server Tasks", killed) in run.text, timeout_s=STOP_TIMEOUT_S)
         run.wait_until(lambda: run.steps() > before + 1)
         killed = run.kill_worker("eval")
-        assert run.process.wait(STOP_TIMEOUT_S) == 1, "no restarts are left"
+        assert run.process.wait(STOP_TIMEOUT_S) != 0, "no restarts are left"
     run.reader.join(10)
     assert stall_message("eval env server held", killed) in run.text
     assert run.text.count("killed by signal 9") == run.text.count("the last lines:") == 2
