@@ -16,6 +16,7 @@ import json
 import os
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
