@@ -116,14 +116,15 @@ def test_tokens_are_shown_as_text(folder, tmp_path, monkeypatch, has_own_tokeniz
     tokenizer = str(tmp_path / "tokenizer") if has_own_tokenizer else None
     write_prime_rl_configs(folder, str(tmp_path / "model"), tokenizer=tokenizer)
     text = page_text(folder, "/trial/b")
-    assert ids not in text and ("it sort" if has_own_tokenizer else "sort it") in text.split(" model ")[-1], text
+    assert ids not in text and f"answer 2 tokens {'it sort' if has_own_tokenizer else 'sort it'}" in text, text
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"model": null}', '{"model": {"name": ["x"]}}'])
 def test_run_without_readable_config_is_shown(folder, content) -> None:
     for file in folder.glob("configs/*.json"):
         file.unlink() if content is None else file.write_text(content)
-    assert "Prime-RL run model unknown" in page_text(folder, "/") and "prompt sort it" in page_text(folder, "/trial/b")
+    assert "Prime-RL run model unknown" in page_text(folder, "/")
+    assert "prompt 7 characters sort it" in page_text(folder, "/trial/b")
 
 
 def test_trial_page_shows_turns(folder) -> None:
