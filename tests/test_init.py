@@ -173,8 +173,8 @@ def test_tasks_that_cannot_run_are_left_out_by_name(folder, capfd):
     (folder / "tasks/broken/task.toml").write_text("= 1")
     assert main(["init", "tasks", "--model", "model"]) == 0
     output = capfd.readouterr().out
-    assert "warning: 2 tasks are left out (exclude): gpu[1] ([environment] gpus = 1); name (Package name must" in output
-    assert "warning: 1 tasks are unreadable or duplicates (skip_bad): " in output
+    assert "warning: 1 tasks are left out (exclude): gpu[1] ([environment] gpus = 1)" in output
+    assert "warning: 2 tasks are unreadable or duplicates (skip_bad): " in output
     assert {*selected("run.toml", "train"), *selected("run.toml", "eval")} == {f"good-{n}" for n in range(6)}
 
 

@@ -100,24 +100,28 @@ def keep_secrets_out(agent: "BaseAgent", environment: "BaseEnvironment", given: 
 
 def _guarded(work: _Work, environment: "BaseEnvironment", given: Collection[str]) -> _Work:
     async def guarded(*args: object, **kwargs: object) -> None:
-        if "exec" in vars(environment):  # an agent's `resume` calls its `run`
+        execute = environment.exec
+        if isinstance(execute, _ExecWithoutSecrets):  # an agent's `resume` calls its `run`
             return await work(*args, **kwargs)
-        setattr(environment, "exec", _without_secrets(environment.exec, given))  # noqa: B010 - this object only
+        setattr(environment, "exec", _ExecWithoutSecrets(execute, given))  # noqa: B010 - this object only
         try:
             await work(*args, **kwargs)
         finally:
-            delattr(environment, "exec")  # restores the method of its class
+            setattr(environment, "exec", execute)  # noqa: B010
 
     return guarded
 
 
-def _without_secrets(execute: _Exec, given: Collection[str]) -> _Exec:
-    async def without_secrets(
-        command: str, cwd: str | None = None, env: Mapping[str, str] | None = None, *rest: object, **named: object
-    ) -> "ExecResult":
-        return await execute(command, cwd, remove_secrets(env, given) if env else None, *rest, **named)
+class _ExecWithoutSecrets:
+    """An environment's `exec` that gets no secret as a variable."""
 
-    return without_secrets
+    def __init__(self, execute: _Exec, given: Collection[str]) -> None:
+        self._execute, self._given = execute, given
+
+    async def __call__(
+        self, command: str, cwd: str | None = None, env: Mapping[str, str] | None = None, *rest: object, **named: object
+    ) -> "ExecResult":
+        return await self._execute(command, cwd, remove_secrets(env, self._given) if env else None, *rest, **named)
 
 
 def remove_secrets(env: Mapping[str, str], given: Collection[str]) -> dict[str, str]:
