@@ -84,7 +84,8 @@ def test_check_stops_when_kept_folder_is_moved(
     out, err = capfd.readouterr()
     stopped = "stopped: the --keep folder kept was removed or moved during the check; "
     assert (code, err) == (1, f"{stopped}run the same command with --resume to continue\n")
-    assert out == "ok   a\n" and len(passed_keys()) == 1
+    assert [line for line in out.splitlines() if not line.startswith("lint ")] == ["ok   a"]
+    assert len(passed_keys()) == 1
     assert [task["task"] for task in json.loads(Path("found.json").read_text())["tasks"]] == ["a"]
     assert sorted(started) == sorted(ended) == ["a", "a", "b", "c", "d"]
 

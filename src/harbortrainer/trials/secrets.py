@@ -100,14 +100,17 @@ def keep_secrets_out(agent: "BaseAgent", environment: "BaseEnvironment", given: 
 
 def _guarded(work: _Work, environment: "BaseEnvironment", given: Collection[str]) -> _Work:
     async def guarded(*args: object, **kwargs: object) -> None:
-        execute = environment.exec
+        execute, wrapped = environment.exec, vars(environment).get("exec")
         if isinstance(execute, _ExecWithoutSecrets):  # an agent's `resume` calls its `run`
             return await work(*args, **kwargs)
         setattr(environment, "exec", _ExecWithoutSecrets(execute, given))  # noqa: B010 - this object only
         try:
             await work(*args, **kwargs)
         finally:
-            setattr(environment, "exec", execute)  # noqa: B010
+            if wrapped is None:
+                delattr(environment, "exec")  # restores the method of its class
+            else:
+                setattr(environment, "exec", wrapped)  # noqa: B010
 
     return guarded
 
