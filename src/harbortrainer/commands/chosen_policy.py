@@ -49,7 +49,7 @@ class ChosenPolicy:
     seq_len: int
     seq_len_reason: str
     planned: bool
-    """Whether the lengths are those of a memory plan, which the model fits."""
+    """Whether the lengths come from a memory plan. The model then fits."""
     inflight: int
     """Trials at once that the sampler holds, at least a group."""
     size: float | None
@@ -115,7 +115,10 @@ def _plan(model: str, gpus: Sequence[Gpu]) -> "MemoryPlan | None":
 
 
 def _planned_lengths(plan: "MemoryPlan", gpus: Sequence[Gpu]) -> tuple[int, str, int]:
-    """Return the longest sample of which the cache holds a group, the reason, and the number of trials at once."""
+    """Return the sample length, the reason for it, and the number of concurrent trials.
+
+    The length is the longest with which the cache holds a whole group, if that is not too short for Terminus-2.
+    """
     if plan.max_length < min(_SHORTEST, plan.model_limit):
         error = plan.memory_error(_SHORTEST, _SHORTEST)
         do = "use a smaller model, a larger GPU (--gpus 1 --gpu-memory GB), or Prime-RL"

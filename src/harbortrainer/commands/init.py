@@ -74,7 +74,7 @@ def init(order: InitOrder) -> int:
 
 
 def planned_gpus(order: InitOrder) -> list[Gpu]:
-    """Return the GPUs of the machine that trains: those of the options, else those of this machine.
+    """Return the GPUs to train on: as the options say, by default this machine's.
 
     Raises:
         UserError: The options contradict each other, or the memory is unknown.

@@ -50,7 +50,7 @@ class EnvironmentEntry:
     takes_labels: bool = False
     """The class has the argument `labels`; the run's label is `harbortrainer-run`."""
     lifetime: Lifetime | None = None
-    """The argument with which the provider ends a sandbox that nothing stopped; None if the class has none."""
+    """The argument that limits a sandbox's lifetime at the provider; None if the class has none."""
     cleanup_script: str | None = None
     """Module that ends the sandboxes a killed process left at the provider; None if the provider's timeout ends them.
 

@@ -148,7 +148,7 @@ class MemoryPlan:
         return self.longest(1)
 
     def longest(self, count: int) -> int:
-        """Return the longest sequence of which the cache holds `count` at once, as `max_length` does for one."""
+        """Return the longest length at which the cache holds `count` sequences at once; `max_length` is for one."""
 
         def fits(tokens: int) -> bool:
             return self.cache(tokens, tokens) >= count * tokens

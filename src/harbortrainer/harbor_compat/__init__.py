@@ -157,7 +157,7 @@ def accepts_base_url(agent: "AgentConfig") -> bool:
 
 
 def without_grading(exceptions: Iterable[str]) -> dict[str, object]:
-    """Return the fields of a `TrialConfig` with which no verifier runs, and no reward is valid, after these exceptions.
+    """Return `TrialConfig` fields that keep Harbor from grading a trial after these exceptions.
 
     Since Harbor 0.26 a trial is graded after an exception that Harbor does not know, and its reward is valid. Earlier
     releases do not grade such a trial, and have no field for it.

@@ -243,7 +243,7 @@ class TaskRequirements:
                 yield f'[{key}] network_mode = "{mode}" in a sandbox that has "{own}"'
 
     def closed_phases(self) -> set[str]:
-        """Return those of `agent` and `verifier` that have a restricted network in the task or in one of its steps."""
+        """Return the phases, `agent` or `verifier`, whose network is restricted in the task or in a step."""
         networks = {sandbox.key: sandbox.network for sandbox in self.sandboxes()}
         own = networks["environment"]
         return {

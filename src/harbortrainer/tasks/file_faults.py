@@ -46,7 +46,7 @@ def faults(requirements: TaskRequirements) -> list[Finding]:
 
 
 def verifier_installs(requirements: TaskRequirements) -> str:
-    """Return the first command with which a verifier without a network installs software; empty if there is none."""
+    """Return the first install command of a verifier that has no network; empty if there is none."""
     if "verifier" not in requirements.closed_phases():
         return ""
     task = requirements.folder

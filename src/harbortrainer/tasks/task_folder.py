@@ -101,7 +101,7 @@ def load_folder(
 
 @dataclass(frozen=True)
 class ReadTasks:
-    """The tasks of a folder, and those that cannot be used."""
+    """The readable tasks of a folder, and the errors of the others."""
 
     tasks: list[TaskRef]
     """Readable tasks, sorted by name; each content once."""

@@ -124,7 +124,7 @@ def load_subset(source: TaskSource, subset: TaskSubset) -> LoadedTasks:
 
 
 def _refusal(task: TaskRef) -> UserError | None:
-    """Return the error with which Harbor refuses a task.toml; None if it accepts it."""
+    """Return Harbor's error on a task.toml; None if Harbor accepts it."""
     try:
         with reading_task(task.path):
             harbor_config(task)

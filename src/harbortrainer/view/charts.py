@@ -62,7 +62,7 @@ NARROW = 360.0
 
 
 def for_both_widths(draw: Callable[[float], Markup], wide: float) -> Markup:
-    """Return a chart for wide and one for narrow windows, of which the style sheet shows one.
+    """Return two charts, for wide and for narrow windows. The style sheet shows one of them.
 
     Scaling one chart to both would make its labels illegible in a narrow window.
     """

@@ -141,7 +141,7 @@ class Comparison:
     training: Markup
     held_out: Markup
     against_first: Sequence[PairedDifference | None]
-    """Last evaluation of each run minus that of the first one, on the tasks that both graded; None for the first."""
+    """Each run's last evaluation minus the first run's, over the tasks graded in both; None for the first."""
     differences: Sequence[ConfigEntry]
     """Keys in which the configs differ, with the value of each run."""
 
