@@ -62,19 +62,19 @@ def view_of(rootfs: Path, *, hidden: tuple[Path, ...] = ()) -> HostView | None:
 
 def _view(hidden: tuple[Path, ...]) -> HostView:
     links = {path: str(Path(path).readlink()) for path in _SHOWN if Path(path).is_symlink()} | _LINKS
-    shown, plain = _split([path for path in _SHOWN if Path(path).is_dir() and path not in links])
+    shown, plain, split_links = _split([path for path in _SHOWN if Path(path).is_dir() and path not in links])
     masked = sorted({*(f"/etc/{name}" for name in _HIDDEN_ETC), *_private(), *(str(p.resolve()) for p in hidden)})
     kept: list[str] = []
     for path in masked:  # sorted, so that a folder comes before what is in it
         if _is_inside(path, shown) and not _is_inside(path, kept) and _exists(path):
             kept.append(path)
     folders = [path for path in kept if Path(path).is_dir()]
-    around = {str(parent) for path in (*shown, *plain) for parent in Path(path).parents} - {"/"}
+    around = {str(parent) for path in (*shown, *plain, *split_links) for parent in Path(path).parents} - {"/"}
     above = sorted({str(parent) for path in (*kept, *_FILES) for parent in Path(path).parents})
     view = HostView(
         shown=shown,
         plain=[path for path in plain if path not in masked],
-        links=links,
+        links=links | {path: target for path, target in split_links.items() if path not in masked},
         folders=dict(sorted((dict.fromkeys(around, 0o755) | _FOLDERS).items())),
         hidden=folders,
         files={path: "" for path in kept if path not in folders} | _FILES,
@@ -87,10 +87,13 @@ def _is_inside(path: str, tops: list[str]) -> bool:
     return any(path.startswith(top + "/") or path == top for top in tops)
 
 
-def _split(folders: list[str]) -> tuple[list[str], list[str]]:
-    """Split folders that contain a mount point, which an overlay would not show, into folders and plain files."""
+def _split(folders: list[str]) -> tuple[list[str], list[str], dict[str, str]]:
+    """Split folders that contain a mount point, which an overlay would not show, into folders, plain files and links.
+
+    Other files, such as sockets, are left out.
+    """
     mounted = _mounted_below()
-    shown, plain = [], []
+    shown, plain, links = [], [], {}
     while folders:
         folder = folders.pop()
         if not any(point.startswith(folder + "/") for point in mounted):
@@ -99,9 +102,11 @@ def _split(folders: list[str]) -> tuple[list[str], list[str]]:
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
-            else:
+            elif entry.is_symlink():
+                links[entry.path] = str(Path(entry.path).readlink())
+            elif entry.is_file():
                 plain.append(entry.path)
-    return sorted(shown), sorted(plain)
+    return sorted(shown), sorted(plain), dict(sorted(links.items()))
 
 
 def _mounted_below() -> list[str]:

@@ -96,7 +96,10 @@ def enter(sync: socket.socket, spec: m.SandboxSpec, owner: int | None) -> None:
     """
     sync.recv(1)
     filesystem.enter_agent_namespace(spec)
-    _, (parent, proc), _, _ = socket.recv_fds(sync, 1, 2)
+    _, received, _, _ = socket.recv_fds(sync, 1, 2)
+    if not received:
+        os._exit(1)  # the parent failed, and reports its own error
+    parent, proc = received
     os.setns(parent, os.CLONE_NEWUSER)
     os.close(parent)
     os.unshare(os.CLONE_NEWUSER)
