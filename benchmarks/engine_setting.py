@@ -15,6 +15,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
     },
+    "qwen3-1.7b": {
+        "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    },
     "qwen3-8b": {
         "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False,
@@ -48,7 +52,25 @@ class Setting:
 
 
 def build_model(folder: Path, arguments: argparse.Namespace) -> None:
-    """Write a random Qwen3 model in the measured dtype, with a tokenizer that has one token per letter."""
+    """Write the random model that the command line names, in the measured dtype."""
+    layers = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
+    write_model(
+        folder, arguments.model_shape, device=arguments.device, dtype=dtype_of(arguments),
+        max_tokens=context_tokens(arguments), **layers,
+    )  # fmt: skip
+
+
+def write_model(folder: Path, shape: str, *, device: str, dtype: str, max_tokens: int, **changes: int) -> None:
+    """Write a random Qwen3 model, with a tokenizer that has one token per letter.
+
+    Args:
+        folder: The model's folder.
+        shape: A key of `SHAPES`.
+        device: Where the weights are drawn; a GPU draws those of a large model in seconds.
+        dtype: Dtype of the weights.
+        max_tokens: Longest sequence of the model.
+        changes: Keys of the model's config that differ from the shape.
+    """
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -56,17 +78,16 @@ def build_model(folder: Path, arguments: argparse.Namespace) -> None:
 
     tokenizer = build_tiny_tokenizer(259)
     torch.manual_seed(0)
-    shape: dict[str, Any] = {"tie_word_embeddings": True} | SHAPES[arguments.model_shape]
-    if arguments.layers is not None:
-        shape["num_hidden_layers"] = arguments.layers
+    sizes: dict[str, Any] = {"tie_word_embeddings": True} | SHAPES[shape] | changes
     config = Qwen3Config(
-        **shape,
-        max_position_embeddings=context_tokens(arguments),
+        **sizes,
+        max_position_embeddings=max_tokens,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype_of(arguments)))
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size="2GB")  # a shard is copied in memory before it is written
     tokenizer.save_pretrained(folder)
 

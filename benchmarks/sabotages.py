@@ -107,7 +107,8 @@ def base_noise(by: float = 1e-3, seed: int = 0) -> Any:
         right, generator = copy.deepcopy(SECOND(model)), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in model.parameters():
-                weight.copy_(weight.float() + by * torch.randn(weight.shape, generator=generator))
+                noise = torch.randn(weight.shape, generator=generator).to(weight.device)
+                weight.copy_(weight.float() + by * noise)
         return right
 
     return patch.object(learner, "share_weights", share_weights)

@@ -9,7 +9,7 @@ tensors of its own to Python functions.
 
 import threading
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -203,3 +203,8 @@ def pretend_gpu(memory: int = 80 * GIB) -> Generator[None]:
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap_params)
         stack.enter_context(GpuMode())
         yield
+
+
+def gpu_or_simulation() -> AbstractContextManager[None]:
+    """Return a context with a GPU: this machine's where there is one, and a simulated one elsewhere."""
+    return nullcontext() if torch.cuda.is_available() else pretend_gpu()

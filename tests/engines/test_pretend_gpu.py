@@ -1,4 +1,7 @@
-"""The embedded engine on a simulated GPU (see `pretend_gpu` for what that covers)."""
+"""The embedded engine on a GPU: this machine's where there is one, else a simulated one.
+
+`pretend_gpu` says what the simulation covers. The tests that look for mistakes of a kind always use the simulation.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -7,7 +10,7 @@ import pytest
 import torch
 from logprob_check_rig import LogprobCheckRig
 from model_kinds import small_model
-from pretend_gpu import GpuTensor, pretend_gpu
+from pretend_gpu import GpuTensor, gpu_or_simulation, pretend_gpu
 from pretend_streams import RaceError
 from sampler_setup import PROMPT, Reference, agrees, generate, random_prompt
 from test_architectures import TRAINED, TRAINED_IF_NAMED
@@ -22,6 +25,8 @@ from harbortrainer.warmup.supervised import load_policy
 
 KINDS = ("qwen3", "gemma3", "mistral", "qwen3_moe")
 """One architecture per attention implementation, and one with experts."""
+MAX_SHARE_OFF = 0.0005
+"""Share of the weights that may differ between CPU and GPU after one step."""
 PROMPTS = [random_prompt(12, seed=1), random_prompt(40, seed=2)]
 
 
@@ -110,7 +115,7 @@ def test_stream_must_wait_before_writing():
 def test_sampled_logprobs_match_plain_forward_pass(tmp_path, kind):
     folder = small_model(tmp_path, kind)
     plain = Reference(folder)
-    with pretend_gpu(), Sampler(folder, max_model_len=256, dtype="float32") as sampler:
+    with gpu_or_simulation(), Sampler(folder, max_model_len=256, dtype="float32") as sampler:
         assert sampler.model.device.type == "cuda"
         first = generate(sampler.url, PROMPT, max_tokens=20, ignore_eos=True)
         turn = [*PROMPT, *first["token_ids"], 5, 6, 7]
@@ -136,7 +141,7 @@ def test_detects_batch_prepared_on_learner_stream(folder, monkeypatch):
 )
 def test_steps_and_weight_updates_pass_logprob_check(folder, changes):
     rig = replace(LogprobCheckRig(folder, "float32", PROMPTS), **changes)
-    with pretend_gpu():
+    with gpu_or_simulation():
         assert rig.stopped_at(3) is None, rig.message
 
 
@@ -145,16 +150,17 @@ def test_step_with_checkpointing_matches_cpu(folder, changes):
     on_cpu = make(folder, **changes)
     samples = batch(folder, on_cpu)
     expected = on_cpu.train(samples)
-    with pretend_gpu():
+    with gpu_or_simulation():
         on_gpu = make(folder, device="cuda", dtype="float32", **changes)
         assert on_gpu.train(samples)["optim/grad_norm"] == pytest.approx(expected["optim/grad_norm"], rel=1e-5)
         weights = {name: weight.cpu() for name, weight in on_gpu.weights().items()}
-    for name, weight in on_cpu.weights().items():
-        assert torch.allclose(weights[name], weight, atol=1e-6)
+    off = sum(int(((weights[name] - weight).abs() > 1e-6).sum()) for name, weight in on_cpu.weights().items())
+    # Adam's first update has the gradient's sign, also where the gradient is nothing but rounding.
+    assert off <= MAX_SHARE_OFF * sum(weight.numel() for weight in weights.values()), off
 
 
 def test_warmup_policy_is_on_gpu(folder):
-    with pretend_gpu():
+    with gpu_or_simulation():
         model = load_policy(str(folder)).model
         assert (model.device.type, model.dtype) == ("cuda", torch.bfloat16)
 
