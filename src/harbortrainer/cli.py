@@ -26,6 +26,7 @@ from harbortrainer.cli_tasks import (
 )
 from harbortrainer.commands.encoding import escape_unprintable, restart_in_utf8
 from harbortrainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, RunStoppedError, UserError
+from harbortrainer.runs.open_files import raise_open_files_limit
 
 app = typer.Typer(
     name="harbortrainer",
@@ -323,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         restart_in_utf8()
     escape_unprintable()
+    raise_open_files_limit()
     try:
         code = typer.main.get_command(app).main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name="harbortrainer", standalone_mode=False

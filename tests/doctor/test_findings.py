@@ -231,6 +231,8 @@ def machine_mistakes(plan, source, monkeypatch, tmp_path):
         yield machine_checks.check_ports(
             plan("prime-rl", orchestrator={"env_server_base_port": server.getsockname()[1]})
         )
+    monkeypatch.setattr(machine_checks, "raise_open_files_limit", lambda: 1024)
+    yield machine_checks.check_open_files(plan(orchestrator={"concurrency": {"max_inflight": 512}}))
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     yield machine_checks.check_proxies(plan())
     monkeypatch.delenv("ALL_PROXY")

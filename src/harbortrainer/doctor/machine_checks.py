@@ -15,6 +15,7 @@ from harbortrainer.doctor.gpus import parameters
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.open_files import BASE, PER_TRIAL, needed_open_files, raise_open_files_limit
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.images.image_choice import INSTALL, builder_for, builder_problem
 from harbortrainer.sandbox.layer_store import Store
@@ -51,6 +52,19 @@ def check_ports(plan: LaunchPlan) -> Iterator[Finding]:
         yield red("ports", f"port {port} ({name}) is in use", do, plan.where(key))
     if plan.ports and not taken:
         yield green("ports", f"free: {', '.join(str(port) for _, port, _ in plan.ports)}")
+
+
+def check_open_files(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that the trials in flight may open their files and sockets."""
+    if plan.parallel is None:
+        return
+    needed, limit = needed_open_files(plan.parallel), raise_open_files_limit()
+    if needed > limit:
+        what = f"{plan.parallel} trials at once need up to {needed} open files; a process may have {limit}"
+        do = (
+            f"raise the hard limit (`ulimit -Hn`, LimitNOFILE of a service), or set it to {(limit - BASE) // PER_TRIAL}"
+        )
+        yield yellow("open files", what, do, plan.where("orchestrator.concurrency.max_inflight"))
 
 
 def check_proxies(plan: LaunchPlan) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ from harbortrainer.environment.taskset import HarborTask
 from harbortrainer.environment.verifiers_compat import PRIVATE_APIS, enable_cache_salt, with_flat_sampling
 from harbortrainer.harbor_compat import keep_litellm_offline
 from harbortrainer.runs.memory import freeze_gc
+from harbortrainer.runs.open_files import raise_open_files_limit
 from harbortrainer.tasks.task_store import fetch
 from harbortrainer.trials.http_proxies import bypass_proxies
 
@@ -44,6 +45,7 @@ class HarborEnvironment(Env[HarborEnvConfig]):
     async def start(self) -> None:
         """Import the modules that a trial needs before the first request."""
         PRIVATE_APIS.check()
+        raise_open_files_limit()
         enable_cache_salt()
         self._run_key = RunKey.of_process()
         if self._run_key is not None:
