@@ -51,6 +51,24 @@ async def test_link_as_artifact_shows_the_verifier_no_file_of_this_machine(tmp_p
     assert kept <= set(found_in(record)) <= kept | links
 
 
+async def test_setuid_programs_and_devices_of_container_are_out_of_reach_of_other_users(
+    tmp_path: Path, environment_type: str
+):
+    make = "cp /bin/sh {0}/sh; chmod 6755 {0}/sh; mknod -m 666 {0}/disk b 8 0"
+    solution = f"{make.format('/logs/artifacts')}; {make.format('/logs/agent')}; echo 1 > /x"
+    test = f"cat /x > /logs/verifier/reward.txt; {make.format('/logs/verifier')}"
+    record = await play(tmp_path, environment_type, '["/x"]', solution, test)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    dangerous, mode = dangerous_files(Path(str(record.trial_dir)))
+    assert not dangerous or mode & 0o077 == 0, dangerous
+
+
+def dangerous_files(folder: Path) -> tuple[list[Path], int]:
+    """Setuid programs and devices in a folder, and the folder's mode."""
+    found = [p for p in folder.rglob("*") if p.is_block_device() or p.lstat().st_mode & 0o6000]
+    return found, folder.stat().st_mode
+
+
 async def test_published_artifacts_reach_the_verifier_as_they_are(tmp_path: Path, environment_type: str):
     solution = (
         "cd /logs/artifacts; mkdir -p a/empty; echo echo hello > a/run; chmod 750 a/run; ln -s run a/link; "

@@ -237,6 +237,9 @@ async def _run(
         raise
     except Exception as error:  # noqa: BLE001 - any error of an environment's constructor
         return _never_started(spec, config, error)
+    if trial.agent_environment.capabilities.mounted:
+        # Harbor lets every user of this machine write here, also rewards; a container's root can make setuid programs.
+        trial.paths.trial_dir.chmod(0o700)
     redact_long_values(trial, secrets.MIN_REDACTED_CHARS)
     observed = hooks.add_hooks(trial, on_event, spec.leftovers, proxy)
     keep_secrets_out(trial.agent, trial.agent_environment, _intended_values(config))
