@@ -179,7 +179,7 @@ async def running(folder: Path, *, key: RunKey | None) -> AsyncGenerator[Run]:
             servers = [ModelServer(base_url=f"{engine.url}/v1", api_key_var=POLICY_KEY_VARIABLE)]
             signing = RunKey(key.secret, tuple(servers))
             task.data = task.data.signed(signing.permit(task.data.signed_fields))
-        async with served(env, workers=2) as server:
+        async with served(env, workers=1) as server:
             yield Run(folder, engine, server, task, key)
 
 
@@ -226,9 +226,11 @@ def hostile_payloads(run: Run, url: str) -> list[str]:
 type Attack = Callable[[dict[str, object]], Awaitable[dict[str, Any]]]
 
 
-@pytest.fixture(params=["another user", "a sandbox with the host's network"])
-def attack(request: pytest.FixtureRequest, make_sandbox: Callable[..., Awaitable[LocalEnvironment]]) -> Attack:
-    """Run the attacker's program with an order, and return what it found."""
+@pytest.fixture
+def attacks(make_sandbox: Callable[..., Awaitable[LocalEnvironment]]) -> list[Attack]:
+    """Run the attacker's program with an order, and return what it found: in a sandbox with the host's network, and as
+    another user, which only root can become.
+    """
 
     async def as_other_user(order: dict[str, object]) -> dict[str, Any]:
         command, variables = as_nobody([sys.executable, "-c", ATTACK, json.dumps(order).encode().hex()])
@@ -245,11 +247,7 @@ def attack(request: pytest.FixtureRequest, make_sandbox: Callable[..., Awaitable
         assert done.return_code == 0, done.stderr
         return json.loads(done.stdout or "")
 
-    if request.param == "another user":
-        if os.geteuid() != 0:
-            pytest.skip("only root can become another user")
-        return as_other_user
-    return in_sandbox
+    return [in_sandbox, as_other_user] if os.geteuid() == 0 else [in_sandbox]
 
 
 class NoService:
@@ -285,7 +283,7 @@ def sampler_server(key: str) -> Generator[str]:
 
 
 async def test_run_with_key_serves_only_the_run(
-    tmp_path: Path, run_key: RunKey, collector: Collector, attack: Attack
+    tmp_path: Path, run_key: RunKey, collector: Collector, attacks: list[Attack]
 ) -> None:
     sockets = SocketFolder("env-server-", name_length=len("/s"))
     proxy = ModelProxy("http://x", "s", host="127.0.0.1", name="x", trial="t")
@@ -302,17 +300,18 @@ async def test_run_with_key_serves_only_the_run(
                 "urls": [*urls, f"{proxy_url}/chat/completions"],
                 "sockets": [f"{sockets.path}/s"],
             }
-            found = await attack(order)
-        replies = [msgpack.unpackb(bytes.fromhex(reply)) for reply in found["replies"]]
+            every = [await attack(order) for attack in attacks]
         honest = await run.trial()
     sockets.remove()
-    assert found["sockets"] in (["PermissionError"], ["FileNotFoundError"])
-    assert len(replies) == len(payloads)
-    assert [reply["success"] for reply in replies] == [False] * len(replies)
-    assert all(reply["error"].startswith("RequestRefusedError: request refused: ") for reply in replies), replies
+    for found in every:
+        replies = [msgpack.unpackb(bytes.fromhex(reply)) for reply in found["replies"]]
+        assert found["sockets"] in (["PermissionError"], ["FileNotFoundError"])
+        assert len(replies) == len(payloads)
+        assert [reply["success"] for reply in replies] == [False] * len(replies)
+        assert all(reply["error"].startswith("RequestRefusedError: request refused: ") for reply in replies), replies
+        assert found["statuses"] == [401] * (len(urls) + 1)
+        assert run_key.secret not in found["cmdlines"] and run_key.sampler_key not in found["cmdlines"]
     assert collector.received == []
-    assert found["statuses"] == [401] * (len(urls) + 1)
-    assert run_key.secret not in found["cmdlines"] and run_key.sampler_key not in found["cmdlines"]
     assert honest.ok and honest.traces[0].reward == 1.0, honest
     assert run.task.data.permit is not None and run.task.data.permit.signature not in honest.model_dump_json()
     assert honest.task.hash == run.task.hash, "Prime-RL compares the hashes at both ends"
@@ -328,16 +327,17 @@ async def test_restarted_server_knows_the_key(tmp_path: Path, run_key: RunKey) -
 
 
 async def test_server_started_by_hand_refuses_other_tasks_and_keys(
-    tmp_path: Path, collector: Collector, attack: Attack
+    tmp_path: Path, collector: Collector, attacks: list[Attack]
 ) -> None:
     async with running(tmp_path, key=None) as run:
         payloads = hostile_payloads(run, collector.url)
         port = int(run.server.address.rsplit(":", 1)[1])
-        found = await attack({"port": port, "payloads": payloads, "urls": [], "sockets": []})
+        every = [await attack({"port": port, "payloads": payloads, "urls": [], "sockets": []}) for attack in attacks]
         honest = await run.trial()
-    replies = [msgpack.unpackb(bytes.fromhex(reply)) for reply in found["replies"]]
-    assert [reply["success"] for reply in replies] == [False] * 4
-    assert all("request refused" in reply["error"] for reply in replies), replies
+    for found in every:
+        replies = [msgpack.unpackb(bytes.fromhex(reply)) for reply in found["replies"]]
+        assert [reply["success"] for reply in replies] == [False] * 4
+        assert all("request refused" in reply["error"] for reply in replies), replies
     assert collector.received == []
     assert honest.ok and honest.traces[0].reward == 1.0
 
