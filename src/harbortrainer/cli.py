@@ -219,12 +219,12 @@ def export(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="Model folder or hub id.")],
+    model: Annotated[str, typer.Argument(help="Run, export, adapter or model folder, or hub id.")],
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     max_model_len: Annotated[int, typer.Option(help="Context length: prompt and completion together.")] = 4096,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
 ) -> None:
-    """Serve a model with the embedded sampler (OpenAI-compatible) until Ctrl-C."""
+    """Serve a run's policy or a model with the embedded sampler (OpenAI-compatible) until Ctrl-C."""
     from harbortrainer.commands.serve_model import serve_model
 
     raise typer.Exit(serve_model(model, port=port, max_model_len=max_model_len, seed=seed))

@@ -5,20 +5,29 @@ import signal
 import subprocess
 import sys
 
-from sampler_setup import generate, http
+from peft import get_peft_model
+from sampler_setup import LORA, PROMPT, Reference, agrees, generate, http, random_adapter, set_adapter
 from tiny_model import build_tiny_model
+from transformers import AutoModelForCausalLM
+
+from harbortrainer.runs.checkpoints import write_file_list
 
 COMMAND = [sys.executable, "-c", "import sys; from harbortrainer.cli import main; sys.exit(main())", "serve"]
 
 
-def test_serves_under_given_name_until_stopped(tmp_path):
-    build_tiny_model(tmp_path / "policy")
+def test_serves_run_under_given_name_until_stopped(tmp_path):
+    base, checkpoint = build_tiny_model(tmp_path / "base"), tmp_path / "policy" / "checkpoints" / "step_1"
+    model, adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LORA), random_adapter(base, seed=1)
+    set_adapter(model, adapter)
+    model.save_pretrained(str(checkpoint))
+    (checkpoint / "progress.json").write_text('{"step": 1}')
+    write_file_list(checkpoint)
     command = [*COMMAND, "policy", "--port", "0", "--max-model-len", "256"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http"))
         assert http.get(url + "/v1/models").json()["data"][0]["id"] == "policy"
-        assert generate(url, [5, 6])["token_ids"]
+        assert agrees(generate(url, PROMPT), Reference(base, adapter))
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 

@@ -83,12 +83,18 @@ def test_model_card_has_base_evaluation_curve_and_tasks(run: TrainedRun, tmp_pat
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: peft\n") and "base_model: org/tiny\n" in card
     assert "There is no evaluation up to this step" in card
+    assert "# mini-step_1\n\n**Not evaluated on the run's held-out tasks.**\n\nA language-model agent" in card
+    assert "the Harbor agent `terminus-2`, with prompts by the renderer `qwen3`" in card
+    assert "`harbortrainer eval TASKS --model HERE`" in card and "license: apache-2.0\n" in card
     for text in ("| 1 | 0.300 |", "| own | .../tasks | 2 |", "--max-lora-rank 8", COMMIT):
         assert text in card
     assert "| 2 | 0.500 |" not in card, "the curve ends at the exported step"
     assert json.loads((tmp_path / "out" / "tasks.lock.json").read_text()) == {"own": {"sort": "key-1", "join": "key-2"}}
     assert main(["export", str(run.path), "--out", str(tmp_path / "two")]) == 0
-    assert "| 2 | 0.750 | 0.690 to 0.810 (32 tasks, 64 trials) |" in (tmp_path / "two" / "README.md").read_text()
+    card = (tmp_path / "two" / "README.md").read_text()
+    assert "| 2 | 0.750 | 0.690 to 0.810 (32 tasks, 64 trials) |" in card
+    result = "**Mean reward on 32 held-out tasks: 0.750 after step 2 (95 % interval 0.690 to 0.810).**"
+    assert f"# mini-step_2\n\n{result}\n" in card
 
 
 def test_model_card_mentions_quantized_base(run: TrainedRun, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ output_dir = "{root}/outputs"
 name = "mini"
 [model]
 name = "{model}"
+[orchestrator.renderer]
+name = "qwen3"
 [[orchestrator.train.source]]
 name = "own"
 env.taskset = {{ id = "harbor_env", tasks_dir = "{root}/tasks" }}
@@ -46,6 +48,7 @@ def write_trained_run(
     """Write a run of two steps; with `on_hub`, its base model is in the hub's cache."""
     model = root / (f"models--org--tiny/snapshots/{COMMIT}" if on_hub else "model")
     build_tiny_model(model)
+    (model / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     lora = None if full_fine_tuning else LoraSettings(rank=4, target_modules=list(targets))
     learner = Learner(str(model), lora, OptimSettings(), DefaultLoss())
     policy = learner._policy

@@ -2,19 +2,32 @@
 
 import os
 import signal
+import sys
 import threading
 
-from harbortrainer.engines.engine_choice import require_extra
+from harbortrainer.engines.engine_choice import require_bitsandbytes, require_extra
+from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.runs.display import loading
 
 
 def serve_model(model: str, *, port: int, max_model_len: int, seed: int) -> int:
-    """Serve a model until SIGINT or SIGTERM. Call it from the main thread, which handles the signals.
+    """Serve a policy until SIGINT or SIGTERM. Call it from the main thread, which handles the signals.
 
     Prints the address and the key when the server is ready. `HARBORTRAINER_SAMPLER_KEY` sets the key, which is then not
     printed.
+
+    Args:
+        model: A model, an adapter, a checkpoint or a run, as `PolicyFiles.find` takes it. It is also the served name.
+
+    Raises:
+        UserError: There is no such policy, or its adapter does not fit its base.
     """
     require_extra("torch", "transformers", "fastapi", "uvicorn")
+    files = PolicyFiles.find(model)
+    for line in files.passed_over:
+        print(line, file=sys.stderr)
+    if files.quantization is not None:
+        require_bitsandbytes()
     loading("torch and the model", "torch")
     from harbortrainer.engines.local.sampler import Sampler
     from harbortrainer.engines.local.sampler.http_server import KEY_VARIABLE
@@ -22,9 +35,18 @@ def serve_model(model: str, *, port: int, max_model_len: int, seed: int) -> int:
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    with Sampler(model, port=port, max_model_len=max_model_len, seed=seed) as sampler:
+    with Sampler(
+        files.base,
+        port=port,
+        max_model_len=max_model_len,
+        seed=seed,
+        model_name=model,
+        quantization=files.quantization,
+    ) as sampler:
+        files.load_adapter(sampler)
         key = f"the value of ${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else sampler.api_key
-        print(f"serving {model} at {sampler.url} (context {sampler.max_model_len}, API key {key})", flush=True)
+        served = f"{files} as {model}" if files.adapter else files
+        print(f"serving {served} at {sampler.url} (context {sampler.max_model_len}, API key {key})", flush=True)
         while not stopping.wait(0.5):
             pass
     return 0

@@ -11,6 +11,8 @@ from harbortrainer.export.vllm_fit import served_rank
 from harbortrainer.runs.curve import Curve
 from harbortrainer.runs.summary import EvalResult
 
+TERMINUS_2 = "terminus-2"
+"""The agent of `harbortrainer eval` without --agent."""
 CURVE_ROWS = 12
 """Most rows of the table of the reward curve."""
 
@@ -33,6 +35,12 @@ class CardContent:
     """Rank of the LoRA; None after full fine-tuning."""
     merged: bool
     """Whether the export is a whole model."""
+    agents: Sequence[str] = ()
+    """Harbor agents that the training trials ran with."""
+    renderer: str | None = None
+    """Name of the renderer that made prompts of the agent's messages."""
+    license: str | None = None
+    """License that the base model's own card names, as an identifier of the hub."""
     quantization: str | None = None
     """Quantization of the base during training."""
     vllm_obstacles: Sequence[str] = ()
@@ -51,7 +59,7 @@ class CardContent:
 
 def model_card(card: CardContent) -> str:
     """Return the card as Markdown, with the hub's metadata header."""
-    parts = [_head(card), f"# {card.name}", _what(card), _use(card), _base(card)]
+    parts = [_head(card), f"# {card.name}", _result(card), _what(card), _use(card), _base(card)]
     return "\n\n".join([*parts, *_evaluation(card), *_trained_on(card), _config(card)]) + "\n"
 
 
@@ -60,8 +68,22 @@ def _head(card: CardContent) -> str:
     if card.base.hub_id:
         lines += [f"base_model: {card.base.hub_id}"]
         lines += [f"base_model_relation: {'finetune' if card.merged else 'adapter'}"]
+    lines += [f"license: {card.license}"] if card.license else []
     tags = ["harbor", "reinforcement-learning", "agent", *(["lora"] if card.rank else [])]
     return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
+
+
+def _result(card: CardContent) -> str:
+    kept = _evaluations(card)
+    last = kept.get(card.step)
+    if last is None:
+        return "**Not evaluated on the run's held-out tasks.**"
+    first = min(kept)
+    before = f"{kept[first].mean_reward:.3f} after step {first}, " if first < card.step else ""
+    known = last.low is not None and last.high is not None
+    interval = f" (95 % interval {last.low:.3f} to {last.high:.3f})" if known else ""
+    on = f"{last.tasks} held-out tasks" if last.tasks else "held-out tasks"
+    return f"**Mean reward on {on}: {before}{last.mean_reward:.3f} after step {card.step}{interval}.**"
 
 
 def _what(card: CardContent) -> str:
@@ -95,6 +117,7 @@ def _use(card: CardContent) -> str:
             "```",
             "",
             "`HERE` is this folder or its name on the hub. To serve it, run `vllm serve HERE`.",
+            *_as_agent(card),
         ]
         return "\n".join(["## Use", "", *how])
     base = card.base.hub_id or "BASE"
@@ -115,7 +138,21 @@ def _use(card: CardContent) -> str:
     else:
         rank = served_rank(card.rank or 1)
         serve = f"To serve it: `vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy=HERE`"
-    return "\n".join(["## Use", "", *how, serve])
+    return "\n".join(["## Use", "", *how, serve, *_as_agent(card)])
+
+
+def _as_agent(card: CardContent) -> list[str]:
+    """Return the lines on the agent and prompt format of training."""
+    if not card.agents:
+        return []
+    named, agent = " and ".join(f"`{name}`" for name in card.agents), card.agents[0]
+    rendered = f", with prompts by the renderer `{card.renderer}`" if card.renderer else ""
+    option = "" if agent == TERMINUS_2 else f" --agent {agent}"
+    return [
+        "",
+        f"It was trained as the Harbor agent {named}{rendered}. To run it on a folder of Harbor tasks: "
+        f"`harbortrainer eval TASKS --model HERE{option}`",
+    ]
 
 
 def _base(card: CardContent) -> str:
@@ -131,8 +168,7 @@ def _base(card: CardContent) -> str:
 
 def _evaluation(card: CardContent) -> list[str]:
     parts = ["## Evaluation"]
-    known = card.evaluations.items()
-    kept = {step: found for step, found in known if found.mean_reward is not None and step <= card.step}
+    kept = _evaluations(card)
     if kept:
         shown = sorted({min(kept), max(kept)})
         rows = [f"| {step} | {kept[step].mean_reward:.3f} | {_interval(kept[step])} |" for step in shown]
@@ -146,6 +182,12 @@ def _evaluation(card: CardContent) -> list[str]:
         parts.append(f"This policy (after step {card.step}) was not evaluated.")
     parts += [f"```\n{report}\n```" for report in card.reports]
     return parts if len(parts) > 1 else [parts[0], "There is no evaluation up to this step."]
+
+
+def _evaluations(card: CardContent) -> dict[int, EvalResult]:
+    """Return the evaluations up to the card's step that have a reward, by step."""
+    known = card.evaluations.items()
+    return {step: found for step, found in known if found.mean_reward is not None and step <= card.step}
 
 
 def _interval(found: EvalResult) -> str:

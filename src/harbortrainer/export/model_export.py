@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Self
 
 from harbortrainer import __version__
+from harbortrainer.config.agent_table import OUR_TERMINUS
 from harbortrainer.config.redacted_config import redact, redact_path
-from harbortrainer.config.table import lookup
+from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import EvalFolder
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.evaluation.report import EvalReport, as_lines
-from harbortrainer.export.model_card import CardContent, model_card
+from harbortrainer.export.model_card import TERMINUS_2, CardContent, model_card
 from harbortrainer.export.trained_weights import TrainedWeights
 from harbortrainer.export.vllm_fit import rank_of, vllm_obstacles
 from harbortrainer.runs.curve import Curve, as_png, curve_of
@@ -112,6 +113,9 @@ class ModelExport:
             base=weights.base,
             rank=rank_of(weights.adapter_config) if weights.is_adapter else None,
             merged=self.merged,
+            agents=_agents(weights.config),
+            renderer=_text(lookup(weights.config, "orchestrator.renderer.name")),
+            license=_license(weights.base.loads_from),
             quantization=lookup(weights.config, "model.quantization"),
             vllm_obstacles=vllm_obstacles(weights.adapter_config, tensors) if weights.is_adapter else (),
             tasks={
@@ -123,6 +127,29 @@ class ModelExport:
             curve=Curve(*([p for p in points if p[0] <= weights.step] for points in (curve.train, curve.held_out))),
             packages=made_of.packages,
         )
+
+
+def _agents(config: TomlTable) -> list[str]:
+    """Return the names of the agents of a run's training sources."""
+    sources = lookup(config, "orchestrator.train.source")
+    tables = [source for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
+    names = {lookup(table, "env.agent.harness.agent", TERMINUS_2) for table in tables}
+    return sorted({TERMINUS_2 if name in OUR_TERMINUS else name for name in names if isinstance(name, str)})
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _license(folder: str) -> str | None:
+    """Return the license in the metadata of a base model's card; None if its folder has none."""
+    from huggingface_hub import ModelCard
+
+    card = Path(folder) / CARD
+    try:
+        return _text(ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license"))
+    except (OSError, ValueError):
+        return None
 
 
 def _json(table: object) -> str:
