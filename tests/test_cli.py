@@ -26,12 +26,18 @@ def project(tmp_path, monkeypatch):
 
 def error_line(capfd, *words: str) -> str:
     """Run a command that must fail with a user error; returns its line on stderr."""
+    (line,) = error_lines(capfd, *words)
+    return line
+
+
+def error_lines(capfd, *words: str) -> list[str]:
+    """Run a command that must fail with user errors; returns its lines on stderr."""
     before = written()
     assert main(words) == 2
-    line = capfd.readouterr().err.strip()
-    assert line.startswith("error: ") and "\n" not in line, line
+    lines = capfd.readouterr().err.splitlines()
+    assert lines and all(line.startswith("error: ") for line in lines), lines
     assert before == written(), "nothing was written"
-    return line
+    return lines
 
 
 def written() -> dict[Path, int]:
@@ -141,8 +147,8 @@ def test_resume_without_a_run(project, capfd):
 
 def test_missing_submodule(project, capfd, monkeypatch):
     monkeypatch.setenv("HARBORTRAINER_PRIME_RL", str(project / "prime-rl"))
-    line = error_line(capfd, "train", "--config", "run.toml", "--engine", "prime-rl")
-    assert "git submodule update --init" in line
+    source, gpus = error_lines(capfd, "train", "--config", "run.toml", "--engine", "prime-rl")
+    assert "git submodule update --init" in source and "this machine has 0" in gpus
 
 
 def test_unknown_engine(project, capfd):

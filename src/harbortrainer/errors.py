@@ -7,6 +7,9 @@ Any other exception is a bug and keeps its stack trace. A failure inside a trial
 (see `harbortrainer.trials.outcome`).
 """
 
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
 EXIT_STOPPED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -28,6 +31,61 @@ class UserError(Exception):
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
         self.what, self.where, self.do = what, where, do
         super().__init__((f"{where}: " if where else "") + what + (f"; {do}" if do else ""))
+
+
+class CombinedUserError(UserError):
+    """Several mistakes, one line each. `what`, `where` and `do` are those of the first.
+
+    Args:
+        errors: The mistakes, at least one.
+    """
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__(errors[0].what, where=errors[0].where, do=errors[0].do)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
+def parts_of(error: UserError) -> tuple[UserError, ...]:
+    """Return the single mistakes of an error."""
+    return error.errors if isinstance(error, CombinedUserError) else (error,)
+
+
+def joined(errors: Iterable[UserError]) -> UserError | None:
+    """Return all mistakes as one error; None if there are none.
+
+    An error about a table or about one of its keys may follow from the other, so only the first of the two is kept.
+
+    Example:
+        >>> str(joined([UserError("no such key", where="file: a.b"), UserError("has no b", where="file: a")]))
+        'file: a.b: no such key'
+    """
+    found: list[UserError] = []
+    for error in errors:
+        found += [part for part in parts_of(error) if not any(_related(part, other) for other in found)]
+    return CombinedUserError(found) if len(found) > 1 else found[0] if found else None
+
+
+def _related(error: UserError, other: UserError) -> bool:
+    """Whether one error is about the other's key, or about a table that contains it."""
+    first, second = sorted((error.where, other.where), key=len)
+    if ": " not in first:  # a file, without a key
+        return first == second and error.what == other.what
+    return f"{second}.".startswith((f"{first}.", f"{first}["))
+
+
+def choice_advice(value: str, choices: Iterable[str], otherwise: str = "") -> str:
+    """Return advice for a value that is none of the choices: the most similar one, else `otherwise` or all of them.
+
+    Example:
+        >>> choice_advice("dokcer", ["local", "docker"])
+        "did you mean 'docker'?"
+    """
+    known = list(choices)
+    near = get_close_matches(value.lower(), known, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"choose one of {', '.join(known)}"
 
 
 class RunStoppedError(Exception):

@@ -114,7 +114,7 @@ def test_overrides_select_the_loss(write):
             "contradicts trainer.loss.eps = 0.1",
         ),
         (algo("loss_agregation = 'token'"), "loss_agregation", "did you mean orchestrator.algo.loss_aggregation?"),
-        (algo("loss_aggregation = 'batch'"), "orchestrator.algo.loss_aggregation", "'token', 'sequence' or 'prompt'"),
+        (algo("loss_aggregation = 'batch'"), "orchestrator.algo.loss_aggregation", "'token', 'sequence', 'prompt'"),
         (algo("type = 'max_rl'\nloss_aggregation = 'prompt'"), "orchestrator.algo", "only loss_aggregation = 'token'"),
         (
             algo("type = 'max_rl'\nlength_weighted_baseline = true"),

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.config import overrides
-from harbortrainer.config.reader import load
+from harbortrainer.config.reader import from_raw, load, read
 from harbortrainer.config.trainer_table import DefaultLoss
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, parts_of
 
 MINIMAL = """
 [run]
@@ -34,7 +34,7 @@ def write(tmp_path):
 def error_of(path: Path, *overrides: str) -> UserError:
     with pytest.raises(UserError) as caught:
         load(path, overrides)
-    assert "\n" not in str(caught.value)
+    assert all("\n" not in str(error) for error in parts_of(caught.value))
     return caught.value
 
 
@@ -187,6 +187,56 @@ def test_error_names_key_and_advice(write, text, key, message):
     error = error_of(write(text))
     assert "run.toml" in error.where and key in error.where
     assert message in f"{error.what}; {error.do}"
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once(write):
+    text = (
+        "max_stepps = 3\nseq_len = 'long'\n[trainer.scheduler]\ntype = 'liner'\n[trainer.loss]\ntype = 'custom'\n"
+        "[resume]\nstep = 3\n[orchestrator.eval]\n[[orchestrator.eval.source]]\n"
+        "env = { taskset = { id = 'harbor_env' }, agent = { harness = { environment_type = 'dokcer' } } }\n"
+    )
+    errors = [str(error).partition("run.toml: ")[2] for error in parts_of(error_of(write(text)))]
+    assert sorted(error.split(":")[0] for error in errors) == [
+        "max_stepps",
+        "orchestrator.eval.source[0].env.agent.harness.environment_type",
+        "resume",
+        "seq_len",
+        "trainer.loss.type",
+        "trainer.scheduler",
+    ]
+    advice = {error.split(":")[0]: error.rpartition("; ")[2] for error in errors}
+    assert advice["trainer.scheduler"] == "did you mean 'linear'?"
+    assert advice["orchestrator.eval.source[0].env.agent.harness.environment_type"] == "did you mean 'docker'?"
+
+
+def test_all_mistaken_options_are_reported_at_once(write):
+    errors = parts_of(error_of(write(), "fast", "--seq-len", "long", "--max-stepps", "3", "--clean"))
+    assert [error.where.removeprefix("command line") for error in errors] == ["", ": --seq-len", ": --max-stepps"]
+
+
+WARMUP = "[warmup]\nfamily = 'make_tasks.py'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (WARMUP, ("--model.name", "a/b"), "command line: --model.name: the run would train the model that [warmup]"),
+        (WARMUP + "[model]\nname = 'a/b'\n", (), "run.toml: model.name: "),
+        (WARMUP.replace("family", "run") + "model = 'c/d'\n", ("--model.name", "a/b"), "set warmup.model = 'a/b'"),
+    ],
+)
+def test_refuses_a_model_that_the_warmup_would_replace(write, text, words, message):
+    with pytest.raises(UserError) as caught:
+        raw = read(write(text), words)
+        with raw.locating_errors():
+            from_raw(raw)
+    assert message in str(caught.value)
+
+
+def test_accepts_the_warmups_own_model(write):
+    assert load(write(WARMUP)).warmup is not None
+    assert load(write(WARMUP), ["--model.name", "warmup"]).model.name == "warmup"
+    assert load(write(WARMUP.replace("family", "run") + "model = 'a/b'\n"), ["--model.name", "a/b"])
 
 
 def test_batch_size_must_be_a_multiple_of_group_size(write):

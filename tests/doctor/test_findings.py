@@ -255,7 +255,6 @@ def key_mistakes(plan, source, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("harbortrainer.runs.monitors.find_spec", lambda name: None)
         yield list(credentials.check_wandb(plan("local", monitors={"wandb": {}})))
-    yield credentials.check_providers(plan(sources=[source("podman")]))
     monkeypatch.setattr(credentials, "provider_problem", lambda name: "no key")
     yield credentials.check_providers(plan(sources=[source("modal")]))
 

@@ -133,7 +133,7 @@ def test_model_must_fit_twice_beside_vllm(plan, share, expected):
         ({"model": {"name": "me/mine-70B"}}, False),
         ({"model": {"name": "me/mine-4B", "quantization": "nf4"}}, False),
         ({"trainer": {}}, False),
-        ({"warmup": {"tasks": "tasks", "model": "a/b"}}, False),
+        ({"model": {}, "warmup": {"tasks": "tasks", "model": "a/b"}}, False),
     ],
 )
 def test_vllm_is_proposed_where_it_can_sample(plan, changes, proposed):

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
-from harbortrainer.config.trainer_table import ConstantScheduler, CosineScheduler, LinearScheduler, check_scheduler
+from harbortrainer.config.trainer_table import (
+    ConstantScheduler,
+    CosineScheduler,
+    LinearScheduler,
+    check_scheduler,
+    schedule_note,
+)
 from harbortrainer.engines.local.learner.learner import learning_rate
 
 PEAK = 0.5
@@ -57,14 +63,23 @@ def test_cosine_ends_at_last_step():
     [
         (LinearScheduler(warmup_steps=0, decay_steps=0), 10),
         (LinearScheduler(warmup_steps=0, decay_steps=5), None),
-        (LinearScheduler(warmup_steps=6, decay_steps=5), 10),
+        (LinearScheduler(warmup_steps=10, decay_steps=5), 10),
         (CosineScheduler(warmup_steps=10), 10),
         (CosineScheduler(), None),
     ],
 )
-def test_refuses_schedule_longer_than_run(scheduler, max_steps):
+def test_refuses_schedule_that_never_decays(scheduler, max_steps):
     with pytest.raises(ValueError, match="scheduler"):
         check_scheduler(scheduler, max_steps)
+
+
+@pytest.mark.parametrize("low", [0.0, 0.1])
+def test_long_decay_is_one_of_the_steps_after_the_warmup(low):
+    asked, fitting = (LinearScheduler(warmup_steps=1, decay_steps=steps, min_lr=low) for steps in (10, 3))
+    check_scheduler(asked, 4)
+    assert our_rates(asked, 4) == our_rates(fitting, 4)
+    assert our_rates(asked, 4)[1] == PEAK and our_rates(asked, 4)[-1] < PEAK / 4
+    assert "decays in 3 steps, not 10" in schedule_note(asked, 4) and schedule_note(fitting, 4) == ""
 
 
 def test_warmup_alone_needs_no_max_steps():

@@ -2,12 +2,14 @@
 
 An environment type is one class (a Harbor `BaseEnvironment`) and one entry here. Contract: the entry has everything
 that is needed before the class is imported. Abilities beyond Harbor's are protocols of `sandbox/` (`Examinable`,
-`ReportsChanges`, ...). Invariant: this module imports neither Harbor nor an environment class.
+`ReportsChanges`, ...). Invariant: importing this module imports neither Harbor nor an environment class.
 """
 
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from harbortrainer.errors import choice_advice
 
 AUTO = "auto"
 """Environment type that chooses per task: `local` if it fully supports the task, else `docker`."""
@@ -117,3 +119,20 @@ def environment_entry(environment_type: str) -> EnvironmentEntry:
     if ":" in environment_type:
         return EnvironmentEntry(environment_type, examinable=True, reports_changes=True)
     return ENVIRONMENT_TYPES.get(environment_type, PROVIDER)
+
+
+def unknown_type(environment_type: str) -> tuple[str, str] | None:
+    """Return what is wrong with the name of an environment type, and what to do; None if it is known.
+
+    For a name that is not in the table, the installed Harbor's names are imported, which takes a fraction of a second.
+    """
+    if environment_entry(environment_type) is not PROVIDER:
+        return None
+    from harbor.models.environment_type import EnvironmentType
+
+    harbor = [member.value for member in EnvironmentType]
+    if environment_type in harbor:
+        return None
+    names = list(dict.fromkeys([*ENVIRONMENT_TYPES, *harbor]))
+    otherwise = f"use one of {', '.join(names)}, or module:Class"
+    return f"unknown environment type {environment_type!r}", choice_advice(environment_type, names, otherwise)

@@ -1,7 +1,4 @@
-"""Conversion of pydantic errors into one line: which key, what is wrong, what to do.
-
-Contract: the message is one line. If several keys are wrong, it describes the first and counts the others.
-"""
+"""Conversion of pydantic errors into one line each: which key, what is wrong, what to do."""
 
 import difflib
 import re
@@ -10,16 +7,18 @@ from collections.abc import Iterable, Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, choice_advice, joined
 
 TAGS = frozenset(
     {"constant", "linear", "cosine", "adamw", "default", "static", "elastic", "server", "standard", "difficulty_pool"}
 )
 """Union tags that pydantic puts into error locations; they are not keys of the file."""
+MEMBERS = re.compile(r"(int|float|str|bool|none)$|.*\[.*\]$")
+"""Members of a union of plain types in error locations, such as `list[str]`."""
 
 
 def explain(error: ValidationError, file: str, *, prefix: str = "", known: Iterable[str] = ()) -> UserError:
-    """Convert the first error to a `UserError`.
+    """Convert a validation error to a `UserError` with a line for each wrong key.
 
     Args:
         error: The validation error.
@@ -27,20 +26,24 @@ def explain(error: ValidationError, file: str, *, prefix: str = "", known: Itera
         prefix: Dotted key of the validated table.
         known: Existing dotted keys, to suggest the nearest one for an unknown key.
     """
-    errors = error.errors(include_url=False)
-    first = errors[0]
-    key = ".".join(part for part in (prefix, dotted(first["loc"])) if part)
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        return unknown_key(key, file, known, more)
-    what, do = _message(first)
-    return UserError(what + more, where=f"{file}: {key}" if key else file, do=do)
+    names = list(known)
+    found = joined(_explain_one(one, file, prefix, names) for one in error.errors(include_url=False))
+    assert found is not None
+    return found
 
 
-def unknown_key(key: str, file: str, known: Iterable[str], more: str = "") -> UserError:
+def _explain_one(error: ErrorDetails, file: str, prefix: str, known: Sequence[str]) -> UserError:
+    key = ".".join(part for part in (prefix, dotted(error["loc"])) if part)
+    if error["type"] == "extra_forbidden":
+        return unknown_key(key, file, known)
+    what, do = _message(error)
+    return UserError(what, where=f"{file}: {key}" if key else file, do=do)
+
+
+def unknown_key(key: str, file: str, known: Iterable[str]) -> UserError:
     """Return the error for an unknown key, with the nearest existing key."""
     near = nearest(key, list(known))
-    return UserError(f"no such key{more}", where=f"{file}: {key}", do=f"did you mean {near}?" if near else "remove it")
+    return UserError("no such key", where=f"{file}: {key}", do=f"did you mean {near}?" if near else "remove it")
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
@@ -57,7 +60,8 @@ def nearest(key: str, known: Sequence[str]) -> str:
 
 def dotted(location: Sequence[int | str]) -> str:
     """Format `("source", 0, "env")` as `source[0].env`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in TAGS)
+    names = location[:-1] if len(location) > 1 and MEMBERS.match(str(location[-1])) else location
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in names if part not in TAGS)
     return "".join(parts).removeprefix(".")
 
 
@@ -73,6 +77,17 @@ def _message(error: ErrorDetails) -> tuple[str, str]:
     what, _, do = message.partition("; ")
     if error["type"] == "value_error":
         return what.replace("\n", " "), do or "change it"
+    if error["type"] in ("literal_error", "union_tag_invalid"):
+        return _wrong_choice(error)
     value = error.get("input")
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) or value is None else ""
     return message[:1].lower() + message[1:] + shown, "change the value"
+
+
+def _wrong_choice(error: ErrorDetails) -> tuple[str, str]:
+    """Return what is wrong with a value that is none of a few words, and the most similar word."""
+    context = error.get("ctx", {})
+    value = context.get("tag", error.get("input"))
+    choices = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected", ""))))
+    what = f"{value!r} is not one of {', '.join(map(repr, choices))}"
+    return what, choice_advice(str(value), choices, otherwise="change the value")

@@ -21,7 +21,7 @@ from itertools import takewhile
 from harbortrainer.config.explain import nearest, without_indices
 from harbortrainer.config.prime_rl_schema import NUMBERS, is_known, key_types, known_keys, type_error, types_of
 from harbortrainer.config.table import TomlTable, with_value
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, joined
 
 OPTIONS = ("config", "engine", "resume", "dry_run")
 SWITCH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
@@ -53,18 +53,26 @@ def parse(arguments: Sequence[str]) -> list[Override]:
     """Parse command-line words into overrides, in order.
 
     Raises:
-        UserError: A word belongs to no option, a key is unknown, or a value has the wrong type.
+        UserError: Words belong to no option, keys are unknown, or values have the wrong type: all of them.
     """
     found: list[Override] = []
+    errors: list[UserError] = []
     words = list(arguments)
     while words:
         word = words.pop(0)
         if not word.startswith("--") or not word.strip("-"):
-            raise UserError(f"{word!r} belongs to no option", where="command line", do="write overrides as --key value")
+            do = "write overrides as --key value"
+            errors.append(UserError(f"{word!r} belongs to no option", where="command line", do=do))
+            continue
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else list(takewhile(lambda word: not word.startswith("--"), words))
         del words[: 0 if equals else len(values)]
-        found.append(_override(name.replace("-", "_"), values, (word, *([] if equals else values))))
+        try:
+            found.append(_override(name.replace("-", "_"), values, (word, *([] if equals else values))))
+        except UserError as error:
+            errors.append(error)
+    if error := joined(errors):
+        raise error
     return found
 
 

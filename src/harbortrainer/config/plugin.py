@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from harbortrainer.config.agent_table import OWN_SERVICE, TRAINABLE_TERMINUS, UNSUPPORTED_AGENTS, is_class, needs_proxy
-from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.config.environment_table import environment_entry, unknown_type
 from harbortrainer.config.explain import explain
+from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.errors import UserError
 
@@ -157,6 +158,13 @@ class HarnessKeys(PluginKeys):
     model_name: str | None = None
     """Model name at `vllm_base_url`; by default the run's model, which follows the trained adapter."""
 
+    @field_validator("environment_type")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if wrong := unknown_type(name):
+            raise ValueError("; ".join(wrong))
+        return name
+
     @model_validator(mode="after")
     def _check_environment_type(self) -> Self:
         entry = environment_entry(self.environment_type)
@@ -219,6 +227,20 @@ class PluginEnv(BaseModel):
 
     taskset: TasksetKeys
     agent: AgentKeys = AgentKeys()
+
+
+def plugin_errors(data: TomlTable, file: str) -> list[UserError]:
+    """Return the errors in our plugin's keys of a run file's tables, which need not be valid."""
+    found = []
+    for table in ("orchestrator.train.source", "orchestrator.eval.source"):
+        sources = lookup(data, table)
+        for index, source in enumerate(sources if isinstance(sources, list) else []):
+            env = source.get("env") if isinstance(source, dict) else None
+            try:
+                plugin_env(env, file=file, key=f"{table}[{index}].env") if isinstance(env, dict) else None
+            except UserError as error:
+                found.append(error)
+    return found
 
 
 def plugin_env(env: dict[str, Any], *, file: str, key: str) -> PluginEnv | None:

@@ -4,6 +4,7 @@ Names and defaults come from the pinned schema (`prime_rl/configs/{rl,orchestrat
 559b44772). Contract: other keys are ignored here; `rl` itself reads and checks the whole file.
 """
 
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Literal, Self
@@ -13,13 +14,19 @@ from pydantic import Field, ValidationError, model_validator
 from harbortrainer.config.algorithm_config import NamedAlgo
 from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import Concurrency, SourceConfig
-from harbortrainer.config.plugin import PluginEnv, plugin_env
-from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, check_known, check_pinned, known_keys, longest
+from harbortrainer.config.plugin import PluginEnv, plugin_env, plugin_errors
+from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, key_errors, known_keys, longest, pin_errors
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.runfile import RunBasics, RunConfig, VllmConfig
 from harbortrainer.config.table import Table, with_value
-from harbortrainer.config.trainer_table import LoraSettings
-from harbortrainer.errors import UserError
+from harbortrainer.config.trainer_table import (
+    ConstantScheduler,
+    LoraSettings,
+    SchedulerSettings,
+    check_scheduler,
+    schedule_note,
+)
+from harbortrainer.errors import UserError, joined
 
 LIFTED = ("model.name", "seq_len")
 """Keys of `RunBasics` that Prime-RL also accepts in other tables."""
@@ -85,6 +92,7 @@ class PrimeTrainer(Table):
 
     ckpt: PrimeCkpt | None = None
     optim: PrimeOptim = PrimeOptim()
+    scheduler: SchedulerSettings = ConstantScheduler()
     model: PrimeTrainedModel = PrimeTrainedModel()
     monitors: Monitors = Monitors()
 
@@ -127,6 +135,7 @@ class PrimeOrchestrator(Table):
 class PrimeRun(RunBasics):
     """A run of the Prime-RL engine."""
 
+    max_steps: int | None = None
     ckpt: PrimeCkpt | None = None
     deployment: Deployment = Deployment()
     inference: PrimeInference | None = None
@@ -142,6 +151,16 @@ class PrimeRun(RunBasics):
         self.name_after(self.orchestrator.train.source)
         return self
 
+    @model_validator(mode="after")
+    def _check_scheduler(self) -> Self:
+        """Refuse what the trainer would refuse after its start."""
+        scheduler = self.trainer.scheduler
+        check_scheduler(scheduler, self.max_steps)
+        if note := schedule_note(scheduler, self.max_steps):
+            do = "set trainer.scheduler.decay_steps to the steps that follow the warm-up"
+            raise ValueError(f"Prime-RL does not shorten a decay: {note}; {do}")
+        return self
+
 
 def prime_run(raw: RawRun, *, resume: bool = False, dry_run: bool = False) -> PrimeRun:
     """Validate a run file for the Prime-RL engine.
@@ -154,39 +173,44 @@ def prime_run(raw: RawRun, *, resume: bool = False, dry_run: bool = False) -> Pr
     Raises:
         UserError: A key is unknown, a value is invalid, or Prime-RL does not support a setting.
     """
-    check_known(raw.data, raw.file)
-    check_pinned(raw.data, raw.file)
-    refuse(raw, resume=resume, dry_run=dry_run)
+    errors = [
+        *key_errors(raw.data, raw.file),
+        *pin_errors(raw.data, raw.file),
+        *refusals(raw, resume=resume, dry_run=dry_run),
+    ]
     lifted = [(top, raw.get(key)) for key, top in SHARED.items() if top in LIFTED and raw.get(key) is not None]
+    run = None
     try:
         data = reduce(lambda tables, pair: with_value(tables, *pair), lifted, raw.data)
-        return PrimeRun.model_validate(data, extra="ignore")
+        run = PrimeRun.model_validate(data, extra="ignore")
     except ValidationError as error:
-        raise explain(error, raw.file, known=known_keys()) from None
+        errors.append(explain(error, raw.file, known=known_keys()))
+    except KeyError:
+        assert errors, "a parent that is no table is an error of its type"
+    if error := joined([*errors, *plugin_errors(raw.data, raw.file)]):
+        raise error
+    assert run is not None
+    return run
 
 
-def refuse(raw: RawRun, *, resume: bool, dry_run: bool) -> None:
-    """Check for settings that do not work with Prime-RL.
-
-    Raises:
-        UserError: A key of the embedded engine, a resume without a run name, or a dry run with `clean`.
-    """
+def refusals(raw: RawRun, *, resume: bool, dry_run: bool) -> Iterator[UserError]:
+    """Yield errors: keys of the embedded engine, a resume without a run name, a dry run that cleans."""
     for override in raw.overrides:
         if longest(override.key, OWN_KEYS):
             where = f"command line: {override.words[0]}"
-            raise UserError("needs the embedded engine", where=where, do="leave it out")
+            yield UserError("needs the embedded engine", where=where, do="leave it out")
     if dry_run and raw.get("clean"):
         do = "remove clean or --dry-run"
-        raise UserError("clean would delete the run's folder in a dry run", where=f"{raw.file}: clean", do=do)
+        yield UserError("clean would delete the run's folder in a dry run", where=f"{raw.file}: clean", do=do)
     if raw.get("warmup") is not None:
         do = "run `harbortrainer warmup` first, set [model] name to its folder, and remove [warmup]"
-        raise UserError("[warmup] needs the embedded engine", where=f"{raw.file}: warmup", do=do)
+        yield UserError("[warmup] needs the embedded engine", where=f"{raw.file}: warmup", do=do)
     if raw.get("model.quantization") is not None:
         do = "remove it, or run with --engine local"
-        raise UserError("needs the embedded engine", where=f"{raw.file}: model.quantization", do=do)
+        yield UserError("needs the embedded engine", where=f"{raw.file}: model.quantization", do=do)
     if resume and raw.get("run.name") is None:
         do = 'set [run] name = "..." or pass --run.name'
-        raise UserError("--resume needs the name of the run", where=f"{raw.file}: run.name", do=do)
+        yield UserError("--resume needs the name of the run", where=f"{raw.file}: run.name", do=do)
 
 
 def sources_of(run: RunConfig | PrimeRun) -> dict[str, SourceConfig]:

@@ -10,6 +10,7 @@ Keys are looked up by dotted path without list indices (`orchestrator.train.sour
 - Keys in the tables `env`, `serve` and `renderer` are checked by verifiers and renderers, except for our plugin's.
 """
 
+import contextlib
 import math
 import re
 import tomllib
@@ -190,32 +191,25 @@ def lists_of_tables() -> frozenset[str]:
     return frozenset(key for key in inside if "list" in types_of(key))
 
 
-def check_known(data: TomlTable, file: str) -> None:
-    """Check that every key exists and every value has the key's type.
-
-    Raises:
-        UserError: For the first unknown key, with the nearest existing one, or for the first value of a wrong type.
-    """
-    for key, _ in _iterate(data):
-        if not is_known(key):
-            raise unknown_key(key, file, known_keys())
+def key_errors(data: TomlTable, file: str) -> Iterator[UserError]:
+    """Yield an error for each unknown key, with the nearest existing one, and for each value of a wrong type."""
+    unknown = [key for key, _ in _iterate(data) if not is_known(key)]
+    for key in unknown:
+        if not any(key.startswith((f"{table}.", f"{table}[")) for table in unknown):
+            yield unknown_key(key, file, known_keys())
     for key, value in _iterate(data, foreign=True):
         if what := type_error(key, value):
-            raise UserError(what, where=f"{file}: {key}", do="change the value")
+            yield UserError(what, where=f"{file}: {key}", do="change the value")
 
 
-def check_pinned(data: TomlTable, file: str) -> None:
-    """Check that Prime-RL has every key at the pinned commit.
-
-    Raises:
-        UserError: For the first key that only newer releases have.
-    """
+def pin_errors(data: TomlTable, file: str) -> Iterator[UserError]:
+    """Yield an error for each key that only newer releases of Prime-RL have."""
     for key, _ in _iterate(data):
         if without_indices(key) in NEWER:
             older = next((old for old, new in SHARED.items() if new == key), "")
             do = f"set {older} instead" if older else "remove it"
             what = "Prime-RL has no such key at the pinned commit"
-            raise UserError(what, where=f"{file}: {key}", do=f"{do}, or run with --engine local")
+            yield UserError(what, where=f"{file}: {key}", do=f"{do}, or run with --engine local")
 
 
 def type_error(key: str, value: object) -> str:
@@ -277,13 +271,11 @@ def _inside(key: str, value: object) -> list[tuple[str, object]]:
     return [(f"{key}[{index}]", item) for index, item in enumerate(value)] if isinstance(value, list) else []
 
 
-def supported_keys(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
-    """Return a copy of `data` with supported keys only, and the names of unused keys.
+def supported_keys(data: TomlTable, file: str) -> tuple[TomlTable, list[str], list[UserError]]:
+    """Return a copy of `data` with supported keys only, the names of unused keys, and the errors.
 
-    Shared keys are moved to where the embedded engine reads them.
-
-    Raises:
-        UserError: A key is refused, or a shared key has two different values.
+    Shared keys are moved to where the embedded engine reads them. An error is a refused key, or a shared key with two
+    different values.
     """
     sorter = _KeyFilter(file)
     kept = sorter.table(data, "")
@@ -291,18 +283,20 @@ def supported_keys(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
         other = lookup(kept, target, value)
         if other != value:
             what = f"{value!r} contradicts {target} = {other!r}"
-            raise UserError(what, where=f"{file}: {key}", do="keep one of the two")
-        kept = with_value(kept, target, value)
-    return kept, list(dict.fromkeys(sorter.unused))
+            sorter.errors.append(UserError(what, where=f"{file}: {key}", do="keep one of the two"))
+        with contextlib.suppress(KeyError):  # a parent is no table, which is an error of its own
+            kept = with_value(kept, target, other)
+    return kept, list(dict.fromkeys(sorter.unused)), sorter.errors
 
 
 @dataclass
 class _KeyFilter:
-    """Filter for supported keys that records shared and unused keys."""
+    """Filter for supported keys that records shared, unused and refused keys."""
 
     file: str
     unused: list[str] = field(default_factory=list)
     shared: list[tuple[str, str, object]] = field(default_factory=list)
+    errors: list[UserError] = field(default_factory=list)
 
     def table(self, data: TomlTable, prefix: str) -> TomlTable:
         return {name: kept for name, value in data.items() for kept in self.entry(name, f"{prefix}{name}", value)}
@@ -319,7 +313,7 @@ class _KeyFilter:
                 yield value
             case what if isinstance(value, dict):
                 yield from self.nested(key, value, unused=what == "unused")
-            case _ if isinstance(value, list) and value and isinstance(value[0], dict):
+            case _ if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
                 yield [self.table(item, f"{key}[{index}].") for index, item in enumerate(value)]
             case "supported":
                 yield value
@@ -336,7 +330,8 @@ class _KeyFilter:
 
     def refuse(self, key: str, refusal: Refusal, value: object) -> None:
         if value is not None and value not in refusal.harmless:
-            raise UserError("not supported by the embedded engine", where=f"{self.file}: {key}", do=refusal.do)
+            what = "not supported by the embedded engine"
+            self.errors.append(UserError(what, where=f"{self.file}: {key}", do=refusal.do))
 
 
 UNPARSED_MODELS = re.compile(r"Qwen/Qwen3-[\d.]+B(-A[\d.]+B)?(-FP8|-AWQ)?")

@@ -18,11 +18,12 @@ from pydantic import ValidationError
 from harbortrainer.config import legacy
 from harbortrainer.config.explain import explain
 from harbortrainer.config.overrides import Override, apply, parse, with_override_location
-from harbortrainer.config.prime_rl_schema import check_known, known_keys, supported_keys
+from harbortrainer.config.plugin import plugin_errors
+from harbortrainer.config.prime_rl_schema import key_errors, known_keys, supported_keys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, TomlValue, lookup
-from harbortrainer.config.trainer_table import loss_note
-from harbortrainer.errors import UserError
+from harbortrainer.config.trainer_table import loss_note, schedule_note
+from harbortrainer.errors import CombinedUserError, UserError, joined, parts_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class RawRun:
         try:
             yield
         except UserError as error:
-            raise with_override_location(error, self.file, self.overrides) from error.__cause__
+            located = [with_override_location(part, self.file, self.overrides) for part in parts_of(error)]
+            raise CombinedUserError(located) if len(located) > 1 else located[0] from error.__cause__
 
 
 def load(path: Path | str, arguments: Sequence[str] = ()) -> RunConfig:
@@ -92,18 +94,23 @@ def from_raw(raw: RawRun) -> RunConfig:
     """Validate a run file for the embedded engine.
 
     Raises:
-        UserError: A key is unknown or refused, or a value is invalid.
+        UserError: Keys are unknown or refused, or values are invalid: all of them.
     """
-    check_known(raw.data, raw.file)
-    data, unused = supported_keys(raw.data, raw.file)
+    data, unused, refused = supported_keys(raw.data, raw.file)
+    errors = [*key_errors(raw.data, raw.file), *refused]
+    config = None
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        raise explain(error, raw.file, known=known_keys()) from None
+        errors.append(explain(error, raw.file, known=known_keys()))
+    if error := joined([*errors, *plugin_errors(raw.data, raw.file)]):
+        raise error
+    assert config is not None
     if config.inference.engine != "vllm" and raw.get("inference.vllm.gpu_memory_utilization") is not None:
         unused = list(dict.fromkeys([*unused, "inference"]))  # the embedded sampler measures free memory
     note = f"ignored, because only Prime-RL's own processes use them: {', '.join(unused)}" if unused else ""
-    return config.with_notes(*raw.notes, *filter(None, [note, loss_note(config.trainer.loss)]))
+    notes = [note, loss_note(config.trainer.loss), schedule_note(config.trainer.scheduler, config.max_steps)]
+    return config.with_notes(*raw.notes, *filter(None, notes))
 
 
 def upgrade_file(file: Path, output: Path | None) -> list[str]:
@@ -116,7 +123,8 @@ def upgrade_file(file: Path, output: Path | None) -> list[str]:
         UserError: The file does not exist or is not TOML, or an old key has no translation.
     """
     raw = read(file)
-    check_known(raw.data, raw.file)
+    if error := joined(key_errors(raw.data, raw.file)):
+        raise error
     if raw.upgraded is None:
         return [f"{file}: nothing to do, all key names are current"]
     old = file.with_name(f"{file.name}.old") if output is None else file

@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from harbortrainer.config.orchestrator_config import OrchestratorConfig, SourceConfig
 from harbortrainer.config.run_sections import MonitorsConfig, Prices, WarmupConfig
-from harbortrainer.config.table import Table, nulls_as_text, with_value
+from harbortrainer.config.table import Table, error_at, nulls_as_text, with_value
 from harbortrainer.config.trainer_table import LoraSettings, TrainerConfig, check_scheduler
 
 FOLDER_NAME = re.compile(r"[\w+@=,-][\w+@=, .-]{0,199}")
@@ -72,6 +72,10 @@ class CkptConfig(Table):
 
     keep_interval: int | None = Field(None, ge=1)
     """Keep checkpoints at multiples of this step forever."""
+
+
+WARMUP = "warmup"
+"""Model name of a run that trains the model of its `[warmup]`."""
 
 
 class VllmConfig(Table):
@@ -219,6 +223,16 @@ class RunConfig(RunBasics):
         if self.model.quantization is not None and self.inference.engine == "vllm":
             raise ValueError("model.quantization needs the embedded sampler; vLLM would sample from another base model")
         return self
+
+    @model_validator(mode="after")
+    def _check_warmed_up_model(self) -> Self:
+        """Refuse a model that would not be trained, because the warm-up makes the policy."""
+        name = self.model.name
+        if self.warmup is None or "name" not in self.model.model_fields_set or name in (WARMUP, self.warmup.model):
+            return self
+        what = f"the run would train the model that [warmup] makes, not {name}"
+        start = "remove [warmup] to train it" if self.warmup.family else f"set warmup.model = {name!r} to start from it"
+        raise error_at(("model", "name"), name, f"{what}; {start}, or leave this key out")
 
     @model_validator(mode="after")
     def _check_scheduler(self) -> Self:

@@ -7,7 +7,8 @@ text on the page of keys.
 from copy import deepcopy
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 type TomlValue = Any
 type TomlTable = dict[str, TomlValue]
@@ -22,6 +23,12 @@ class Table(BaseModel):
     def inherit(self, shared: Self) -> Self:
         """Return this table, with unset keys taken from `shared`."""
         return shared.model_copy(update=self.model_dump(exclude_unset=True))
+
+
+def error_at(location: tuple[str, ...], value: object, message: str) -> ValidationError:
+    """Return an error that a validator can raise about a key below its own table."""
+    error = PydanticCustomError("value_error", "{message}", {"message": message})
+    return ValidationError.from_exception_data("table", [{"type": error, "loc": location, "input": value}])
 
 
 def lookup(table: TomlTable, dotted: str, default: TomlValue = None) -> TomlValue:

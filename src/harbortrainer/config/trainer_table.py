@@ -5,13 +5,12 @@ Names, defaults and meaning are Prime-RL's at commit 559b44772
 defaults of newer releases. This module does not import torch.
 """
 
-import difflib
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator, model_validator
 
-from harbortrainer.config.table import Table, TomlTable
+from harbortrainer.config.table import Table, TomlTable, error_at
+from harbortrainer.errors import choice_advice
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
@@ -75,7 +74,7 @@ class LinearScheduler(Table):
     """Number of warm-up steps from min_lr to the peak."""
 
     decay_steps: int = Field(10, ge=0)
-    """Number of last steps in which the rate decays to min_lr; needs max_steps."""
+    """Number of last steps in which the rate decays to min_lr, at most those after the warm-up; needs max_steps."""
 
     min_lr: float = Field(0.0, ge=0)
     """Lowest learning rate."""
@@ -102,13 +101,33 @@ def check_scheduler(scheduler: SchedulerSettings, max_steps: int | None) -> None
     if isinstance(scheduler, ConstantScheduler):
         return
     decay = scheduler.decay_steps if isinstance(scheduler, LinearScheduler) else 1
-    used = scheduler.warmup_steps + decay
-    if used == 0:
+    if scheduler.warmup_steps + decay == 0:
         raise ValueError("a linear trainer.scheduler needs warmup_steps or decay_steps; use type constant instead")
     if decay and max_steps is None:
         raise ValueError(f"trainer.scheduler.type = {scheduler.type!r} needs max_steps")
-    if decay and max_steps is not None and used > max_steps:
-        raise ValueError(f"trainer.scheduler needs {used} steps but max_steps is {max_steps}")
+    if decay and max_steps is not None and scheduler.warmup_steps >= max_steps:
+        what = f"trainer.scheduler.warmup_steps is {scheduler.warmup_steps}, but max_steps is {max_steps}"
+        raise ValueError(f"{what}; set warmup_steps below max_steps")
+
+
+def decay_steps(scheduler: LinearScheduler, max_steps: int) -> int:
+    """Return the number of last steps in which the rate decays: `decay_steps`, or all that follow the warm-up.
+
+    Example:
+        >>> decay_steps(LinearScheduler(warmup_steps=1, decay_steps=10), 4)
+        3
+    """
+    return min(scheduler.decay_steps, max_steps - scheduler.warmup_steps)
+
+
+def schedule_note(scheduler: SchedulerSettings, max_steps: int | None) -> str:
+    """Return a message on a decay that is shorter than the file says; empty if it is not."""
+    if not isinstance(scheduler, LinearScheduler) or max_steps is None:
+        return ""
+    steps = decay_steps(scheduler, max_steps)
+    if steps == scheduler.decay_steps:
+        return ""
+    return f"the learning rate decays in {steps} steps, not {scheduler.decay_steps}, because max_steps is {max_steps}"
 
 
 class _Loss(Table):
@@ -215,16 +234,14 @@ def _read_loss(table: TomlTable) -> LossSettings:
     """
     name = str(table.get("type", "default"))
     if name == "custom":
-        raise _loss_error("type", name, "custom needs Prime-RL; set another loss, or run with --engine prime-rl")
+        raise error_at(("type",), name, "custom needs Prime-RL; set another loss, or run with --engine prime-rl")
     if name not in LOSSES:
-        near = difflib.get_close_matches(name, LOSSES, n=1)
-        do = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(LOSSES)}"
-        raise _loss_error("type", name, f"unknown loss {name!r}; {do}")
+        raise error_at(("type",), name, f"unknown loss {name!r}; {choice_advice(name, LOSSES)}")
     kind = LOSSES[name]
     unknown = next((key for key in table if key not in kind.model_fields), None)
     if unknown is not None:
         keys = ", ".join(sorted(kind.model_fields.keys() - {"type"}))
-        raise _loss_error(unknown, table[unknown], f"the loss {name} has no such key; it has {keys}")
+        raise error_at((unknown,), table[unknown], f"the loss {name} has no such key; it has {keys}")
     return kind.model_validate(table)
 
 
@@ -241,12 +258,6 @@ def loss_note(loss: LossSettings) -> str:
             "pinned commit takes 0.1 and 0.001"
         )
     return ""
-
-
-def _loss_error(key: str, value: object, message: str) -> ValidationError:
-    """Return the error of one key of the table."""
-    error = PydanticCustomError("value_error", "{message}", {"message": message})
-    return ValidationError.from_exception_data("loss", [{"type": error, "loc": (key,), "input": value}])
 
 
 class TrainedModel(Table):

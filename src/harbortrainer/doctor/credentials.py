@@ -67,13 +67,6 @@ def check_providers(plan: LaunchPlan) -> Iterator[Finding]:
         if not environment_entry(name).remote:
             continue
         loading("Harbor", "harbor")
-        from harbortrainer.sandbox.environment_types import environment_config
-
-        try:
-            environment_config(name)
-        except UserError as error:
-            yield red("sandboxes", error.what, error.do, where)
-            continue
         if problem := provider_problem(name):
             do = "set the provider's keys in .env, or log in with its CLI"
             yield red(f"sandboxes: {name}", problem, do, where)

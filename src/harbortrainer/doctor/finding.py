@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, joined
 
 
 class Level(IntEnum):
@@ -58,12 +58,15 @@ def stop_on_red(findings: list[Finding]) -> None:
     """Raise an error if a finding is red.
 
     Raises:
-        UserError: The first red finding, with the number of the others.
+        UserError: All red findings.
     """
-    reds = red_ones(findings)
-    if reds:
-        more = f" (and {len(reds) - 1} more; `harbortrainer doctor` shows all)" if len(reds) > 1 else ""
-        raise UserError(reds[0].what + more, where=reds[0].where or reds[0].about, do=reds[0].do)
+    if error := joined(map(error_of, red_ones(findings))):
+        raise error
+
+
+def error_of(finding: Finding) -> UserError:
+    """Return a red finding as an error."""
+    return UserError(finding.what, where=finding.where or finding.about, do=finding.do)
 
 
 def warn(findings: list[Finding]) -> None:

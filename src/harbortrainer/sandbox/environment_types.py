@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-from harbortrainer.config.environment_table import ENVIRONMENT_TYPES, environment_entry
+from harbortrainer.config.environment_table import environment_entry, unknown_type
 from harbortrainer.errors import UserError
 from harbortrainer.runs.label import RUN_VARIABLE
 from harbortrainer.sandbox.task_requirements import TaskRequirements
@@ -69,13 +69,6 @@ def environment_config(
         given.setdefault(entry.lifetime.argument, entry.lifetime.value(lifetime_s))
     if entry.import_path is not None:
         return {"import_path": entry.import_path, "kwargs": given}
-    if environment_type not in (known := _harbor_types()):
-        names = ", ".join([*(name for name in ENVIRONMENT_TYPES if name not in known), *known])
-        raise UserError(f"unknown environment type {environment_type!r}", do=f"use one of {names}, or module:Class")
+    if wrong := unknown_type(environment_type):
+        raise UserError(wrong[0], do=wrong[1])
     return {"type": environment_type, "kwargs": given}
-
-
-def _harbor_types() -> list[str]:
-    from harbor.models.environment_type import EnvironmentType  # harbor is slow to import
-
-    return [member.value for member in EnvironmentType]

@@ -28,6 +28,7 @@ from harbortrainer.config.trainer_table import (
     LossSettings,
     OptimSettings,
     SchedulerSettings,
+    decay_steps,
 )
 from harbortrainer.engines.local.learner.learner_state import LearnerState, load_learner, save_learner
 from harbortrainer.engines.local.learner.logprob_audit import LogprobAudit
@@ -281,8 +282,8 @@ def learning_rate(step: int, scheduler: SchedulerSettings, *, peak: float, max_s
     """Return the learning rate of optimizer step `step` (from 0), in closed form, so that a resume needs no state.
 
     Equal to what Prime-RL's trainer builds from torch's schedulers (src/prime_rl/trainer/scheduler.py at commit
-    559b44772); in its linear parts a min_lr of 0 starts and ends at 1e-8 of the peak. The config has checked that the
-    scheduler's phases fit into `max_steps`.
+    559b44772); in its linear parts a min_lr of 0 starts and ends at 1e-8 of the peak. A linear decay is at most as long
+    as the steps after the warm-up, which the config has checked.
     """
     if isinstance(scheduler, ConstantScheduler) or peak == 0:
         return peak
@@ -299,7 +300,8 @@ def learning_rate(step: int, scheduler: SchedulerSettings, *, peak: float, max_s
 def _linear_decay(step: int, scheduler: LinearScheduler, low: float, max_steps: int | None) -> float:
     if scheduler.decay_steps == 0 or max_steps is None:
         return 1.0
-    since = step - (max_steps - scheduler.decay_steps)
+    steps = decay_steps(scheduler, max_steps)
+    since = step - (max_steps - steps)
     if since <= 0:
         return 1.0
-    return 1 + (low - 1) * min(since / max(1, scheduler.decay_steps - 1), 1.0)
+    return 1 + (low - 1) * min(since / max(1, steps - 1), 1.0)
