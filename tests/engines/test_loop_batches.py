@@ -4,12 +4,14 @@ import pytest
 from loop_fakes import group_of
 
 from harbortrainer.engines.local.rollouts.batch import MAX_EMPTY_BATCHES, MAX_LOST_BATCHES, Batches, OffPolicyBound
+from harbortrainer.engines.local.step_metrics import headline
 from harbortrainer.errors import RunStoppedError
 from harbortrainer.trials.outcome import Outcome
 
 
-def batches(size: int = 4, bound: int = 1) -> Batches:
-    return Batches(batch_size=size, bound=OffPolicyBound(bound))
+def batches(size: int = 4, bound: int = 1, lines: list[str] | None = None) -> Batches:
+    on_discard = (lambda text: None) if lines is None else lines.append
+    return Batches(batch_size=size, bound=OffPolicyBound(bound), on_discard=on_discard)
 
 
 def test_batch_has_whole_groups_in_finishing_order():
@@ -69,6 +71,33 @@ def test_failing_trials_stop_run_with_cause():
         collected.add(group_of([None, None]))
     with pytest.raises(RunStoppedError, match=r"6 of them sandbox_error .*no such namespace.*nothing was trained"):
         collected.add(group_of([None, None]))
+
+
+def test_each_discarded_batch_is_reported_with_reason():
+    collected = batches(size=4, lines=(lines := []))
+    for _ in range(2):
+        collected.add(group_of([0.0, 0.0]))
+        collected.add(group_of([1.0, 1.0]))
+        assert collected.cut(1).samples == []
+    assert lines == [
+        f"discarded 4 trials: within every group all rewards were equal (mean 0.50); {n} of at most 10 batches in a row"
+        for n in (1, 2)
+    ]
+    lines.clear()
+    for _ in range(3):
+        collected.add(group_of([None, None]))
+    (line,) = lines
+    assert line.startswith("discarded 4 trials: 4 of them sandbox_error (")
+    assert line.endswith(f"; 1 of at most {MAX_LOST_BATCHES} batches in a row")
+
+
+def test_step_line_has_reasons_of_untrained_trials():
+    collected = batches(size=2)
+    collected.add(group_of([None, None, None]))
+    collected.add(group_of([1.0, 0.0, None]))
+    batch = collected.cut(1)
+    numbers = {"progress/rollouts": 6.0, "progress/trained": 2.0, "time/step": 1.0, "time/wait_for_rollouts": 0.0}
+    assert "6 trials, 2 trained (4 failed)" in headline(1, 2, numbers, batch.untrained())
 
 
 def test_good_group_resets_lost_count():

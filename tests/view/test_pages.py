@@ -1,5 +1,6 @@
 """The pages of a run over HTTP: content, filters, errors, escaping and export."""
 
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -127,6 +128,11 @@ def test_overview_has_configuration_and_check(tmp_path) -> None:
     assert (
         "Configuration model.name <b> max_steps 3 seq_len 512 optim.lr 1e-05 all 4 keys" in text and "sk-1" not in text
     )
+    summary = {"status": "stopped", "steps": 2, "failed_check": "shift is 0.05"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = page_text(open_client(folder).get("/"))
+    assert "Check of the training data failed at step 3 shift is 0.05 2 steps passed before it." in text
+    assert "check passed" not in text
     assert "Log-probability check" not in page_text(open_client(two_steps(tmp_path / "other")).get("/"))
 
 

@@ -42,8 +42,9 @@ def export_run(order: ExportOrder) -> int:
     if order.repo is not None:
         os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
         order.repo.check()
-    loading("torch and the weights", "torch")
-    print_export(export, export.write(), format_given=order.merged is not None)
+    with loading("torch and the weights", "torch"):
+        card = export.write()
+    print_export(export, card, format_given=order.merged is not None)
     if order.repo is not None:
         print(f"uploaded: {order.repo.push(export.out)}")
     return 0

@@ -24,6 +24,7 @@ from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import GPUS_NEEDED, EngineChoice, Gpu, choose, find_gpus
 from harbortrainer.engines.prime_rl.checkout import find
 from harbortrainer.errors import UserError
+from harbortrainer.runs.display import next_lines
 from harbortrainer.tasks.task_check import passed_keys
 from harbortrainer.tasks.task_limits import agent_seconds
 
@@ -68,7 +69,7 @@ def init(order: InitOrder) -> int:
     findings = check_plan(plan, fits=policy.planned)
     with order.output.open("x", encoding="utf-8") as file:
         file.write(text)
-    for line in [*summary(order, choices, choice), *warnings(tasks, findings), "next:", *next_commands(order, choices)]:
+    for line in [*summary(order, choices, choice), *warnings(tasks, findings), *next_commands(order, choices)]:
         print(line)
     return 0
 
@@ -215,13 +216,13 @@ def next_commands(order: InitOrder, choices: RunChoices) -> list[str]:
         first = f"harbortrainer doctor --config {file} --engine {engine}", "is this machine ready?"
     else:
         first = f"harbortrainer tasks check {source} {options}", "are the rewards right?"
-    commands = [
-        first,
-        (f"harbortrainer train --config {file} --engine {engine}", "checks the machine, then trains"),
-        (f"harbortrainer view {OUTPUT_DIR / choices.name}", "the run in a browser"),
-    ]
-    width = max(len(command) for command, _ in commands)
-    return [f"  {command:<{width}}  # {why}" for command, why in commands]
+    return next_lines(
+        [
+            first,
+            (f"harbortrainer train --config {file} --engine {engine}", "checks the machine, then trains"),
+            (f"harbortrainer view {OUTPUT_DIR / choices.name}", "the run in a browser"),
+        ]
+    )
 
 
 def _printable(text: str) -> str:

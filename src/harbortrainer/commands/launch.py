@@ -1,5 +1,6 @@
 """`harbortrainer train`: check a run, choose its engine, start it and wait for it."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from harbortrainer.doctor.finding import Finding, red_ones, show, stop_on_red, w
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.doctor.task_checks import placement_lines
 from harbortrainer.errors import UserError
-from harbortrainer.runs.display import loading
+from harbortrainer.runs.display import next_lines
 from harbortrainer.tasks.task_store import fetch, is_available
 
 
@@ -40,11 +41,28 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
     if not isinstance(plan.run, RunConfig):
         from harbortrainer.engines.prime_rl.start import start
 
-        return start(raw, plan.checkout, overrides, resume=resume, restarts=restarts)
-    loading("torch and the model", "torch")
-    from harbortrainer.commands.local_run import run_here
+        code = start(raw, plan.checkout, overrides, resume=resume, restarts=restarts)
+    else:
+        from harbortrainer.commands.local_run import run_here
 
-    return run_here(plan.run, resume=resume, docker=plan.key_of_type(lambda entry: entry.needs_docker) is not None)
+        docker = plan.key_of_type(lambda entry: entry.needs_docker) is not None
+        code = run_here(plan.run, resume=resume, docker=docker)
+    if code == 0:
+        print("\n".join(next_lines(next_commands(plan))))
+    return code
+
+
+def next_commands(plan: LaunchPlan) -> list[tuple[str, str]]:
+    """Return the commands that a user may want after a run, each with its purpose."""
+    assert plan.run is not None
+    run = shlex.quote(str(plan.run.run_dir))
+    view, export = f"harbortrainer view {run}", f"harbortrainer export {run}"
+    commands = [(view, "rewards, tasks and trials in a browser"), (export, "the trained model, for vLLM or the hub")]
+    if not plan.on_prime_rl:
+        held_out = [table for key, table in plan.tasksets.items() if key.startswith("orchestrator.eval.")]
+        tasks = shlex.quote(str(held_out[0].source)) if held_out and held_out[0].split is None else "TASKS"
+        commands.insert(1, (f"harbortrainer eval {tasks} --model {run}", "its reward on these or on other tasks"))
+    return commands
 
 
 def start_messages(plan: LaunchPlan) -> Iterator[str]:

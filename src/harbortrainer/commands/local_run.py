@@ -24,6 +24,7 @@ from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.errors import EXIT_INTERRUPTED
 from harbortrainer.runs.disk_faults import disk_faults
+from harbortrainer.runs.display import loading
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import run_label
 from harbortrainer.runs.locks import refuse_in_use
@@ -121,7 +122,8 @@ def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
     if config.model.quantization is not None:
         require_bitsandbytes()
     require_monitors(config)
-    from harbortrainer.engines.local.session import exit_now
+    with loading("torch and the engine", "torch"):
+        from harbortrainer.engines.local.session import exit_now
 
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():

@@ -41,8 +41,8 @@ def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
     folders = config_folders(name) if name else []
     if not folders or find_spec("torch") is None:
         return
-    loading("the model's config", "transformers")
-    from harbortrainer.engines.models import load_config, require_sampling_support
+    with loading("transformers", "transformers"):
+        from harbortrainer.engines.models import load_config, require_sampling_support
 
     try:
         require_sampling_support(load_config(folders[0], where=key), str(name), where=key)
@@ -144,11 +144,11 @@ def _max_turns(plan: LaunchPlan) -> int:
 def _tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         return None  # `model_files` reports it
-    loading("the tokenizer", "transformers")
     try:
-        from transformers import AutoTokenizer
+        with loading("the tokenizer", "transformers"):
+            from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(model, local_files_only=True)
+            return AutoTokenizer.from_pretrained(model, local_files_only=True)
     except (ImportError, OSError):
         return None
 

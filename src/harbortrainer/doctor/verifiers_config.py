@@ -38,8 +38,8 @@ def check(run: RunConfig | PrimeRun, file: str) -> None:
     Raises:
         UserError: A mistake, with its dotted key.
     """
-    loading("verifiers and the plugin", "verifiers")
-    import verifiers.v1 as vf
+    with loading("verifiers and the plugin", "verifiers"):
+        import verifiers.v1 as vf
 
     for key, source in sources_of(run).items():
         check_env(source.env, file, f"{key}.env")

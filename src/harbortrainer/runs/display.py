@@ -1,4 +1,4 @@
-"""Progress output: bars on a terminal, plain lines elsewhere, and a line before slow imports.
+"""Progress output: bars on a terminal, plain lines elsewhere, the seconds of slow imports, and the next commands.
 
 Invariant: without a terminal (a log file, CI) nothing is overwritten, and a bar prints at most one line per
 `PLAIN_EVERY_S` seconds.
@@ -6,7 +6,7 @@ Invariant: without a terminal (a log file, CI) nothing is overwritten, and a bar
 
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -78,6 +78,13 @@ class Display:
         """Print a permanent line."""
         self.console.print(text, markup=False, highlight=False)
 
+    @contextmanager
+    def phase(self, text: str) -> Generator[None]:
+        """Show a bar during a block, and print its seconds afterwards."""
+        with self.bar(text) as bar:
+            yield
+        self.line(f"{text}: {time.time() - bar.since:.1f} s")
+
     @property
     def phases(self) -> list[Phase]:
         """The open bars, the outermost first; safe to call from another thread."""
@@ -95,7 +102,21 @@ class Display:
             bar.close()
 
 
-def loading(what: str, module: str) -> None:
-    """Print a line before a slow import, unless `module` is already imported."""
-    if module not in sys.modules:
-        print(f"loading {what} ...", flush=True)
+@contextmanager
+def loading(what: str, module: str) -> Generator[None]:
+    """Print a line with the seconds of a block with slow imports, unless `module` is already imported."""
+    if module in sys.modules:
+        yield
+        return
+    print(f"loading {what} ...", end="", flush=True)
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        print(f" {time.monotonic() - started:.1f} s", flush=True)
+
+
+def next_lines(commands: Sequence[tuple[str, str]]) -> list[str]:
+    """Format the commands that a user may want to type next, each with its purpose."""
+    width = max(len(command) for command, _ in commands)
+    return ["next:", *(f"  {command:<{width}}  # {purpose}" for command, purpose in commands)]

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field
 
 from harbortrainer.estimates.interval import Estimate
+from harbortrainer.estimates.paired import paired_difference
 from harbortrainer.runs.checkpoints import Progress
 from harbortrainer.runs.curve import as_png, as_text, curve_of
 from harbortrainer.runs.display import Display
@@ -54,6 +55,25 @@ class EvalResult(BaseModel):
         return f"{self.mean_reward:.3f}{spread} ({of})"
 
 
+class Gain(BaseModel):
+    """Difference of the last evaluation from the first, on the tasks of both (`estimates/paired.py`)."""
+
+    mean: float
+    """Mean over tasks of the difference of the tasks' mean rewards."""
+    low: float | None
+    """Lower end of its 95 % interval; null if it is unknown."""
+    high: float | None
+    """Upper end of the interval."""
+    tasks: int
+    """Number of compared tasks."""
+
+    def __str__(self) -> str:
+        known = self.low is not None and self.high is not None
+        spread = f" [{self.low:+.3f}, {self.high:+.3f}]" if known else ""
+        tasks = f"{self.tasks} task{'s' * (self.tasks != 1)}"
+        return f"{self.mean:+.3f}{spread} ({'95 % interval, ' * known}paired over {tasks})"
+
+
 class Summary(BaseModel):
     """The results of a run."""
 
@@ -77,6 +97,10 @@ class Summary(BaseModel):
     """Number of trials by outcome."""
     eval: dict[str, EvalResult | None] = Field(default_factory=dict)
     """Held-out reward `before` and `after` training."""
+    gain: Gain | None = None
+    """Held-out gain of a finished run; null without two evaluations."""
+    failed_check: str | None = None
+    """The failure of a check of the training data, which stopped the run in the step after `steps`; else null."""
     peak_rss_mb: float
     """Peak memory of the process tree in MB."""
     seed: int
@@ -96,6 +120,8 @@ class Summary(BaseModel):
         before, after = self.eval.get("before"), self.eval.get("after")
         if before is not None:
             lines.append(f"held-out mean reward: {before} before" + (f", {after} after" if after else ""))
+        if self.gain is not None:
+            lines.append(f"held-out gain: {self.gain}")
         failed = ", ".join(f"{name} {count}" for name, count in self.outcomes.items() if name != "completed")
         if failed:
             lines.append(f"outcomes other than completed: {failed}")
@@ -122,7 +148,21 @@ def recorded_times(run: RunFolder) -> tuple[float, float]:
     return found.wall_s, found.train_s
 
 
-def summarize(run: RunFolder, progress: Progress, *, model: str, seed: int, status: Status) -> Summary:
+def held_out_gain(run: RunFolder, step: int) -> Gain | None:
+    """Return the gain of policy version `step` over the first one; None unless both were evaluated."""
+    rewards: list[dict[str, list[float]]] = []
+    for file in (run.eval_file(0), run.eval_file(step)):
+        rewards.append({})
+        for row in read_rows(file) if step and file.is_file() else ():
+            if row.reward is not None:
+                rewards[-1].setdefault(row.task_key, []).append(row.reward)
+    found = paired_difference(*rewards)
+    return None if found is None else Gain(mean=found.mean, low=found.low, high=found.high, tasks=found.tasks)
+
+
+def summarize(
+    run: RunFolder, progress: Progress, *, model: str, seed: int, status: Status, failed_check: str | None = None
+) -> Summary:
     """Build the summary of a run of the embedded engine from its files and its current `progress`."""
     outcomes = Counter(row.outcome for path in sorted(run.rollouts.glob("*.jsonl")) for row in read_rows(path))
     results = evaluations(run)
@@ -137,6 +177,8 @@ def summarize(run: RunFolder, progress: Progress, *, model: str, seed: int, stat
         trials=sum(outcomes.values()),
         outcomes=dict(sorted(outcomes.items())),
         eval={"before": results.get(0), "after": results.get(progress.step) if status == "finished" else None},
+        gain=held_out_gain(run, progress.step) if status == "finished" else None,
+        failed_check=failed_check,
         peak_rss_mb=progress.peak_rss_mb,
         seed=seed,
     )

@@ -173,29 +173,39 @@ class MetricChart:
 
 @dataclass(frozen=True, slots=True)
 class LogprobCheck:
-    """Results of the embedded engine's log-probability check. A run whose check fails stops, so every step passed."""
+    """Results of the embedded engine's log-probability check. A failed check of the training data stops the run."""
 
+    failed: tuple[int, str] | None
+    """Step and message of the check that stopped the run; None if every step passed."""
     steps: int
     """Number of steps that passed."""
     largest: float
-    """Largest difference between a recorded and a recomputed log-probability."""
+    """Largest difference between a recorded and a recomputed log-probability; 0 if no step passed."""
     spread: float | None
     """Largest difference of rescored tokens over the sampler's own noise; None if none were rescored."""
     rescored: float
     """Share of the last step's trained tokens that the sampler scored again."""
 
 
-def logprob_check(metrics: Sequence[MetricRow]) -> LogprobCheck | None:
-    """Return the results of the log-probability check; None if the run has none."""
+def logprob_check(metrics: Sequence[MetricRow], failed: tuple[int, str] | None = None) -> LogprobCheck | None:
+    """Return the results of the log-probability check; None if the run has none.
+
+    Args:
+        metrics: The lines of `metrics.jsonl`.
+        failed: Step and message of the check that stopped the run.
+    """
     rows = [row for row in metrics if isinstance(row.get("proof/logprob_diff/max"), int | float)]
-    if not rows:
+    if failed and any(_number(row["step"]) >= failed[0] for row in rows):
+        failed = None  # a later start of the run has passed that step
+    if not rows and failed is None:
         return None
     spreads = [_number(row["proof/spread"]) for row in rows if "proof/spread" in row]
     return LogprobCheck(
+        failed=failed,
         steps=len(rows),
-        largest=max(_number(row["proof/logprob_diff/max"]) for row in rows),
+        largest=max((_number(row["proof/logprob_diff/max"]) for row in rows), default=0.0),
         spread=max(spreads, default=None),
-        rescored=_number(rows[-1].get("proof/rescored")),
+        rescored=_number(rows[-1].get("proof/rescored")) if rows else 0.0,
     )
 
 
@@ -269,7 +279,7 @@ def overview_of(store: IndexedRun) -> Overview:
         last_step=int(trained[-1].step) if trained else None,
         cost=last_value(metrics, "cost/total"),
         cost_per_solved=last_value(metrics, "cost/solved_task"),
-        check=logprob_check(metrics),
+        check=logprob_check(metrics, store.head().failed_check),
         config=config_card(store.config()),
         whole_config=[ConfigEntry(key, [shown(value)]) for key, value in store.config().items()],
         trials=sum(totals.values()),

@@ -93,6 +93,8 @@ class SummaryFile(BaseModel):
     model: str = ""
     wall_s: float | None = None
     peak_rss_mb: float | None = None
+    steps: int = 0
+    failed_check: str | None = None
 
 
 class EmbeddedFolder:
@@ -132,7 +134,8 @@ class EmbeddedFolder:
             facts.append(("peak memory", f"{summary.peak_rss_mb / 1000:.1f} GB"))
         config = toml_file(folder / "config.toml", ModelFile)
         facts += [("max steps", str(config.max_steps))] if isinstance(config.max_steps, int) else []
-        return RunHead(folder.name, "run", str(folder), config.model.name or summary.model, status, facts)
+        failed = (summary.steps + 1, summary.failed_check) if status == "stopped" and summary.failed_check else None
+        return RunHead(folder.name, "run", str(folder), config.model.name or summary.model, status, facts, failed)
 
     def config(self, folder: Path) -> FlatConfig:
         """Return the config of the run."""

@@ -109,6 +109,8 @@ class RunHead:
     """`running`, `finished`, `interrupted`, `stopped`, `ended`, or `incomplete` (no process and no summary)."""
     facts: Sequence[tuple[str, str]] = ()
     """Further pairs of name and value for the title."""
+    failed_check: tuple[int, str] | None = None
+    """Step and message of the check of the training data that stopped the run; None if none did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,9 @@ class Evaluator:
         self.run.metrics.publish()
         failed = len(rollouts) - result.n
         note = f", {failed} of {len(rollouts)} trials failed" if failed else ""
-        self.display.line(f"held-out tasks after step {step}: mean reward {result}{note}")
+        self.display.line(
+            f"held-out tasks after step {step}: mean reward {result}{note} in {time.monotonic() - started:.0f} s"
+        )
 
     async def _run_plan(self, plan: EvalPlan, bar: Bar) -> Rollout:
         rollout = await self.client.run_rollout(self.streams[plan.source], plan.index, seed=plan.seed)

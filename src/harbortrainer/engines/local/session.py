@@ -77,6 +77,7 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
             session.status = "interrupted"
         except (RunStoppedError, ProofError, OSError) as error:
             session.status = "stopped"
+            session.failed_check = str(error) if isinstance(error, ProofError) else None
             run.check_present()
             with contextlib.suppress(OSError):  # A full disk is the error that is raised below.
                 session.summary().write(run)
@@ -111,6 +112,7 @@ class Session:
         self.resume, self.before_s = resume, self.progress.wall_s
         self.memory = PeakMemory(self.progress.peak_rss_mb)
         self.status: Status = "finished"
+        self.failed_check: str | None = None
         settings = config.orchestrator
         self.key, variables = server_variables(run.path, run.trials, run.log)
         sources = [*settings.train.source, *(settings.eval.source if settings.eval else [])]
@@ -162,7 +164,7 @@ class Session:
         if self.config.inference.engine == "vllm":
             self.display.line(f"starting vLLM, which takes a minute or more (log: {self.run.log / 'vllm.log'})")
         plan = memory_plan(model, self.config)
-        with self.display.bar("loading the policy"):
+        with self.display.phase("loading the policy"):
             sampler = self.sampler = start_sampler(model, self.config, plan, api_key=self.key.sampler_key)
             learner = load_learner(model, self.config, sampler, plan)
             if self.checkpoint is not None:
@@ -209,7 +211,7 @@ class Session:
                 task.result()
 
     async def _work(self, model: str, parts: LoopComponents) -> None:
-        with self.display.bar("waiting for the environment servers"):
+        with self.display.phase("waiting for the environment servers"):
             await self._connect(model, parts.sampler.url)
         self.loop = TrainingLoop(self.config, self.run, parts, self.progress)
         await self.loop.run_remaining_steps()
@@ -265,6 +267,7 @@ class Session:
             model=self.config.model.name,
             seed=self.config.seed,
             status=self.status,
+            failed_check=self.failed_check,
         )
 
     def show_summary(self) -> None:

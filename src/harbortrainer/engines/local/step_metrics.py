@@ -135,14 +135,18 @@ def source_metrics(rollouts: Sequence[Rollout], sources: Collection[str]) -> dic
     return out
 
 
-def headline(step: int, max_steps: int | None, numbers: Mapping[str, float]) -> str:
-    """Return a one-line summary of a step."""
+def headline(
+    step: int, max_steps: int | None, numbers: Mapping[str, float], untrained: Mapping[DropReason, int] | None = None
+) -> str:
+    """Return a one-line summary of a step, with the reasons why trials did not train."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in (untrained or {}).items())
     of = f"/{max_steps}" if max_steps else ""
     failed = numbers.get("train/agg/all/has_error/mean", 0.0)
     parts = [
         f"step {step}{of}",
         f"reward {numbers.get(TRAIN_KEY, float('nan')):.3f}",
-        f"{numbers['progress/rollouts']:.0f} trials, {numbers['progress/trained']:.0f} trained",
+        f"{numbers['progress/rollouts']:.0f} trials, {numbers['progress/trained']:.0f} trained"
+        + (f" ({reasons})" if reasons else ""),
         f"{numbers['time/step']:.1f} s (waited {numbers['time/wait_for_rollouts']:.1f})",
     ]
     if failed:

@@ -80,7 +80,7 @@ class TrainingLoop:
         self.dispatcher = Dispatcher(
             components.train,
             self.schedule,
-            Batches(batch_size=settings.batch_size, bound=self.bound),
+            Batches(batch_size=settings.batch_size, bound=self.bound, on_discard=components.display.line),
             self.client,
             step=progress.step,
             last_step=config.max_steps,
@@ -176,7 +176,7 @@ class TrainingLoop:
         save(self.run.checkpoints, self.components.learner.save, progress)
         self.run.metrics.publish()
         prune(self.run.checkpoints, self.config.ckpt, self.config.max_steps)
-        self.components.display.line(headline(batch.step, self.config.max_steps, numbers))
+        self.components.display.line(headline(batch.step, self.config.max_steps, numbers, batch.untrained()))
 
     async def _evaluate(self) -> None:
         """Run the evaluations that are due; no new group is started meanwhile."""

@@ -9,6 +9,7 @@ counts as arrived once, in the step before which its use was decided.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from harbortrainer.engines.local.learner.training_sample import Sample
@@ -89,6 +90,10 @@ class StepBatch:
         """The rollouts that the step trains on."""
         return [rollout for rollout, _, reason in self.rollout_advantages() if reason is None]
 
+    def untrained(self) -> Counter[DropReason]:
+        """Return the number of rollouts that the step does not train on, by reason."""
+        return Counter(reason for _, _, reason in self.rollout_advantages() if reason is not None)
+
     @property
     def dropped(self) -> int:
         """Number of rollouts that were too old. Some of them were cancelled before their end."""
@@ -104,10 +109,18 @@ class StepBatch:
 
 
 class Batches:
-    """Collects finished groups and cuts batches from them."""
+    """Collects finished groups and cuts batches from them.
 
-    def __init__(self, *, batch_size: int, bound: OffPolicyBound) -> None:
-        self.batch_size, self.bound = batch_size, bound
+    Args:
+        batch_size: Trials of a batch.
+        bound: The maximum age of a trial.
+        on_discard: Called with a message on each batch's worth of consecutive trials that no step trains on.
+    """
+
+    def __init__(
+        self, *, batch_size: int, bound: OffPolicyBound, on_discard: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.batch_size, self.bound, self.on_discard = batch_size, bound, on_discard
         self.waiting: list[Group] = []
         """Groups that may train, in the order in which they finished."""
         self.arrived: list[Group] = []
@@ -133,9 +146,17 @@ class Batches:
             self._admit(group) if admitted else self._reject(group)
             return
         self.arrived.append(group)
+        before = len(self.lost)
         self.lost += group.rollouts
         if len(self.lost) >= MAX_LOST_BATCHES * self.batch_size:
             raise trials_lost_error(self.lost)
+        self._report(before, len(self.lost), _most_common(self.lost), MAX_LOST_BATCHES)
+
+    def _report(self, before: int, after: int, reason: str, most: int) -> None:
+        """Report a batch's worth of consecutive trials that are not trained on, when it is full."""
+        if (batches := after // self.batch_size) > before // self.batch_size:
+            text = f"discarded {after} trials: {reason}"
+            self.on_discard(f"{text}; {batches} of at most {most} batches in a row")
 
     def _admit(self, group: Group) -> None:
         self.waiting.append(group)
@@ -144,9 +165,12 @@ class Batches:
     def _reject(self, group: Group) -> None:
         group.rejected = True
         self.arrived.append(group)
+        before = rollout_count(self.rejected)
         self.rejected.append(group)
-        if rollout_count(self.rejected) >= MAX_EMPTY_BATCHES * self.batch_size:
+        if (count := rollout_count(self.rejected)) >= MAX_EMPTY_BATCHES * self.batch_size:
             raise groups_rejected_error(self.rejected)
+        reason = f"a gate of the curriculum rejected their groups (mean reward {_mean_reward(self.rejected):.2f})"
+        self._report(before, count, reason, MAX_EMPTY_BATCHES)
 
     def drop_old(self, step: int) -> None:
         """Drop waiting groups that are too old to train in batch `step`."""
@@ -183,6 +207,9 @@ class Batches:
             self.empty_batches += 1
             if self.empty_batches >= MAX_EMPTY_BATCHES:
                 raise no_signal_error(groups)
+            reason = f"within every group all rewards were equal (mean {_mean_reward(groups):.2f})"
+            in_a_row = f"{self.empty_batches} of at most {MAX_EMPTY_BATCHES} batches in a row"
+            self.on_discard(f"discarded {rollout_count(groups)} trials: {reason}; {in_a_row}")
             return StepBatch(step, groups, [])
         batch = StepBatch(step, groups, samples, self.arrived, self.empty_batches)
         self.arrived, self.empty_batches = [], 0
@@ -191,14 +218,19 @@ class Batches:
 
 def trials_lost_error(lost: list[Rollout]) -> RunStoppedError:
     """Return the error of a run whose trials nearly all fail."""
-    outcome, count = Counter(rollout.outcome for rollout in lost).most_common(1)[0]
-    no_tokens = "no token was sampled, for example because the first prompt fills the context"
-    error = next((r.error for r in reversed(lost) if r.outcome == outcome and r.error), no_tokens)
     return RunStoppedError(
-        f"the last {len(lost)} trials left no group with two trainable trials, {count} of them {outcome} ({error}); "
+        f"the last {len(lost)} trials left no group with two trainable trials, {_most_common(lost)}; "
         "nothing was trained on them",
         do="fix this error and continue with --resume",
     )
+
+
+def _most_common(lost: list[Rollout]) -> str:
+    """Return the most common outcome of lost trials, with its count and an error."""
+    outcome, count = Counter(rollout.outcome for rollout in lost).most_common(1)[0]
+    no_tokens = "no token was sampled, for example because the first prompt fills the context"
+    error = next((r.error for r in reversed(lost) if r.outcome == outcome and r.error), no_tokens)
+    return f"{count} of them {outcome} ({error})"
 
 
 def no_signal_error(groups: list[Group]) -> RunStoppedError:
@@ -220,6 +252,10 @@ def groups_rejected_error(groups: list[Group]) -> RunStoppedError:
 
 
 def _difficulty(groups: list[Group]) -> str:
-    rewards = [rollout.reward or 0.0 for group in groups for rollout in group.trainable]
-    mean = sum(rewards) / len(rewards)
+    mean = _mean_reward(groups)
     return f"(mean {mean:.2f}), so the tasks are {'too hard' if mean < 0.5 else 'too easy'} for this policy"
+
+
+def _mean_reward(groups: list[Group]) -> float:
+    rewards = [rollout.reward or 0.0 for group in groups for rollout in group.trainable]
+    return sum(rewards) / len(rewards)

@@ -1,0 +1,47 @@
+"""The held-out gain of a run, counted by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.runs.checkpoints import Progress
+from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.summary import summarize
+from harbortrainer.runs.trial_row import TrialRow, write_rows
+
+REWARDS = {
+    0: {"sort": [0.0, 0.0], "join": [1.0, 0.0], "cut": [0.5, None], "only-before": [1.0]},
+    2: {"sort": [1.0, 1.0], "join": [1.0, None], "cut": [0.5, 0.5], "only-after": [0.0]},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    folder.rollouts.mkdir()
+    for step, tasks in REWARDS.items():
+        rows = [
+            TrialRow(step=step, kind="eval", task=name, task_key=name, trial=f"{name}-{n}", outcome="x", reward=reward)
+            for name, rewards in tasks.items()
+            for n, reward in enumerate(rewards)
+        ]
+        write_rows(folder.eval_file(step), rows)
+    return folder
+
+
+def test_gain_is_mean_difference_over_common_tasks(run: RunFolder) -> None:
+    summary = summarize(run, Progress(step=2), model="m", seed=0, status="finished")
+    gain = summary.gain
+    assert gain is not None and gain.low is not None and gain.high is not None
+    # sort 1.0 - 0.0, join 1.0 - 0.5, cut 0.5 - 0.5
+    assert (gain.mean, gain.tasks) == (pytest.approx(0.5), 3)
+    assert gain.low < 0.0 and gain.high == 1.0, "three tasks say little, and no difference exceeds 1"
+    assert (
+        f"held-out gain: +0.500 [{gain.low:+.3f}, {gain.high:+.3f}] (95 % interval, paired over 3 tasks)"
+        in summary.lines(run)
+    )
+
+
+def test_no_gain_without_two_evaluations(run: RunFolder) -> None:
+    assert summarize(run, Progress(step=1), model="m", seed=0, status="finished").gain is None
+    assert summarize(run, Progress(step=2), model="m", seed=0, status="interrupted").gain is None
