@@ -19,7 +19,7 @@ from harbortrainer.commands.tasks import plain
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.task_source import task_source
-from harbortrainer.doctor import docker_daemon
+from harbortrainer.doctor import preflight
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.disk_faults import disk_error
 from harbortrainer.runs.display import Display
@@ -111,6 +111,7 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
         RunStoppedError: The folder of the kept trials was removed, or its disk is full.
         KeyboardInterrupt: SIGINT or SIGTERM stopped the check; its sandboxes were removed.
     """
+    preflight.check_type(where.kind, "--environment")
     cheats, leftovers = plan.chosen_cheats, plan.chosen_leftovers(where.kind)
     report = CheckReport(where.kind, 0, plan.json, plan.markdown)
     report.check_writable()
@@ -172,9 +173,7 @@ def find_pending(
         if (found := logged.get((task.key, choice.kind)))
     }
     left = [one for one in placed if one[0].name not in earlier]
-    refused = docker_daemon.refusals(left, "--environment")
-    if left and len(refused) == len(left):
-        raise next(iter(refused.values()))
+    refused = preflight.refused_tasks(left, "--environment")
     unusable = [Verdict(task=name, findings=[bad("task", str(error))]) for name, error in loaded.bad.items()]
     pending = {}
     for task, choice, _ in left:

@@ -4,7 +4,7 @@ Invariant: the agent's name, the tasks, the model's files, the output folder and
 verifiers, torch or Harbor is imported.
 """
 
-import asyncio
+import importlib
 import os
 import sys
 from datetime import datetime
@@ -17,7 +17,7 @@ from harbortrainer.commands.tasks import print_bad
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.run_sections import Prices
 from harbortrainer.config.task_source import TaskSource, task_source
-from harbortrainer.doctor import docker_daemon, task_checks
+from harbortrainer.doctor import preflight, task_checks
 from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.errors import EXIT_INTERRUPTED, RunStoppedError, UserError
@@ -131,11 +131,15 @@ def run_evaluation(order: EvalOrder) -> int:
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if order.agent is not None:
         task_checks.refuse_agent(order.agent, "--agent")
+    if order.environment is not None:
+        preflight.check_type(order.environment, "--environment")
     loaded = load_subset(order.source, order.subset)
     folder = loaded.fetched.folder.absolute()
     candidate = choose_candidate(
         model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var
     )
+    if isinstance(candidate, LocalModel):
+        preflight.check_model(candidate.files.base, f"--model {order.model}")
     file = run_file(order.model if isinstance(candidate, LocalModel) else None, order.config)
     run = read_run(file)
     kwargs = SandboxOptions("", order.environment_kwarg or []).kwargs
@@ -156,7 +160,7 @@ def run_evaluation(order: EvalOrder) -> int:
     task_checks.warn_about(requirements, rules.environment_type, "--environment")
     if environment_entry(rules.environment_type).chosen_from:
         print(task_checks.placement_line(requirements))
-    check_available(candidate, rules)
+    check_available(candidate)
     max_inflight = run.orchestrator.concurrency.max_inflight if run else None
     parallel = order.parallel or min(max_inflight or 8, 32)
     with disk_faults(out.absolute()):
@@ -182,7 +186,7 @@ def usable_tasks(loaded: LoadedTasks, rules: EvalRules) -> task_checks.TaskRepor
         if error := task_checks.refusal(task, kind, kwargs, where, rules.trusted_tasks):
             loaded.leave_out(task, error)
     placed = list(inspected(list(loaded.tasks), kind, kwargs, loaded.leave_out))
-    refused = docker_daemon.refusals(placed, where)
+    refused = preflight.refused_tasks(placed, where)
     for task, _, _ in placed:
         if error := refused.get(task.name):
             loaded.leave_out(task, error)
@@ -215,24 +219,11 @@ def eval_identity(
     )
 
 
-def check_available(candidate: Candidate, rules: EvalRules) -> None:
-    """Raise `UserError` when the model server or the sandbox is not available; name damaged checkpoints passed over."""
+def check_available(candidate: Candidate) -> None:
+    """Raise `UserError` when the model server does not answer; name damaged checkpoints that were passed over."""
     for line in candidate.files.passed_over if isinstance(candidate, LocalModel) else ():
         print(f"warning: {line}", file=sys.stderr)
     candidate.check()
-    if not environment_entry(rules.environment_type).needs_namespaces:
-        from harbortrainer.sandbox.environment_types import environment_config
-
-        environment_config(rules.environment_type)
-        return
-    from harbortrainer.sandbox.probe import missing_tools, problem
-
-    if missing := missing_tools():
-        do = f"run `sudo apt-get install {' '.join(missing)}`"
-        raise UserError(f"{', '.join(missing)} not found", where="--environment local", do=do)
-    if reason := asyncio.run(problem()):
-        do = "see docs/sandbox.md, or use --environment docker"
-        raise UserError(f"a local sandbox cannot start on this machine: {reason}", where="--environment local", do=do)
 
 
 def run_trials(
@@ -250,8 +241,10 @@ def run_trials(
         from harbortrainer.engines.engine_choice import require_extra
 
         require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
-    loading("verifiers" + (", torch and the model" if isinstance(candidate, LocalModel) else ""), "verifiers")
-    from harbortrainer.evaluation.measuring import run_missing_trials
+    with loading("verifiers" + " and torch" * isinstance(candidate, LocalModel), "verifiers"):
+        if isinstance(candidate, LocalModel):
+            importlib.import_module("torch")
+        from harbortrainer.evaluation.measuring import run_missing_trials
 
     folder = EvalFolder.begin(out, spec, resume=order.resume)
     with Display() as display:

@@ -4,6 +4,7 @@ Text from a model or a sandbox is hostile: its control characters are escaped be
 """
 
 import asyncio
+import importlib
 import json
 import re
 import tempfile
@@ -18,13 +19,14 @@ from harbortrainer.config.agent_table import LIVE_TERMINUS, TRAINABLE_TERMINUS
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.config.task_source import task_source
 from harbortrainer.config.trusted_tasks import is_trusted
-from harbortrainer.doctor import task_checks
+from harbortrainer.doctor import preflight, task_checks
 from harbortrainer.doctor.task_checks import refuse_unsupported
 from harbortrainer.environment.request_check import RunKey
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import LocalModel, NoModel, ServedModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
 from harbortrainer.runs.display import loading
+from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source
 from harbortrainer.trials.record import TrialRecord
@@ -146,10 +148,14 @@ def rollout(order: RolloutOrder) -> int:
         raise UserError("no model or agent given", where="harbortrainer rollout", do=do)
     if order.agent is not None:
         task_checks.refuse_agent(order.agent, "--agent")
+    if order.environment is not None:
+        preflight.check_type(order.environment, "--environment")
     task = one_task(order.task)
     candidate = choose_candidate(
         model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var
     )
+    if isinstance(candidate, LocalModel):
+        preflight.check_model(candidate.files.base, f"--model {order.model}")
     file = run_file(order.model if isinstance(candidate, LocalModel) else None, None)
     run = read_run(file)
     kwargs = SandboxOptions("", order.environment_kwarg).kwargs
@@ -165,12 +171,16 @@ def rollout(order: RolloutOrder) -> int:
         max_model_len=None if rules.max_model_len else limit,
     )
     refuse_unsupported([task], *rules.sandboxes, where="--environment", trusted=rules.trusted_tasks)
-    check_available(candidate, rules)
+    preflight.refused_tasks(inspected([task], *rules.sandboxes), "--environment")
+    check_available(candidate)
     if isinstance(candidate, LocalModel):
         from harbortrainer.engines.engine_choice import require_extra
 
         require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
-    loading("Harbor" + (", torch and the model" if isinstance(candidate, LocalModel) else ""), "harbor")
+    with loading("Harbor" + " and torch" * isinstance(candidate, LocalModel), "harbor.trial.trial"):
+        importlib.import_module("harbor.trial.trial")
+        if isinstance(candidate, LocalModel):
+            importlib.import_module("torch")
     with (
         tempfile.TemporaryDirectory(prefix="harbortrainer-rollout-") as scratch,
         candidate.serve(rules, RunKey.random()) as served,

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 
+from harbortrainer.doctor.preflight import check_model
 from harbortrainer.engines.engine_choice import require_bitsandbytes, require_extra
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.runs.display import loading
@@ -25,12 +26,13 @@ def serve_model(model: str, *, port: int, max_model_len: int, seed: int) -> int:
     require_extra("torch", "transformers", "fastapi", "uvicorn")
     files = PolicyFiles.find(model)
     for line in files.passed_over:
-        print(line, file=sys.stderr)
+        print(f"warning: {line}", file=sys.stderr)
+    check_model(files.base, "harbortrainer serve")
     if files.quantization is not None:
         require_bitsandbytes()
-    loading("torch and the model", "torch")
-    from harbortrainer.engines.local.sampler import Sampler
-    from harbortrainer.engines.local.sampler.http_server import KEY_VARIABLE
+    with loading("torch", "torch"):
+        from harbortrainer.engines.local.sampler import Sampler
+        from harbortrainer.engines.local.sampler.http_server import KEY_VARIABLE
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,6 +13,7 @@ from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.finding import stop_on_red
 from harbortrainer.doctor.model_files import check_warmup
+from harbortrainer.doctor.preflight import check_model
 from harbortrainer.engines.engine_choice import require_extra
 from harbortrainer.engines.model_folder import check_model_folder
 from harbortrainer.errors import UserError
@@ -34,9 +35,11 @@ def warm_up(
     config, seed = _config_of_file(file, words) if file else _config_of_options(words, model, tasks, run)
     if config.run is not None:
         check_trials(config.run, config.model)
+    if config.model is not None:
+        check_model(config.model, "warmup.model" if file else "--model")
     require_extra("torch", "transformers", "peft")
-    loading("torch and the model", "torch")
-    from harbortrainer.warmup.warmup import warm_up as make
+    with loading("torch", "torch"):
+        from harbortrainer.warmup.warmup import warm_up as make
 
     return make(config, out, seed=seed)
 

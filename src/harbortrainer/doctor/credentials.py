@@ -17,6 +17,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.display import loading
 from harbortrainer.runs.monitors import require_monitors
 
+LOG_IN = "set the provider's keys in .env, or log in with its CLI"
 WANDB_HOST = "api.wandb.ai"
 
 
@@ -66,10 +67,10 @@ def check_providers(plan: LaunchPlan) -> Iterator[Finding]:
     for name, where in plan.environment_types.items():
         if not environment_entry(name).remote:
             continue
-        loading("Harbor", "harbor")
-        if problem := provider_problem(name):
-            do = "set the provider's keys in .env, or log in with its CLI"
-            yield red(f"sandboxes: {name}", problem, do, where)
+        with loading("Harbor", "harbor.environments.factory"):
+            problem = provider_problem(name)
+        if problem:
+            yield red(f"sandboxes: {name}", problem, LOG_IN, where)
         else:
             yield green(f"sandboxes: {name}", "credentials found")
 

@@ -66,7 +66,8 @@ def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) 
     """
     info = daemon() if info is None else info
     if isinstance(info, str):
-        do = 'start it (`sudo systemctl start docker`), or use environment_type = "local"'
+        other = "--environment local" if where.startswith("--") else 'environment_type = "local"'
+        do = f"start it (`sudo systemctl start docker`), or use {other}"
         yield red("Docker", info, do, where)
         return
     yield green("Docker", f"daemon {info.version}")

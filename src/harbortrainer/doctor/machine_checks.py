@@ -39,7 +39,8 @@ def local_sandbox(where: str) -> Finding:
         do = f"run `sudo apt-get install {' '.join(missing)}`"
         return red("local sandbox", f"{', '.join(missing)} not found", do, where)
     if reason := asyncio.run(problem()):
-        do = 'see docs/sandbox.md, or set environment_type = "docker"'
+        other = "--environment docker" if where.startswith("--") else 'environment_type = "docker"'
+        do = f"see docs/sandbox.md, or use {other}"
         return red("local sandbox", f"a local sandbox cannot start on this machine: {reason}", do, where)
     return green("local sandbox", "a test sandbox started and stopped")
 

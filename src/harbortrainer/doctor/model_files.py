@@ -48,11 +48,14 @@ def check_quantization(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def check_hub(plan: LaunchPlan) -> Iterator[Finding]:
-    """Check that a hub model is in the cache or on the hub."""
-    made = isinstance(plan.run, RunConfig) and plan.run.warmup is not None
-    if plan.run is None or made or Path(plan.run.model.name).is_dir() or not is_hub_id(plan.run.model.name):
+    """Check that a hub model, or the one that the warm-up starts from, is in the cache or on the hub."""
+    if plan.run is None:
         return
-    yield on_hub(plan.run.model.name, plan.where("model.name"))
+    name, key = plan.run.model.name, "model.name"
+    if isinstance(plan.run, RunConfig) and plan.run.warmup is not None:
+        name, key = plan.run.warmup.model or "", "warmup.model"
+    if not Path(name).is_dir() and is_hub_id(name):
+        yield on_hub(name, plan.where(key))
 
 
 def check_warmup(warmup: WarmupConfig, where: Callable[[str], str]) -> Iterator[Finding]:
