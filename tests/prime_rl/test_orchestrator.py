@@ -1,18 +1,17 @@
-"""Prime-RL's orchestrator and env server on a CPU, with our plugin and sampler, real trials and a stand-in trainer."""
+"""Prime-RL's orchestrator, env server and trainer on a CPU, with our plugin and sampler, and real trials."""
 
 import json
-import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MAX_LENGTH, PrimeRL
+from batch_files import Sequence, last_batch, sequences
+from conftest import MAX_LENGTH, PrimeRL, free_port, trainer_config
 from fakes import make_task
 from metrics_table import documented_metrics, matches
 from orchestrator_endpoints import OrchestratorSampler
-from stand_in_trainer import Sequence, StandInTrainer
 
 from harbortrainer.engines.local.sampler import Completion, Sampler
 from harbortrainer.engines.local.sampler.requests import GenerateRequest
@@ -24,12 +23,6 @@ STEPS, BATCH, GROUP = 3, 8, 4
 # A random policy solves nothing. A random reward gives its groups nonzero advantages.
 RANDOM_REWARD = "echo $((RANDOM % 5)) > /logs/verifier/reward.txt"
 CURRICULUM = {"sampler": {"type": "difficulty_pool"}, "gates": {"signal": {}}}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def write_configs(folder: Path, policy: Path, url: str) -> tuple[Path, Path]:
@@ -68,21 +61,27 @@ def tail(log: Path) -> str:
 
 
 def run_orchestrator(prime_rl: PrimeRL, folder: Path, policy: Path, url: str) -> None:
-    """Run both programs, with a run key as from our launcher, until the orchestrator exits by itself."""
+    """Run the programs, with a run key as from our launcher, until orchestrator and trainer exit by themselves."""
     orchestrator_config, server_config = write_configs(folder, policy, url)
+    outputs = folder / "outputs"
+    outputs.mkdir()
+    optim = {"lr": 1e-2}
+    config = trainer_config(outputs, policy, steps=STEPS, seq_len=MAX_LENGTH, optim=optim)
     RunKey.create(folder / RUN_KEY_FILE, [ModelServer(base_url=f"{url}/v1", api_key_var="VLLM_API_KEY")])
     key = {RUN_KEY_FILE_VARIABLE: str(folder / RUN_KEY_FILE)}
     server = prime_rl.start("env-server", server_config, folder / "env_server.log", **key)
     orchestrator = prime_rl.start("orchestrator", orchestrator_config, folder / "orchestrator.log", **key)
+    trainer = prime_rl.start("trainer", config, folder / "trainer.log")
+    logs = [folder / f"{name}.log" for name in ("orchestrator", "env_server", "trainer")]
     try:
-        code = orchestrator.wait(timeout=900)
+        codes = [process.wait(timeout=900) for process in (orchestrator, trainer)]
     except subprocess.TimeoutExpired:
-        pytest.fail(f"timeout:\n{tail(folder / 'orchestrator.log')}\n{tail(folder / 'env_server.log')}")
+        pytest.fail("\n".join(["timeout:", *map(tail, logs)]))
     finally:
-        for process in (orchestrator, server):
+        for process in (trainer, orchestrator, server):
             process.terminate()
             process.wait(30)
-    assert code == 0, f"{tail(folder / 'orchestrator.log')}\n{tail(folder / 'env_server.log')}"
+    assert codes == [0, 0], "\n".join(map(tail, logs))
 
 
 def sampled_spans(sequence: Sequence) -> list[tuple[int, int]]:
@@ -120,10 +119,10 @@ def record_cache_salts(sampler: Sampler) -> list[object]:
 
 
 def check_documented_metrics(metrics_file: Path) -> None:
-    """Check that Prime-RL writes each step metric that docs/metrics.md lists for both engines."""
+    """Check that Prime-RL writes each step metric that docs/metrics.md lists for both engines or its trainer."""
     rows = [json.loads(line) for line in metrics_file.read_text().splitlines()]
     keys = {key for row in rows for key in row}
-    names = [name for name in documented_metrics("both") if not name.startswith("eval/")]
+    names = [name for name in documented_metrics("both", "trainer") if not name.startswith("eval/")]
     assert [name for name in names if not any(matches(name, key) for key in keys)] == []
     shares = [key for key in keys if "/all/agent/metrics/outcome_" in key and key.startswith("train/agg/")]
     assert any(sum(row.get(key, 0.0) for key in shares if key.endswith("/mean")) == pytest.approx(1.0) for row in rows)
@@ -132,17 +131,17 @@ def check_documented_metrics(metrics_file: Path) -> None:
 def test_three_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, policy: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_task(tmp_path / "tasks" / name, test=RANDOM_REWARD, extra=f"# {name}")
-    trainer = StandInTrainer(policy, tmp_path / "outputs", STEPS)
     sampled: list[Completion] = []
     with OrchestratorSampler(policy, device="cpu", max_model_len=MAX_LENGTH) as sampler:
         add = sampler.completion_log.add
         sampler.completion_log.add = lambda completion: (sampled.append(completion), add(completion))[1]
         salts = record_cache_salts(sampler)
-        trainer.start()
         run_orchestrator(prime_rl, tmp_path, policy, sampler.url)
-    assert len(trainer.batches) == STEPS
+    outputs = tmp_path / "outputs"
+    assert last_batch(outputs) == STEPS
+    trained = [sequence for step in range(1, STEPS + 1) for sequence in sequences(outputs, step)]
     versions, max_difference, branches = set(), 0.0, Counter()
-    for sequence in (sequence for batch in trainer.batches for sequence in batch):
+    for sequence in trained:
         spans = sampled_spans(sequence)
         completions = [sampled_completion(sampled, sequence, start, end) for start, end in spans]
         for completion, (start, end) in zip(completions, spans, strict=True):
@@ -154,9 +153,9 @@ def test_three_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, poli
     # Trials that started under different policies never share blocks of the prefix cache.
     assert {"0", "1"} <= set(salts) <= {"0", "1", "2", "3"}
     assert len(versions) >= 2, "later batches were sampled by later policies"
-    assert any(advantage for batch in trainer.batches for s in batch for advantage in s.advantages)
+    assert any(advantage for sequence in trained for advantage in sequence.advantages)
     assert set(branches.values()) == {1}, "a trial is one sample"
-    check_documented_metrics(tmp_path / "outputs" / "metrics.jsonl")
+    check_documented_metrics(outputs / "metrics.jsonl")
     assert "no run key" not in (tmp_path / "env_server.log").read_text(), "requests are signed"
     print(
         f"{len({c.session_id for c in sampled})} trials run, {len(branches)} trained in {STEPS} batches, one branch "

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PrimeRL
+from batch_files import last_batch, sequences
+from conftest import PrimeRL, free_port, trainer_config
 from documented_outcomes import GOES_ON, SHORT, documented, fault_outcomes
 from fakes import make_task
 from faulty_engine import FAULTS
 from faulty_policy import FaultyPolicy
 from scripted_engine import Answer
-from stand_in_trainer import StandInTrainer
-from test_orchestrator import RANDOM_REWARD, free_port, tail, write_configs
+from test_orchestrator import RANDOM_REWARD, tail, write_configs
 from troubles import TROUBLES, about, answers, subject_of
 
 from harbortrainer.environment.rollout_state import TrialRetriedError
@@ -123,20 +123,18 @@ def recorded_tasks(outputs: Path) -> set[str]:
     return {episode["task"]["data"]["name"] for episode in episodes(outputs, "all")}
 
 
-def last_batch(outputs: Path) -> int:
-    """Return the last step whose batch was sent to the trainer."""
-    steps = [int(path.parent.name.removeprefix("step_")) for path in outputs.glob("rollouts/step_*/rank_0.bin")]
-    return max(steps, default=0)
-
-
 def play(prime_rl: PrimeRL, folder: Path, policy: Path, url: str) -> None:
     """Run until each task has a recorded episode and two more batches were sent to the trainer."""
     outputs, names = folder / "outputs", set(expected())
     config, servers = write_faulty_configs(folder, policy, url)
     path = f"{prime_rl.path}:{Path(__file__).parents[1]}"  # an agent of the tests is imported from there
-    logs = [server.with_suffix(".log") for server in servers] + [folder / "orchestrator.log"]
-    running = [prime_rl.start("env-server", *files, PYTHONPATH=path) for files in zip(servers, logs[:-1], strict=True)]
-    running.append(prime_rl.start("orchestrator", config, logs[-1]))
+    logs = [server.with_suffix(".log") for server in servers]
+    running = [prime_rl.start("env-server", *files, PYTHONPATH=path) for files in zip(servers, logs, strict=True)]
+    outputs.mkdir(exist_ok=True)
+    trainer = trainer_config(outputs, policy, steps=1000, seq_len=MAX_LENGTH, ckpt=None)
+    for program, file in (("orchestrator", config), ("trainer", trainer)):
+        logs.append(folder / f"{program}.log")
+        running.append(prime_rl.start(program, file, logs[-1]))
     deadline, last_step = time.monotonic() + PATIENCE_S, None
     try:
         while last_step is None or last_batch(outputs) < last_step:
@@ -179,9 +177,7 @@ def outcomes(outputs: Path) -> dict[str, set[str]]:
 def test_no_fault_is_trained_on_as_reward_0(prime_rl: PrimeRL, policy: Path, tmp_path: Path) -> None:
     make_tasks(tmp_path)
     outputs = tmp_path / "outputs"
-    trainer = StandInTrainer(policy, outputs, 1000)
     with FaultyPolicy(policy, script, model=str(policy), down_s=1.0) as engine:
-        trainer.start()
         play(prime_rl, tmp_path, policy, engine.url)
     assert outcomes(outputs) == {name: {outcome} for name, outcome in expected().items()}
     untrainable = {name for name, outcome in expected().items() if not Outcome(outcome).trains}
@@ -192,10 +188,10 @@ def test_no_fault_is_trained_on_as_reward_0(prime_rl: PrimeRL, policy: Path, tmp
         assert (record["reward"] is not None) == Outcome(record["outcome"]).trains
         assert trace["ok"] or not trace["rewards"], "a trial that failed has no reward, not even 0"
     assert not untrainable & {episode["task"]["data"]["name"] for episode in episodes(outputs, "effective")}
-    trained = {
-        subject_of(engine.tokenizer.decode(sequence.token_ids)) for batch in trainer.batches for sequence in batch
-    }
+    batches = range(1, last_batch(outputs) + 1)
+    samples = (sequence for step in batches for sequence in sequences(outputs, step))
+    trained = {subject_of(engine.tokenizer.decode(sequence.token_ids)) for sequence in samples}
     assert trained and trained <= expected().keys() - untrainable
     assert set(GOOD) & trained
     assert set(FAULTS) <= engine.asked.keys()
-    print(f"{sum(1 for _ in episodes(outputs, 'all'))} trials, {len(trainer.batches)} batches of {sorted(trained)}")
+    print(f"{sum(1 for _ in episodes(outputs, 'all'))} trials, {len(batches)} batches of {sorted(trained)}")

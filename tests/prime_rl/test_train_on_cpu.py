@@ -1,0 +1,85 @@
+"""The launcher for a CPU refuses what it cannot run with one line, before anything starts. Prime-RL is not needed."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import train_on_cpu
+from conftest import REPOSITORY
+
+from harbortrainer.config.prime_rl_run import prime_run
+from harbortrainer.config.reader import load, read
+from harbortrainer.doctor.finding import green
+from harbortrainer.engines.engine_choice import Gpu
+
+QUICKSTART = REPOSITORY / "configs/quickstart.toml"
+
+
+def refusal(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return the line with which the launcher refuses."""
+    assert train_on_cpu.main(["--config", str(QUICKSTART), *words]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    return line
+
+
+def commit(folder: Path) -> None:
+    """Make a checkout at a commit of its own."""
+    (folder / "pyproject.toml").write_text("")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout that passes for Prime-RL at the pin, on a machine without a GPU."""
+    folder = tmp_path / "prime-rl"
+    folder.mkdir()
+    monkeypatch.setenv("HARBORTRAINER_PRIME_RL", str(folder))
+    monkeypatch.setattr(train_on_cpu, "find_gpus", list)
+    monkeypatch.setattr(train_on_cpu, "pinned", lambda _: green("Prime-RL", "at the pin"))
+    return folder
+
+
+def test_gpu_is_refused(checkout, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(train_on_cpu, "find_gpus", lambda: [Gpu("NVIDIA H100", 81_559)])
+    line = refusal(capfd)
+    assert "without a GPU; this one has NVIDIA H100; run `harbortrainer train --engine prime-rl`" in line
+
+
+def test_empty_checkout_and_other_commit_are_refused(checkout, monkeypatch, capfd) -> None:
+    assert f"{checkout}: Prime-RL's source is missing; run `git submodule update --init prime-rl`" in refusal(capfd)
+    monkeypatch.undo()
+    monkeypatch.setenv("HARBORTRAINER_PRIME_RL", str(checkout))
+    commit(checkout)
+    line = refusal(capfd)
+    assert f"{checkout}: Prime-RL is at commit " in line and "expected 559b44772; run `git submodule update`" in line
+
+
+def test_missing_python_and_packages_are_refused(checkout, monkeypatch, capfd) -> None:
+    (checkout / "pyproject.toml").write_text("")
+    monkeypatch.setenv("HARBORTRAINER_PRIME_PYTHON", str(checkout / "python"))
+    assert f"{checkout / 'python'}: no Python with Prime-RL's packages; run `tools/prime-rl" in refusal(capfd)
+    monkeypatch.setenv("HARBORTRAINER_PRIME_PYTHON", sys.executable)
+    assert f"{sys.executable}: packages missing: torchdata modelexpress; run `tools/prime-rl" in refusal(capfd)
+
+
+def test_existing_run_is_refused_before_the_warm_up(checkout, tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(train_on_cpu, "check_machine", lambda *_: None)
+    (tmp_path / "outputs/r/rollouts").mkdir(parents=True)
+    words = ["--output-dir", str(tmp_path / "outputs"), "--run.name", "r"]
+    assert f"{tmp_path / 'outputs/r'}: this run exists; pass --resume" in refusal(capfd, *words)
+
+
+def test_run_file_for_rl_has_prime_rl_keys_only(tmp_path) -> None:
+    file = tmp_path / "configs/cpu.toml"
+    config = load(QUICKSTART)
+    values = train_on_cpu.settings(config, Path("the/policy"), "http://127.0.0.1:9")
+    train_on_cpu.write_run_file(read(QUICKSTART), values, file)
+    written = tomllib.loads(file.read_text())
+    assert {"seed", "warmup"} & written.keys() == set()
+    assert written["trainer"]["model"]["ac_offloading"] == "None"
+    run = prime_run(read(file))
+    assert (run.run_dir, run.model.name) == (config.run_dir, "the/policy")

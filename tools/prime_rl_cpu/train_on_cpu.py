@@ -1,0 +1,169 @@
+"""Runs a run file with Prime-RL on a machine without a GPU: `rl`, orchestrator, env servers and trainer are Prime-RL's.
+
+    python tools/prime_rl_cpu/train_on_cpu.py --config FILE [--resume] [--restarts N] [--KEY VALUE ...]
+
+For tests and demonstration. `cpu_programs.py` starts the programs and lists all stubs. The embedded sampler takes the
+place of vLLM. A `[warmup]` table makes the policy, as on the embedded engine. `rl` gets `configs/cpu.toml` of the run's
+folder: the run file with the keys of `settings()`.
+
+Environment variables: HARBORTRAINER_PRIME_RL (a checkout of Prime-RL at the pin; default: the submodule) and
+HARBORTRAINER_PRIME_PYTHON (the Python that tools/prime-rl installs into; default: .venv-prime-rl/bin/python).
+"""
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import cpu_programs
+import tomlkit
+from orchestrator_endpoints import OrchestratorSampler
+
+from harbortrainer.config.prime_rl_schema import OWN_KEYS
+from harbortrainer.config.reader import RawRun, from_raw, read
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.table import TomlTable, nulls_as_text, with_value
+from harbortrainer.doctor.engine_checks import pinned
+from harbortrainer.doctor.finding import Level
+from harbortrainer.engines.engine_choice import find_gpus
+from harbortrainer.engines.prime_rl.checkout import Checkout, find
+from harbortrainer.engines.prime_rl.start import start
+from harbortrainer.engines.programs import program_output
+from harbortrainer.environment.request_check import POLICY_KEY_VARIABLE
+from harbortrainer.errors import EXIT_USER_ERROR, UserError
+from harbortrainer.warmup.warmup import warm_up
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHON_VARIABLE = "HARBORTRAINER_PRIME_PYTHON"
+
+NEEDED = ("torch", "torchdata", "transformers", "verifiers", "modelexpress")
+INSTALL = "run `tools/prime-rl .venv-prime-rl`"
+
+
+def settings(config: RunConfig, policy: Path, url: str) -> TomlTable:
+    """Return the keys that a run on this machine needs, by their dotted names."""
+    return {
+        "run.name": config.run.name,
+        "run.dir": config.run.dir,
+        "model.name": str(policy),
+        "deployment.num_train_gpus": 1,
+        "rollout_transport.type": "filesystem",
+        "weight_broadcast.type": "filesystem",
+        "trainer.model.ac_offloading": None,
+        "trainer.model.optim_cpu_offload": False,
+        "orchestrator.model.client.base_url": f"{url}/v1",
+    }
+
+
+def write_run_file(raw: RawRun, values: TomlTable, file: Path) -> None:
+    """Write the run file for Prime-RL, with these values and without our own keys."""
+    data: TomlTable = {key: value for key, value in raw.data.items() if key not in OWN_KEYS}
+    for key, value in values.items():
+        data = with_value(data, key, value)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(tomlkit.dumps(nulls_as_text(data)), encoding="utf-8")
+
+
+def prime_python() -> Path:
+    """Return the Python of Prime-RL's environment. Not resolved: the target of a link lacks the packages."""
+    return Path(os.environ.get(PYTHON_VARIABLE) or REPOSITORY / ".venv-prime-rl/bin/python").absolute()
+
+
+def check_machine(checkout: Checkout, python: Path) -> None:
+    """Check that there is no GPU, Prime-RL's source at the pin, and an environment with its packages.
+
+    Raises:
+        UserError: One of these is not so.
+    """
+    if gpus := find_gpus():
+        do = "run `harbortrainer train --engine prime-rl`"
+        raise UserError(f"the stubs are for machines without a GPU; this one has {gpus[0].name}", do=do)
+    if not checkout.populated:
+        do = "run `git submodule update --init prime-rl`, or set HARBORTRAINER_PRIME_RL to a checkout at the pin"
+        raise UserError("Prime-RL's source is missing", where=str(checkout.root), do=do)
+    finding = pinned(checkout)
+    if finding.level is not Level.GREEN:
+        raise UserError(f"Prime-RL is {finding.what}", where=str(checkout.root), do=finding.do)
+    code = f"import importlib.util as u; print(*[m for m in {NEEDED!r} if u.find_spec(m) is None])"
+    output = program_output(str(python), "-c", code, timeout_s=60)
+    if output is None:
+        raise UserError("no Python with Prime-RL's packages", where=str(python), do=INSTALL)
+    if output.strip():
+        raise UserError(f"packages missing: {output.strip()}", where=str(python), do=INSTALL)
+
+
+def write_programs(folder: Path, python: Path) -> None:
+    """Make an environment whose `rl`, `orchestrator`, `env-server` and `torchrun` are those of `cpu_programs.py`."""
+    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
+    for name in (*cpu_programs.PROGRAMS, "torchrun"):
+        program = folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec "{python}" "{cpu_programs.__file__}" {name} "$@"\n')
+        program.chmod(0o755)
+
+
+def variables(checkout: Checkout, programs: Path) -> dict[str, str]:
+    """Return the environment variables of `rl` that stand for an installed Prime-RL and a GPU."""
+    source = [checkout.root / "src", checkout.root / "packages/prime-rl-configs/src", os.environ.get("PYTHONPATH")]
+    return {
+        "PYTHONPATH": os.pathsep.join(str(path) for path in source if path),
+        "UV_PROJECT_ENVIRONMENT": str(programs),
+        "CUDA_VISIBLE_DEVICES": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def make_policy(config: RunConfig) -> Path:
+    """Return the folder or hub id of the base model; a `[warmup]` makes it, unless the run has it already."""
+    if config.warmup is None:
+        return Path(config.model.name)
+    folder = config.run_dir / "configs/policy"
+    return folder if folder.is_dir() else warm_up(config.warmup, folder, seed=config.seed)
+
+
+def train(file: Path, words: Sequence[str], *, resume: bool, restarts: int) -> int:
+    """Run the file to its end; returns the exit code of `rl`.
+
+    Raises:
+        UserError: The machine, the run file or the run's folder does not allow it.
+    """
+    checkout, python = find(), prime_python()
+    check_machine(checkout, python)
+    raw = read(file, words)
+    with raw.locating_errors():
+        config = from_raw(raw)
+    if not resume and (config.run_dir / "rollouts").exists():
+        do = "pass --resume, pass another --run.name, or delete it"
+        raise UserError("this run exists", where=str(config.run_dir), do=do)
+    policy = make_policy(config)
+    key = os.environ.setdefault(POLICY_KEY_VARIABLE, secrets.token_hex(16))
+    with (
+        tempfile.TemporaryDirectory() as programs,
+        OrchestratorSampler(policy, max_model_len=config.max_model_len, seed=config.seed, api_key=key) as sampler,
+    ):
+        copy = config.run_dir / "configs/cpu.toml"
+        write_run_file(raw, settings(config, policy, sampler.url), copy)
+        write_programs(Path(programs), python)
+        os.environ |= variables(checkout, Path(programs))
+        return start(read(copy), checkout, [], resume=resume, restarts=restarts)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--restarts", type=int, default=0)
+    options, words = parser.parse_known_args(arguments)
+    try:
+        return train(options.config, words, resume=options.resume, restarts=options.restarts)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
