@@ -68,8 +68,8 @@ def folder(tmp_path) -> Path:
     effective_episodes = [episode("a", advantage=0.5), episode("b", advantage=-0.5, reward=0.0)]
     write_rows(run / "rollouts/step_1/train/all/traces.jsonl", all_episodes)
     write_rows(run / "rollouts/step_2/train/effective/traces.jsonl", effective_episodes)
-    write_rows(run / "rollouts/step_0/eval/all/traces.jsonl", [episode("e")])
-    write_rows(run / "rollouts/step_0/eval/effective/traces.jsonl", [episode("e")])
+    write_rows(run / "rollouts/step_1/eval/all/traces.jsonl", [episode("e")])
+    write_rows(run / "rollouts/step_1/eval/effective/traces.jsonl", [episode("e")])
     metrics = [
         {"step": 1, "time/step": 9.0, "time/pack": 1.0, "train/agg/all/agent/reward/mean": 0.5},
         {"step": 1, "time/step": 8.0, "time/wait_for_batch": 6.0, "time/forward_backward": 2.0},

@@ -236,9 +236,10 @@ class PrimeRLFolder:
         return [folder / "metrics.jsonl"]
 
     def row(self, line: JsonLine, file: Path) -> TrialRow | None:
-        """Return the row of a line; None if the line has no trial."""
-        step, kind, subset = file.parts[-4].removeprefix("step_"), file.parts[-3], file.parts[-2]
-        row = row_of_episode(line, step=int(step), kind=kind, trained=subset == "effective")
+        """Return the row of a line; None if the line has no trial. The evaluation at step N is of version N - 1."""
+        number, kind, subset = file.parts[-4].removeprefix("step_"), file.parts[-3], file.parts[-2]
+        step = int(number) if kind == "train" else max(0, int(number) - 1)
+        row = row_of_episode(line, step=step, kind=kind, trained=subset == "effective")
         return row if row is not None and row.trial else None
 
     def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
