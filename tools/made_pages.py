@@ -105,7 +105,8 @@ def commands_page() -> str:
     """Return all commands with their options, as typer prints them, without typer's lists of subcommands."""
     words = [sys.executable, "-m", "typer", "harbortrainer.cli", "utils", "docs", "--name", "harbortrainer"]
     output = subprocess.run([*words, "--title", "Command reference"], capture_output=True, text=True, check=True).stdout
-    return re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?", "", output)
+    output = re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?", "", output)
+    return re.sub(r"Examples:\n\n\x08\n((?:harbortrainer .*\n)+)", r"**Examples**:\n\n```bash\n\1```\n", output)
 
 
 def keys_page() -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, cast
 import typer
 
 from harbortrainer import __version__
+from harbortrainer.cli_help import GroupedHelp, examples
 from harbortrainer.cli_tasks import (
     DEFAULT_TASKS,
     TASKS_HELP,
@@ -30,6 +31,7 @@ from harbortrainer.runs.open_files import raise_open_files_limit
 
 app = typer.Typer(
     name="harbortrainer",
+    cls=GroupedHelp,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -64,7 +66,7 @@ def global_options(
     """Train language-model agents by reinforcement learning on Harbor tasks."""
 
 
-@app.command()
+@app.command(epilog=examples("init"))
 def init(
     tasks: Annotated[str | None, typer.Argument(help=f"{TASKS_HELP} Default: {DEFAULT_TASKS}.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub id. Default: Prime-RL's.")] = None,
@@ -85,7 +87,7 @@ def init(
     raise typer.Exit(write_run_file(order))
 
 
-@app.command(context_settings=PASS_ON)
+@app.command(context_settings=PASS_ON, epilog=examples("train"))
 def train(
     context: typer.Context,
     config: ConfigOption,
@@ -104,7 +106,7 @@ def train(
     raise typer.Exit(launch(config, context.args, engine=engine, resume=resume, dry_run=dry_run, restarts=restarts))
 
 
-@app.command(context_settings=PASS_ON)
+@app.command(context_settings=PASS_ON, epilog=examples("doctor"))
 def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Run file to check this machine for.")] = None,
@@ -116,7 +118,7 @@ def doctor(
     raise typer.Exit(diagnose(config, context.args, engine=engine))
 
 
-@app.command(context_settings=PASS_ON)
+@app.command(context_settings=PASS_ON, epilog=examples("warmup"))
 def warmup(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Run file with a [warmup] table.")] = None,
@@ -135,7 +137,7 @@ def warmup(
     print(warm_up(config, context.args, out, model=model, tasks=tasks, run=trials))
 
 
-@app.command("eval")
+@app.command("eval", epilog=examples("eval"))
 def evaluation(
     context: typer.Context,
     tasks: Annotated[str | None, typer.Argument(help=TASKS_HELP)] = None,
@@ -176,13 +178,13 @@ def evaluation(
     shard: ShardOption = None,
     skip_bad: SkipBadOption = False,
 ) -> None:
-    """Evaluate a model or agent on tasks (mean reward, pass@k, pass^k), or compare two evaluations."""
+    """Evaluate a model or agent on tasks, or compare two evaluations. Prints mean reward, pass@k and pass^k."""
     from harbortrainer.commands.evaluate import EvalOrder, evaluate
 
     raise typer.Exit(evaluate(EvalOrder.model_validate(context.params)))
 
 
-@app.command()
+@app.command(epilog=examples("export"))
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder, of either engine.")],
     step: Annotated[int | None, typer.Option(min=1, help="Training step to export. Default: the newest.")] = None,
@@ -217,20 +219,20 @@ def export(
     raise typer.Exit(export_run(ExportOrder(run, step, merged, out, tuple(evaluated or ()), repo)))
 
 
-@app.command()
+@app.command(epilog=examples("serve"))
 def serve(
     model: Annotated[str, typer.Argument(help="Run, export, adapter or model folder, or hub id.")],
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     max_model_len: Annotated[int, typer.Option(help="Context length: prompt and completion together.")] = 4096,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
 ) -> None:
-    """Serve a run's policy or a model with the embedded sampler (OpenAI-compatible) until Ctrl-C."""
+    """Serve a run's policy or a model (OpenAI-compatible). Uses the embedded sampler, until Ctrl-C."""
     from harbortrainer.commands.serve_model import serve_model
 
     raise typer.Exit(serve_model(model, port=port, max_model_len=max_model_len, seed=seed))
 
 
-@app.command()
+@app.command(epilog=examples("rollout"))
 def rollout(
     task: Annotated[str, typer.Argument(help="Folder of one Harbor task.")],
     model: Annotated[
@@ -270,7 +272,7 @@ def rollout(
     raise typer.Exit(play(order))
 
 
-@app.command()
+@app.command(epilog=examples("view"))
 def view(
     run: Annotated[Path, typer.Argument(help="Run or evaluation folder, or a folder of them.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; 0 picks a free one.")] = 8321,
@@ -279,7 +281,7 @@ def view(
     only: Annotated[str, typer.Option(help="With --export: filter, as in a page's URL: 'reward=0&step=3..'.")] = "",
     browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
 ) -> None:
-    """Open a local web dashboard for a run, an evaluation, or a folder of them."""
+    """Open a local web dashboard for a run, an evaluation or a folder."""
     from harbortrainer.commands.view_run import view_run
 
     raise typer.Exit(view_run(run, port=port, export=export, trials=trials, only=only, browser=browser))
@@ -288,26 +290,26 @@ def view(
 CacheOption = Annotated[Path | None, typer.Option(help="Cache folder, if not the default.")]
 
 
-@images_app.command("list")
+@images_app.command("list", epilog=examples("images list"))
 def images_list(cache_dir: CacheOption = None) -> None:
-    """List the cached images and layers of local sandboxes, with their sizes."""
+    """List the cached images and layers, with their sizes."""
     from harbortrainer.commands.images import list_images
 
     list_images(cache_dir)
 
 
-@images_app.command("prune")
+@images_app.command("prune", epilog=examples("images prune"))
 def images_prune(
     to: Annotated[float, typer.Option(min=0, help="GB to keep; 0 removes everything not in use.")] = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Remove the least recently used images and layers, except for those in use by running sandboxes."""
+    """Remove the least recently used images and layers. Those in use by running sandboxes stay."""
     from harbortrainer.commands.images import prune_images
 
     prune_images(cache_dir, to)
 
 
-@config_app.command("upgrade")
+@config_app.command("upgrade", epilog=examples("config upgrade"))
 def config_upgrade(
     file: Annotated[Path, typer.Argument(help="Run file in an old format.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead.")] = None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harbortrainer.cli_help import examples
 from harbortrainer.config.plugin import NEAR_COPY, TasksetKeys
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def subset_of(context: typer.Context) -> "TaskSubset":
     return TaskSubset(given["include"] or (), given["exclude"] or (), given["shard"], given["limit"], given["skip_bad"])
 
 
-@tasks_app.command("new")
+@tasks_app.command("new", epilog=examples("tasks new"))
 def tasks_new(folder: Annotated[Path, typer.Argument(help="Folder to write, e.g. my-tasks/first.")]) -> None:
     """Write a first task: a working example that passes `tasks check`."""
     from harbortrainer.commands.new_task import new_task
@@ -55,7 +56,7 @@ def tasks_new(folder: Annotated[Path, typer.Argument(help="Folder to write, e.g.
     raise typer.Exit(new_task(folder))
 
 
-@tasks_app.command("check")
+@tasks_app.command("check", epilog=examples("tasks check"))
 def tasks_check(
     context: typer.Context,
     tasks: TasksArgument,
@@ -77,7 +78,7 @@ def tasks_check(
     shard: ShardOption = None,
     skip_bad: SkipBadOption = False,
 ) -> None:
-    """Run each task with its oracle, with an agent that does nothing, and with cheating agents."""
+    """Check tasks with oracle, no-op and cheating agents. The oracle must get the top reward, the others must not."""
     from harbortrainer.commands.check_tasks import CheckPlan, SandboxOptions, check_tasks
 
     plan = CheckPlan(
@@ -95,7 +96,7 @@ def tasks_check(
     raise typer.Exit(check_tasks(tasks, subset_of(context), where, plan))
 
 
-@tasks_app.command("list")
+@tasks_app.command("list", epilog=examples("tasks list"))
 def tasks_list(
     context: typer.Context,
     tasks: TasksArgument,
@@ -107,13 +108,13 @@ def tasks_list(
     shard: ShardOption = None,
     skip_bad: SkipBadOption = False,
 ) -> None:
-    """List tasks with their requirements, their access to this machine, checks and pass rates."""
+    """List tasks with requirements, checks and pass rates. Shows access to this machine too."""
     from harbortrainer.commands.tasks import list_tasks
 
     raise typer.Exit(list_tasks(tasks, subset_of(context), difficulty=difficulty, as_json=as_json))
 
 
-@tasks_app.command("fetch")
+@tasks_app.command("fetch", epilog=examples("tasks fetch"))
 def tasks_fetch(
     context: typer.Context,
     source: Annotated[
@@ -130,13 +131,13 @@ def tasks_fetch(
     shard: ShardOption = None,
     skip_bad: SkipBadOption = False,
 ) -> None:
-    """Download a task set and print the line that pins it in a run file."""
+    """Download a task set. Prints the line that pins it in a run file."""
     from harbortrainer.commands.tasks import fetch_tasks
 
     raise typer.Exit(fetch_tasks(source, subset_of(context), to))
 
 
-@tasks_app.command("split")
+@tasks_app.command("split", epilog=examples("tasks split"))
 def tasks_split(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder of Harbor tasks.")],
@@ -157,7 +158,7 @@ def tasks_split(
     raise typer.Exit(split_tasks(folder, subset_of(context), eval_share=eval_share, near_copy=near_copy, write=write))
 
 
-@tasks_app.command("overlap")
+@tasks_app.command("overlap", epilog=examples("tasks overlap"))
 def tasks_overlap(
     context: typer.Context,
     trained: Annotated[str, typer.Argument(help="Folder or source of the training tasks.")],
@@ -169,7 +170,7 @@ def tasks_overlap(
     shard: ShardOption = None,
     skip_bad: SkipBadOption = False,
 ) -> None:
-    """List evaluation tasks that are copies or near copies of training tasks. Exit code 1 if there are any."""
+    """List held-out tasks that copy training tasks. Near copies count; exit code 1 if there are any."""
     from harbortrainer.commands.tasks import show_overlap
 
     raise typer.Exit(show_overlap(trained, held_out, subset_of(context), near_copy=near_copy))
