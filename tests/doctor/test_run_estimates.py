@@ -58,12 +58,32 @@ def a_run(plan, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "level", "error"), [(1, Level.YELLOW, "0.50"), (99, Level.YELLOW, "0.05"), (100, Level.GREEN, "0.05")]
+    ("count", "level", "error"), [(1, Level.YELLOW, "0.50"), (19, Level.YELLOW, "0.11"), (100, Level.GREEN, "0.05")]
 )
 def test_small_evaluation_is_yellow(a_run, tmp_path, count, level, error):
     (finding,) = run_file_checks.check_evaluation_size(a_run(held_out=tasks(tmp_path / "held", count), parser="qwen3"))
     assert finding.level is level and finding.what.endswith(f"(standard error up to {error})")
+    assert ("may be noise" in finding.what) == (count < 100)
     assert level is Level.GREEN or "orchestrator.eval.source[0].env.taskset" in finding.where
+
+
+def test_evaluation_warns_where_a_key_can_change_it(a_run, tmp_path):
+    held_out, trained = tasks(tmp_path / "held", 32), tasks(tmp_path / "tasks", 2)
+
+    def finding(**changes):
+        run = a_run(held_out=held_out, folder=trained, parser="qwen3")
+        source = run.run.orchestrator.eval.source[0]
+        source.num_examples = changes.pop("num_examples", -1)
+        for key, value in changes.items():
+            setattr(run.tasksets["orchestrator.eval.source[0].env.taskset"], key, value)
+        (found,) = run_file_checks.check_evaluation_size(run)
+        return found
+
+    assert finding().level is Level.GREEN and "32 held-out tasks" in finding().what
+    assert finding(num_examples=32).level is Level.GREEN
+    cut = finding(num_examples=25)
+    assert cut.level is Level.YELLOW and "only 25" in cut.what and cut.do.startswith("raise num_examples")
+    assert finding(split="eval").do.startswith("raise eval_share")
 
 
 def test_evaluation_without_reasoning_parser_is_yellow(a_run, tmp_path):

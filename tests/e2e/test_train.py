@@ -197,6 +197,8 @@ def test_kill_leaves_no_process(trained):
 def test_resume_continues_after_last_finished_step(trained):
     assert trained.code == 0, trained.output
     assert re.search(r"continuing after step \d", trained.output)
+    assert re.search(r"^loading torch, transformers and peft: \d+\.\d s$", trained.output, re.MULTILINE)
+    assert f"  harbortrainer export {trained.run_dir}" in trained.output
     assert json.loads((trained.run_dir / "summary.json").read_text())["steps"] == STEPS
 
 

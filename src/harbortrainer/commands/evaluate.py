@@ -244,7 +244,8 @@ def run_trials(
     with loading("verifiers" + " and torch" * isinstance(candidate, LocalModel), "verifiers"):
         if isinstance(candidate, LocalModel):
             importlib.import_module("torch")
-        from harbortrainer.evaluation.measuring import run_missing_trials
+        importlib.import_module("verifiers.v1")
+    from harbortrainer.evaluation.measuring import run_missing_trials
 
     folder = EvalFolder.begin(out, spec, resume=order.resume)
     with Display() as display:

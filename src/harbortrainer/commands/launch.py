@@ -60,7 +60,7 @@ def next_commands(plan: LaunchPlan) -> list[tuple[str, str]]:
     commands = [(view, "rewards, tasks and trials in a browser"), (export, "the trained model, for vLLM or the hub")]
     if not plan.on_prime_rl:
         held_out = [table for key, table in plan.tasksets.items() if key.startswith("orchestrator.eval.")]
-        tasks = shlex.quote(str(held_out[0].source)) if held_out and held_out[0].split is None else "TASKS"
+        tasks = shlex.quote(str(held_out[0].source)) if held_out and held_out[0].split == "all" else "TASKS"
         commands.insert(1, (f"harbortrainer eval {tasks} --model {run}", "its reward on these or on other tasks"))
     return commands
 

@@ -8,6 +8,7 @@ job that cannot be written is a warning: the run has ended all the same.
 """
 
 import contextlib
+import importlib
 import os
 import shutil
 import sys
@@ -24,7 +25,6 @@ from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.errors import EXIT_INTERRUPTED
 from harbortrainer.runs.disk_faults import disk_faults
-from harbortrainer.runs.display import loading
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import run_label
 from harbortrainer.runs.locks import refuse_in_use
@@ -122,8 +122,7 @@ def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
     if config.model.quantization is not None:
         require_bitsandbytes()
     require_monitors(config)
-    with loading("torch and the engine", "torch"):
-        from harbortrainer.engines.local.session import exit_now
+    from harbortrainer.engines.local.session import exit_now
 
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():
@@ -157,6 +156,8 @@ def train(config: RunConfig, run: RunFolder, *, resume: bool, release: "Callable
         session.before_exit = release
         if not session.complete:
             session.start_servers()
+            with session.display.phase("loading torch, transformers and peft"):
+                importlib.import_module("harbortrainer.engines.local.learner.learner")
             warmup_s = make_policy(config, run, session.display)
             session.train(config.model.name if config.warmup is None else str(run.model), warmup_s=warmup_s)
     return session.status

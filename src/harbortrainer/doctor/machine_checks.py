@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import socket
 from collections.abc import Iterator
@@ -160,7 +161,7 @@ def unchecked(tasks: dict[str, list[TaskRef]]) -> Iterator[Finding]:
     folders = [source for source, found in tasks.items() if any(task.key not in good for task in found)]
     if folders:
         what = f"not all tasks of {', '.join(folders)} were checked on this machine"
-        yield yellow("tasks", what, "run `harbortrainer tasks check DIR`")
+        yield yellow("tasks", what, f"run `harbortrainer tasks check {shlex.quote(folders[0])}`")
 
 
 def check_run_folder(plan: LaunchPlan) -> Iterator[Finding]:

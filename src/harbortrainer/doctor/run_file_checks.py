@@ -125,6 +125,8 @@ def unservable(plan: LaunchPlan, lora: LoraSettings, max_rank: int) -> Iterator[
 
 
 LARGEST_ERROR = 0.05
+FEW_TASKS = 20
+"""Number of held-out tasks below which a run is warned, whatever its tasks: a gain of 0.2 may be noise."""
 _EVALUATION = "evaluation"
 
 
@@ -139,22 +141,29 @@ def check_evaluation_size(plan: LaunchPlan) -> Iterator[Finding]:
 def evaluation_error(plan: LaunchPlan, key: str, tasks: int) -> Iterator[Finding]:
     """Check the worst-case standard error of an evaluation's mean reward, sqrt(0.25 / tasks).
 
-    More trials per task need not lower it: the trials of one task may all get the same reward.
+    More trials per task need not lower it: the trials of one task may all get the same reward. It is a warning only
+    where a key of the run file leaves out tasks, or where the tasks are few.
     """
     table = plan.run.orchestrator.eval if plan.run is not None else None
     source = table.source[int(key.partition("[")[2].partition("]")[0])] if table else None
     num_examples = getattr(source, "num_examples", -1)
-    tasks = min(tasks, num_examples) if isinstance(num_examples, int) and num_examples > 0 else tasks
+    taskset, remedy = plan.tasksets[f"{key}.taskset"], ""
+    if isinstance(num_examples, int) and 0 < num_examples < tasks:
+        tasks, remedy = num_examples, "raise num_examples"
+    elif taskset.split == "eval":
+        remedy = "raise eval_share"
     if not tasks:
         return
     error = math.sqrt(0.25 / tasks)
     count, spread = f"{tasks} held-out task{'s' if tasks > 1 else ''}", f"standard error up to {error:.2f}"
-    if error > LARGEST_ERROR:
-        what = f"only {count}: differences under about {2 * LARGEST_ERROR:g} may be noise ({spread})"
-        do = f"use {math.ceil(0.25 / LARGEST_ERROR**2)} or more tasks to measure them"
-        yield yellow(_EVALUATION, what, do, plan.where(f"{key}.taskset"))
-    else:
+    noise = f": differences under about {2 * error:.1g} may be noise ({spread})"
+    if error <= LARGEST_ERROR:
         yield green(_EVALUATION, f"{count} ({spread})")
+    elif remedy or tasks < FEW_TASKS:
+        do = f"{remedy or 'hold out more tasks'}; {math.ceil(0.25 / LARGEST_ERROR**2)} measure differences of 0.1"
+        yield yellow(_EVALUATION, f"only {count}{noise}", do, plan.where(f"{key}.taskset"))
+    else:
+        yield green(_EVALUATION, f"{count}{noise}")
 
 
 def unparsed_thinking(plan: LaunchPlan) -> Iterator[Finding]:
