@@ -235,10 +235,11 @@ async def test_harbor_terminus_runs_through_endpoint(tmp_path: Path, tokenizer_d
 async def test_unknown_environment_type_is_named(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     harness = {"environment_type": "dokcer"}
-    with ScriptedEngine(tokenizer_dir, SOLVES) as engine:
-        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness), engine)
-    assert not trace.ok
-    assert "dokcer" in trace.errors[-1].message
+    with (
+        ScriptedEngine(tokenizer_dir, SOLVES) as engine,
+        pytest.raises(ValueError, match=r"unknown environment type 'dokcer'; did you mean 'docker'\?"),
+    ):
+        await play_one(config(tmp_path / "tasks", tmp_path / "trials", harness=harness), engine)
 
 
 async def test_cancelled_episode_leaves_no_sandbox(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -232,7 +232,7 @@ def test_key_is_for_embedded_engine_only(run_file):
     assert load(file).model.quantization == "nf4"
     with pytest.raises(UserError, match=r"model.quantization: needs the embedded engine; remove it"):
         prime_run(read(file))
-    with pytest.raises(UserError, match="'int8' or 'nf4'"):
+    with pytest.raises(UserError, match="'int8', 'nf4'"):
         load(file, ["--model.quantization", "int4"])
     with pytest.raises(UserError, match="vLLM would sample from another base"):
         load(file, ["--inference.engine", "vllm"])
