@@ -106,7 +106,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.alone:  # a process for each case: memory fraction and peaks belong to a process
         same = [sys.executable, __file__, "--alone", *(["--json", str(arguments.json)] if arguments.json else [])]
-        return max(subprocess.run([*same, case], check=False).returncode for case in arguments.cases)
+        codes = [subprocess.run([*same, case], check=False).returncode for case in arguments.cases]
+        return 1 if any(codes) else 0
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     shape, gib, *rest = arguments.cases[0].split(":")
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ class UserError(Exception):
 
 
 class CombinedUserError(UserError):
-    """Several mistakes, one line each. `what`, `where` and `do` are those of the first.
+    """Several mistakes. Its text has one line for each; its `what`, `where` and `do` are the first mistake's.
 
     Args:
         errors: The mistakes, at least one.

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from harbortrainer.runs.open_files import needed_open_files
+from harbortrainer.runs.open_files import needed_open_files, trials_within
 
 RAISED = """
 import resource, sys
@@ -31,3 +31,4 @@ def test_soft_limit_is_raised(soft, hard, expected):
 
 def test_needed_files_grow_with_trials():
     assert needed_open_files(512) == 256 + 4 * 512
+    assert (trials_within(needed_open_files(512)), trials_within(1)) == (512, 0)

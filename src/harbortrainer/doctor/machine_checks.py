@@ -16,7 +16,7 @@ from harbortrainer.doctor.gpus import parameters
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.open_files import BASE, PER_TRIAL, needed_open_files, raise_open_files_limit
+from harbortrainer.runs.open_files import needed_open_files, raise_open_files_limit, trials_within
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.images.image_choice import INSTALL, builder_for, builder_problem
 from harbortrainer.sandbox.layer_store import Store
@@ -63,9 +63,7 @@ def check_open_files(plan: LaunchPlan) -> Iterator[Finding]:
     needed, limit = needed_open_files(plan.parallel), raise_open_files_limit()
     if needed > limit:
         what = f"{plan.parallel} trials at once need up to {needed} open files; a process may have {limit}"
-        do = (
-            f"raise the hard limit (`ulimit -Hn`, LimitNOFILE of a service), or set it to {(limit - BASE) // PER_TRIAL}"
-        )
+        do = f"raise the hard limit (`ulimit -Hn`, LimitNOFILE of a service), or set it to {trials_within(limit)}"
         yield yellow("open files", what, do, plan.where("orchestrator.concurrency.max_inflight"))
 
 

@@ -2,9 +2,9 @@
 
 import resource
 
-PER_TRIAL = 4
+_PER_TRIAL = 4
 """Files and sockets of a trial in flight (`benchmarks/scale.py` measures them)."""
-BASE = 256
+_BASE = 256
 """Files and sockets of a process without trials."""
 _MOST = 65_536
 """The soft limit is raised to this at most: some programs visit every number up to the limit."""
@@ -15,14 +15,22 @@ def raise_open_files_limit() -> int:
 
     Child processes inherit it.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    if soft == resource.RLIM_INFINITY or soft >= possible:
-        return _MOST if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    soft, hard = (_MOST if x == resource.RLIM_INFINITY else x for x in resource.getrlimit(resource.RLIMIT_NOFILE))
+    possible = min(hard, _MOST)
+    if soft >= possible:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    except (OSError, ValueError):  # macOS has a lower limit of its own
+        return soft
     return possible
 
 
 def needed_open_files(trials: int) -> int:
     """Return the open files that a process with this many trials in flight needs."""
-    return BASE + PER_TRIAL * trials
+    return _BASE + _PER_TRIAL * trials
+
+
+def trials_within(open_files: int) -> int:
+    """Return how many trials in flight this many open files allow."""
+    return max(0, open_files - _BASE) // _PER_TRIAL
