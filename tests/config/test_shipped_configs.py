@@ -15,7 +15,8 @@ from harbortrainer.engines.prime_rl import checkout
 from harbortrainer.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FOR_PRIME_RL = ["harbor_8b.toml", "harbor_8b_modal.toml"]
+FOR_PRIME_RL = ["harbor_4b.toml", "harbor_8b.toml", "harbor_8b_modal.toml"]
+ENVIRONMENT_TYPES = {"harbor_4b.toml": "local", "harbor_8b.toml": "docker", "harbor_8b_modal.toml": "modal"}
 VALIDATE = """
 import sys, tomllib, pathlib
 from prime_rl.configs.rl import RLConfig
@@ -72,15 +73,20 @@ def test_pinned_prime_rl_accepts_config(name):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    kind = "modal" if "modal" in name else "docker"
-    assert done.stdout.split()[:3] == ["HarborHarnessConfig", kind, "filesystem"]
+    assert done.stdout.split()[:3] == ["HarborHarnessConfig", ENVIRONMENT_TYPES[name], "filesystem"]
 
 
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
-def test_step_has_at_least_sixteen_groups_of_eight(name):
+def test_step_has_at_least_eight_groups_of_sixteen(name):
     orchestrator = load(CONFIGS / name).orchestrator
-    assert orchestrator.group_size == 8 and orchestrator.batch_size // orchestrator.group_size >= 16
+    assert orchestrator.group_size == 16 and orchestrator.batch_size // orchestrator.group_size >= 8
     assert read(CONFIGS / name).get("inference.vllm.reasoning_parser") == "qwen3"
+
+
+@pytest.mark.parametrize("name", FOR_PRIME_RL)
+def test_loss_is_named_and_has_no_kl_term(name):
+    loss = load(CONFIGS / name).trainer.loss
+    assert (loss.type, loss.eps, loss.kl_tau) == ("ipo", 0.1, 0)
 
 
 @pytest.mark.skipif(not SCHEMA.is_dir(), reason="the submodule prime-rl/ is not populated")
@@ -106,9 +112,9 @@ def test_choices_in_comments_are_valid(tmp_path):
         text=True,
         check=False,
     )
-    assert done.stdout.split()[:3] == ["echo", "0.1", "advantage_range"], done.stderr[-2000:]
+    assert done.stdout.split()[:3] == ["echo", "0.05", "advantage_range"], done.stderr[-2000:]
     chosen_here = load(chosen).orchestrator
-    assert chosen_here.algo.role_weights == {"user": 0.1}
+    assert chosen_here.algo.role_weights == {"user": 0.05}
     curriculum = chosen_here.train.source[0].curriculum
     assert curriculum is not None
     assert curriculum.gates["signal"].reject_max == 0
@@ -118,7 +124,7 @@ def test_choices_in_comments_are_valid(tmp_path):
     ("old", "new", "message"),
     [
         ("environment_type", "enviroment_type", "environment_type"),
-        ("max_turns = 20", 'max_turns = "many"', "orchestrator.train.source[0].env.agent.max_turns"),
+        ("max_turns = 64", 'max_turns = "many"', "orchestrator.train.source[0].env.agent.max_turns"),
         (
             'id = "harbor_env", tasks_dir',
             'id = "harbor_en", tasks_dir',
@@ -126,13 +132,13 @@ def test_choices_in_comments_are_valid(tmp_path):
         ),
         ("num_workers", "num_worker", "orchestrator.train.source[0].serve"),
         (
-            "max_turns = 20",
-            "max_turns = 20\nsampling = { top_p = 0.9 }",
+            "max_turns = 64",
+            "max_turns = 64\nsampling = { top_p = 0.9 }",
             "source[0].env.agent.sampling: differs from what the learner assumes of training",
         ),
         (
-            "max_turns = 20",
-            'max_turns = 20\nmodel = "other"',
+            "max_turns = 64",
+            'max_turns = 64\nmodel = "other"',
             "source[0].env.agent.model: differs from what the learner assumes of training",
         ),
         ('thinking_retention = "all"', 'thinking_retention = "some"', "orchestrator.renderer"),
