@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from harbortrainer.tar_filter import strict_filter
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,7 +79,7 @@ def _safe(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
     if member.isdev():
         return None
     try:
-        return tarfile.data_filter(member, target)
+        return strict_filter(member, target)
     except tarfile.FilterError as error:
         _log.warning("skipped an unsafe file in a download from a sandbox: %s", error)
         return None

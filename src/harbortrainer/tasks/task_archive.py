@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import override
 
 from harbortrainer.errors import UserError
+from harbortrainer.tar_filter import strict_filter
 from harbortrainer.tasks.content_key import MAX_DEPTH
 from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe
 from harbortrainer.tasks.task_folder import TASK_FILE
@@ -74,7 +75,7 @@ def unpack_task(packed: bytes, folder: Path, *, max_bytes: int = MAX_BYTES, max_
         with tarfile.open(fileobj=bounded, mode="r:") as tar:
             for number, member in enumerate(tar):
                 _check_entry(number, member, max_files)
-                tar.extract(member, folder, filter="data")
+                tar.extract(member, folder, filter=strict_filter)
             while bounded.read(AT_ONCE):  # read to the end, where gzip has its checksum
                 pass
     except Exception as error:  # tarfile raises nearly anything over a crafted header

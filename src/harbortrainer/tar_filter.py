@@ -1,0 +1,69 @@
+"""Filter for tar archives of strangers: nothing is written, linked or changed outside the target folder.
+
+The filters of Python before 3.12.11 and 3.13.4 let crafted archives write to any file (CVE-2025-4517, CVE-2025-4330,
+CVE-2025-4138). The rules here do not depend on how a path resolves:
+
+- no member lies behind a link, or takes the place of one;
+- a hard link leads to a regular file that is already there;
+- names are so short that every path can be resolved;
+- targets of symbolic links are normalized, so that a later link cannot change where they lead.
+"""
+
+import os
+import tarfile
+from pathlib import Path
+
+MAX_NAME = 1024
+"""Most characters of a member's name, or of its link's target."""
+
+
+class UnsafeMemberError(tarfile.FilterError):
+    """A member of an archive that could lead out of the target folder."""
+
+
+def strict_filter(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
+    """Return a member as `tarfile.data_filter` does; call it directly before the member is extracted.
+
+    Args:
+        member: The member.
+        target: The folder to which the archive is extracted.
+
+    Raises:
+        tarfile.FilterError: The member is not safe.
+    """
+    return check_path(tarfile.data_filter(member, target), target)
+
+
+def check_path(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
+    """Check the paths of a member that has passed a filter of `tarfile`. Args, result and errors: `strict_filter`."""
+    if max(len(member.name), len(member.linkname)) > MAX_NAME:
+        raise UnsafeMemberError("a path in it is too long")
+    path = _path_without_links(member.name, target)
+    if path.is_symlink() and not member.issym():
+        raise UnsafeMemberError(f"{member.name!r} takes the place of a link")
+    if member.islnk() and (member.linkname == member.name or not _is_plain_file(member.linkname, target)):
+        raise UnsafeMemberError(f"{member.name!r} is a hard link to something other than an earlier file")
+    if member.issym():
+        return member.replace(linkname=os.path.normpath(member.linkname), deep=False)
+    return member
+
+
+def _is_plain_file(name: str, target: str) -> bool:
+    path = _path_without_links(name, target)
+    return path.is_file() and not path.is_symlink()
+
+
+def _path_without_links(name: str, target: str) -> Path:
+    """Return the path of a member; no folder on the way there is a link."""
+    path = Path(target)
+    *folders, last = Path(name.lstrip("/")).parts or (".",)
+    for folder in folders:
+        path /= folder
+        if folder == ".." or path.is_symlink():
+            raise UnsafeMemberError(f"{name!r} lies behind a link or above the folder")
+    return path / last
+
+
+def use_for_all_archives() -> None:
+    """Replace this process's filter "data", for a library that extracts archives itself."""
+    tarfile._NAMED_FILTERS["data"] = strict_filter  # ty: ignore[missing-attribute]
