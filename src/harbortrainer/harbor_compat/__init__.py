@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.private_apis import PrivateApi
+from harbortrainer.tar_filter import use_for_all_archives
 
 if TYPE_CHECKING:
     from harbor.agents.base import BaseAgent
@@ -97,8 +98,13 @@ def keep_litellm_offline() -> None:
 
 @cache
 def prepare() -> None:
-    """Prepare this process for using Harbor. Raises `UserError` if its private API has changed."""
+    """Prepare this process for using Harbor, which unpacks archives from sandboxes and registries.
+
+    Raises:
+        UserError: Harbor's private API has changed.
+    """
     keep_litellm_offline()
+    use_for_all_archives()
     TRIALS.check()
 
 

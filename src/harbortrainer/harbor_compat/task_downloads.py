@@ -2,7 +2,6 @@
 
 Invariants, whatever a repository or registry contains:
 - Links are copied as links and never followed.
-- Harbor extracts archives with this project's filter (the caller's process is for downloads alone).
 - A task list with an invalid commit, folder or URL is refused before git sees it.
 
 The caller checks the targets of links and the size of the download.
@@ -20,11 +19,10 @@ from harbor.registry.client.git_repo import GitRepoRegistryClient, ResolvedRepo
 from harbor.tasks.client import TaskClient, TaskDownloadResult
 
 from harbortrainer.config.task_source import DEFAULT_GIT_FOLDER, GIT_SCHEMES, REF, TaskSource
-from harbortrainer.harbor_compat import DOWNLOADS
-from harbortrainer.tar_filter import use_for_all_archives
+from harbortrainer.harbor_compat import DOWNLOADS, prepare
 
+prepare()
 DOWNLOADS.check()
-use_for_all_archives()
 
 type TaskId = GitTaskId | LocalTaskId | PackageTaskId
 
