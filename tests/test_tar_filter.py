@@ -3,7 +3,6 @@
 The attacks are those of CVE-2025-4517, CVE-2025-4330 and CVE-2025-4138, and a file that takes the place of a link.
 """
 
-import io
 import subprocess
 import sys
 import tarfile
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tar_attacks import Member, packed, unresolvable_path
 
 from harbortrainer.errors import UserError
 from harbortrainer.sandbox import archives
@@ -19,32 +19,9 @@ from harbortrainer.tasks.task_archive import unpack_task
 
 pytestmark = pytest.mark.process
 OUTSIDE = Path("outside", "file")
-DEEP = "d" * 247
-
-type Member = tuple[str, bytes, str]
-"""Name, type, and the content of a file or the target of a link."""
-
-
-def unresolvable_path() -> list[Member]:
-    """A chain of links whose end has a path that is too long to resolve, so it seems to lead nowhere."""
-    members: list[Member] = []
-    folder, steps = "", "abcdefghijklmnop"
-    for step in steps:
-        members += [(folder + DEEP, tarfile.DIRTYPE, ""), (folder + step, tarfile.SYMTYPE, DEEP)]
-        folder += f"{DEEP}/"
-    end = "/".join(steps) + "/" + "l" * 254
-    return [
-        *members,
-        (end, tarfile.SYMTYPE, "../" * len(steps)),
-        ("escape", tarfile.SYMTYPE, f"{end}/../outside"),
-        ("file", tarfile.LNKTYPE, "escape/file"),
-        ("file", tarfile.REGTYPE, "written"),
-        ("escape/new", tarfile.REGTYPE, "written"),
-    ]
-
 
 ATTACKS: dict[str, Callable[[], list[Member]]] = {
-    "an unresolvable path": unresolvable_path,
+    "an unresolvable path": lambda: unresolvable_path("../outside"),
     "a hard link to a link that was refused": lambda: [
         ("a", tarfile.SYMTYPE, "../outside/file"),
         ("b", tarfile.LNKTYPE, "a"),
@@ -63,19 +40,6 @@ ATTACKS: dict[str, Callable[[], list[Member]]] = {
         ("link", tarfile.REGTYPE, "written"),
     ],
 }
-
-
-def packed(members: list[Member]) -> io.BytesIO:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, kind, text in members:
-            member = tarfile.TarInfo(name)
-            member.type, content = kind, text.encode() if kind == tarfile.REGTYPE else b""
-            member.linkname, member.size = "" if content else text, len(content)
-            member.mode = 0o755
-            tar.addfile(member, io.BytesIO(content))
-    buffer.seek(0)
-    return buffer
 
 
 @pytest.fixture

@@ -65,5 +65,5 @@ def _path_without_links(name: str, target: str) -> Path:
 
 
 def use_for_all_archives() -> None:
-    """Replace this process's filter "data", for libraries that extract archives of strangers with it, as Harbor does."""
+    """Replace this process's filter "data", with which Harbor extracts archives of sandboxes and registries."""
     tarfile._NAMED_FILTERS["data"] = strict_filter  # ty: ignore[missing-attribute]

@@ -3,10 +3,14 @@
 Real trials with the oracle agent, whose solution makes the artifacts, and a separate verifier.
 """
 
+import base64
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 from fakes import make_task
+from tar_attacks import packed, unresolvable_path
 
 from harbortrainer.trials import Outcome, TrialRecord, TrialSpec, run_trial
 
@@ -109,3 +113,31 @@ async def test_large_artifacts_are_not_copied(tmp_path: Path, container: str):
     test = "test ! -e /logs/artifacts/big && echo 1 > /logs/verifier/reward.txt"
     record = await play(tmp_path, container, "[]", solution, test)
     assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+
+
+async def test_sparse_terabyte_and_devices_are_not_copied_from_container(tmp_path: Path, container: str):
+    solution = (
+        "mkdir -p /data/sub /huge; truncate -s 1T /terabyte /huge/terabyte; mknod -m 666 /data/disk b 8 0; "
+        "mkfifo /data/pipe; echo kept > /data/sub/file; ln -s /data/sub/file /data/link"
+    )
+    test = "cat /data/sub/file /data/link && echo 1 > /logs/verifier/reward.txt"
+    artifacts = '["/terabyte", { source = "/huge" }, { source = "/data" }]'
+    record = await play(tmp_path, container, artifacts, solution, test)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    kept = [f"artifacts/data/{name}" for name in ("link", "sub/file")]
+    assert found_in(record) == [*kept, "artifacts/manifest.json"]
+
+
+async def test_archive_of_agents_own_tar_writes_nothing_outside(tmp_path: Path, environment_type: str):
+    attack = base64.b64encode(gzip.compress(packed(unresolvable_path("..")).getvalue())).decode()
+    tar = 'case " $* " in *" czf "*) cp /archive "$2";; *) exec /bin/honest "$@";; esac'
+    solution = (
+        f"echo {attack} | base64 -d > /archive; mkdir /data; mv /bin/tar /bin/honest\n"
+        f"cat > /bin/tar <<'END'\n#!/bin/sh\n{tar}\nEND\nchmod +x /bin/tar"
+    )
+    artifacts = '[{ source = "/data", exclude = ["nothing"] }]'
+    record = await play(tmp_path, environment_type, artifacts, solution, "echo 1 > /logs/verifier/reward.txt")
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    folder = Path(str(record.trial_dir)) / "artifacts"
+    (entry,) = (entry for entry in json.loads((folder / "manifest.json").read_text()) if entry["source"] == "/data")
+    assert entry["status"] == "failed" and not (folder / "new").exists()

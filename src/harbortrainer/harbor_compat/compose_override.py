@@ -82,6 +82,13 @@ class ComposeOverrideDocker(DockerEnvironment):
         """
         return await super()._run_docker_compose_command(list(words))
 
+    def compose_command(self, *words: str) -> tuple[list[str], dict[str, str]]:
+        """Return the command line of a Compose command, and its environment."""
+        files = [word for path in self._docker_compose_paths for word in ("-f", str(path.resolve().absolute()))]
+        folder = str(self.environment_dir.resolve().absolute())
+        options = ["--project-name", self.project, "--project-directory", folder]
+        return ["docker", "compose", *options, *files, *words], self._compose_env_vars(include_os_env=True)
+
     @property
     def project(self) -> str:
         """Name of the compose project."""

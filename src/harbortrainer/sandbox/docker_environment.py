@@ -25,14 +25,15 @@ from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOve
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
 from harbortrainer.sandbox import container_sockets, docker_examination, host_variables
 from harbortrainer.sandbox.compose_files import unreadable_files
-from harbortrainer.sandbox.containers import daemon_client, disk_usage, usage
+from harbortrainer.sandbox.containers import daemon_client, disk_usage, downloads, usage
 from harbortrainer.sandbox.containers.container_changes import ContainerChanges
 from harbortrainer.sandbox.containers.container_exit import ExitEvents
 from harbortrainer.sandbox.containers.daemon_release import keep_released
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
-from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs, remove_link
+from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs
+from harbortrainer.sandbox.containers.shell import MAIN, parse_download
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
@@ -126,7 +127,25 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
 
     @override
     async def run_without_compose(self, call: ComposeCall) -> ExecResult | None:
+        if download := parse_download(call.words):
+            return await self._download(*download)
         return await self._direct.run(call)
+
+    async def _download(self, service: str, source: str, to: str) -> ExecResult:
+        """Copy a file, or a folder's content, from a container, bounded and without devices."""
+        target, container = Path(to), self._direct.container
+        folder, name = (target, "") if source.endswith("/.") else (target.parent, target.name)
+        if service == MAIN and container is not None:
+            command, env = ["docker", "cp", f"{container.container.id}:{source}", "-"], None
+        else:
+            command, env = self.compose_command("cp", f"{service}:{source}", "-")
+        try:
+            limit = downloads.limit_bytes(self.task_env_config.storage_mb, folder)
+            await downloads.download(command, env, folder, name, limit)
+        except (OSError, RuntimeError) as error:
+            self.logger.warning("%s was not copied: %s", source, error)
+            return ExecResult(stdout=str(error), return_code=1)
+        return ExecResult(return_code=0)
 
     @override
     async def start(self, force_build: bool) -> None:
@@ -213,15 +232,6 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
         if self._collecting:  # a hook that collects artifacts
             await self._copy_artifacts()
         return done
-
-    @override
-    async def service_download_file(
-        self, source_path: str, target_path: Path | str, *, service: str | None = None
-    ) -> None:
-        """Download a file. A link is refused: the daemon copies it as it is, and Harbor would follow it here."""
-        await super().service_download_file(source_path, target_path, service=service)
-        if await asyncio.to_thread(remove_link, Path(target_path)):
-            raise RuntimeError(f"{source_path} is a link")
 
     async def _stop_watch(self) -> None:
         if self._watch is not None:

@@ -162,13 +162,6 @@ class VerifierLogs:
         shutil.rmtree(self._mounted, ignore_errors=True)
 
 
-def remove_link(path: Path) -> bool:
-    """Remove a link; anything else stays. Return whether it was a link."""
-    if is_link := path.is_symlink():
-        path.unlink()
-    return is_link
-
-
 def _apparent_bytes(folder: Path) -> int:
     """Return the sizes of a folder's files, with the holes of sparse ones."""
     total = 0
