@@ -172,15 +172,18 @@ def variants() -> list[Variant]:
     return [Variant(*parts) for parts in itertools.product(OPERATIONS, SOURCES, TARGETS)]
 
 
-def splits() -> dict[str, list[Variant]]:
-    """Return `train`, one variant of each operation, and `heldout`, four others of each."""
-    rng = random.Random(1)
-    train, heldout = [], []
+def splits(*, train: int = 1, heldout: int = 4, seed: int = 1) -> dict[str, list[Variant]]:
+    """Return `train` variants of each operation, and `heldout` others of each.
+
+    With one training task of each operation, a policy can learn the file's name in place of reading it.
+    """
+    rng = random.Random(seed)
+    found: dict[str, list[Variant]] = {"train": [], "heldout": []}
     for operation in OPERATIONS:
-        chosen = rng.sample([v for v in variants() if v.operation is operation], 5)
-        train.append(chosen[0])
-        heldout.extend(chosen[1:])
-    return {"train": train, "heldout": heldout}
+        chosen = rng.sample([v for v in variants() if v.operation is operation], train + heldout)
+        found["train"].extend(chosen[:train])
+        found["heldout"].extend(chosen[train:])
+    return found
 
 
 def make_policy(config: WarmupConfig, folder: Path, *, seed: int, display: Display) -> None:

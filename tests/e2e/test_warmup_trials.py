@@ -1,12 +1,14 @@
 """Warm-up with real trials: prompts equal Terminus-2's, and solutions can be replayed."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from harbortrainer.config.agent_table import PLAIN_AGENT
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.warmup.demonstrations import CONFIRMED
@@ -33,6 +35,15 @@ async def test_solution_replay_gives_demonstration(tmp_path: Path):
     (turns,) = await replay(load_folder(TASK), environment_type="local", environment_kwargs=HOST, work_dir=tmp_path)
     assert len(turns) == 3
     assert "sort grape.txt > bronze.txt" in turns[0][1]
+
+
+async def test_solution_is_one_command_of_the_plain_agent(tmp_path: Path):
+    play = partial(replay, environment_type="local", environment_kwargs=HOST, work_dir=tmp_path, agent=PLAIN_AGENT)
+    found = await play(load_folder(TASK))
+    assert found == [((INSTRUCTION.strip(), SORTED[0]),)]
+    shutil.copytree(TASK, tmp_path / "wrong")
+    (tmp_path / "wrong/solution/solve.sh").write_text("#!/bin/sh\n# a comment\ncd /app\ncp grape.txt bronze.txt\n")
+    assert await play(load_folder(tmp_path / "wrong")) == []
 
 
 async def test_exposed_task_is_refused_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

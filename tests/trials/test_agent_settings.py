@@ -14,7 +14,7 @@ from harbor.models.trial.config import AgentConfig
 from harbor.utils.env import is_sensitive_env_key
 from pydantic import SecretStr, ValidationError
 
-from harbortrainer.config.agent_table import AGENTS, OWN_SERVICE, TERMINUS, UNSUPPORTED_AGENTS, WITHOUT_MODEL
+from harbortrainer.config.agent_table import AGENTS, IN_THIS_PROCESS, OWN_SERVICE, UNSUPPORTED_AGENTS, WITHOUT_MODEL
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.environment.environment import import_trial_modules
 from harbortrainer.trials.trial_spec import ModelEndpoint, TrialSpec, agent_model_settings, label, trial_config
@@ -188,8 +188,8 @@ def test_label_is_safe_in_shell(name: str, expected: str) -> None:
 def test_agent_table_lists_harbor_agents() -> None:
     known = set(AGENTS) | set(UNSUPPORTED_AGENTS) | OWN_SERVICE
     assert known - NEWER <= AgentName.values()
-    assert known | TERMINUS | WITHOUT_MODEL | {"acp", "terminus", "terminus-1"} >= set(AgentName.values())
-    assert not set(AGENTS) & (set(UNSUPPORTED_AGENTS) | OWN_SERVICE | TERMINUS | WITHOUT_MODEL)
+    assert known | IN_THIS_PROCESS | WITHOUT_MODEL | {"acp", "terminus", "terminus-1"} >= set(AgentName.values())
+    assert not set(AGENTS) & (set(UNSUPPORTED_AGENTS) | OWN_SERVICE | IN_THIS_PROCESS | WITHOUT_MODEL)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,19 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.warmup.demonstrations import Demonstration
 from harbortrainer.warmup.encoding import Encoded
+from harbortrainer.warmup.sampled_trials import measure_rewards
 from harbortrainer.warmup.supervised import BasePolicy, SupervisedTrainer, load_policy
 from tiny_policy.architecture import fresh_policy
 from tiny_policy.curriculum import Curriculum, Example
 from tiny_policy.prompts import Pace, episode
-from tiny_policy.real_trials import measure_rewards
 from tiny_policy.variants import Variant, learnable
 
 LATE_SHARE = 0.2
 """Share of the screens that are read before the shell has printed its prompt."""
 TOLERANCE = 0.01
 """Maximum difference between the likelihood of the solutions and its target."""
+MAX_TURNS, MAX_LENGTH = 3, 512
+"""Turns and tokens of a real trial, as in configs/quickstart.toml."""
 MEASUREMENTS = 3
 """Maximum number of measurements in real trials. Training continues between them, with a corrected target."""
 
@@ -60,7 +62,14 @@ def make_policy(
         if not sample:
             display.line(line)
             return
-        rewards = _measure(config, folder, sample, seed + attempt)
+        rewards = measure_rewards(
+            folder,
+            lambda place, sample=sample: [variant.write(place) for variant in sample],
+            config,
+            seed=seed + attempt,
+            max_turns=MAX_TURNS,
+            max_length=MAX_LENGTH,
+        )
         mean = fmean(rewards)
         display.line(f"{line}, mean reward {mean:.2f} in {len(rewards)} real trials")
         if is_within(mean, len(rewards), config.success):
@@ -87,25 +96,3 @@ def _episode(variant: Variant, commands: Sequence[str], rng: random.Random) -> D
 def _encode(policy: BasePolicy, demonstration: Demonstration) -> Encoded:
     (sequence,) = policy.encode(demonstration)
     return sequence
-
-
-def _measure(config: WarmupConfig, folder: Path, variants: Sequence[Variant], seed: int) -> list[float]:
-    """Return the rewards of real trials.
-
-    Raises:
-        UserError: Fewer than half of the trials were graded.
-    """
-    rewards, failure = measure_rewards(
-        folder,
-        variants,
-        seed=seed,
-        environment_type=config.environment_type,
-        environment_kwargs=config.environment_kwargs,
-    )
-    if 2 * len(rewards) < len(variants):
-        raise UserError(
-            f"only {len(rewards)} of {len(variants)} trials of the warm-up were graded ({failure})",
-            where="warmup.environment_type",
-            do="run `harbortrainer doctor`",
-        )
-    return rewards

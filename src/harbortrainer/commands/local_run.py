@@ -167,10 +167,10 @@ def make_policy(config: RunConfig, run: RunFolder, display: "Display") -> float:
     """Run the warm-up if the config has one that was not finished before; returns the seconds it took."""
     if config.warmup is None or run.model.is_dir():
         return 0.0
-    from harbortrainer.warmup.warmup import warm_up
+    from harbortrainer.warmup.warmup import rollouts_of, warm_up
 
     started = time.monotonic()
-    warm_up(config.warmup, run.model, seed=config.seed, display=display)
+    warm_up(config.warmup, run.model, rollouts=rollouts_of(config), seed=config.seed, display=display)
     warmup_s = time.monotonic() - started
     display.line(f"warm-up finished in {warmup_s:.0f} s: {run.model}")
     return warmup_s

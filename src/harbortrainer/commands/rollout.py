@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from harbortrainer.commands.check_tasks import SandboxOptions
 from harbortrainer.commands.evaluate import DEFAULT_CONTEXT, check_available
-from harbortrainer.config.agent_table import LIVE_TERMINUS, TRAINABLE_TERMINUS
+from harbortrainer.config.agent_table import LIVE_TERMINUS, OUR_AGENTS, TRAINABLE_TERMINUS
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.config.task_source import task_source
 from harbortrainer.config.trusted_tasks import is_trusted
@@ -226,7 +226,8 @@ def spec_of(task: TaskRef, rules: EvalRules, served: ServedModel | None, trials_
         task_key=task.key,
         trials_dir=trials_dir,
         agent=LIVE_TERMINUS if live else harness.agent,
-        agent_kwargs=harness.agent_kwargs | ({"llm_kwargs": llm_kwargs} | temperature if live and served else {}),
+        agent_kwargs=harness.agent_kwargs
+        | ({"llm_kwargs": llm_kwargs} | temperature if served and harness.agent in OUR_AGENTS else {}),
         model=model,
         max_turns=rules.agent.get("max_turns") or harness.max_turns,
         environment_type=harness.environment_type,

@@ -10,6 +10,7 @@ from harbortrainer.config.overrides import apply, parse, setting_location
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import from_raw, read
 from harbortrainer.config.run_sections import WarmupConfig
+from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.finding import stop_on_red
 from harbortrainer.doctor.model_files import check_warmup
@@ -32,19 +33,25 @@ def warm_up(
     run: Path | None = None,
 ) -> Path:
     """Fine-tune a model as `[warmup]` says, or on tasks or a run's trials; returns its folder."""
-    config, seed = _config_of_file(file, words) if file else _config_of_options(words, model, tasks, run)
+    run_file = _read_run_file(file, words) if file else None
+    config, seed = (
+        _config_of_options(words, model, tasks, run) if run_file is None else (run_file.warmup, run_file.seed)
+    )
+    assert config is not None
     if config.run is not None:
         check_trials(config.run, config.model)
     if config.model is not None:
         check_model(config.model, "warmup.model" if file else "--model")
     require_extra("torch", "transformers", "peft")
     with loading("torch", "torch"):
+        from harbortrainer.warmup.warmup import rollouts_of
         from harbortrainer.warmup.warmup import warm_up as make
 
-    return make(config, out, seed=seed)
+    return make(config, out, rollouts=rollouts_of(run_file) if run_file else None, seed=seed)
 
 
-def _config_of_file(file: Path, words: Sequence[str]) -> tuple[WarmupConfig, int]:
+def _read_run_file(file: Path, words: Sequence[str]) -> RunConfig:
+    """Read a run file that has a `[warmup]`."""
     raw = read(file, words)
     with raw.locating_errors():
         config = from_raw(raw)
@@ -52,7 +59,7 @@ def _config_of_file(file: Path, words: Sequence[str]) -> tuple[WarmupConfig, int
             raise UserError("no [warmup] in this file", where=str(file), do="add one, or see configs/quickstart.toml")
         stop_on_red(list(check_warmup(config.warmup, lambda key: setting_location(raw.file, key, raw.overrides))))
         verifiers_config.check(config, raw.file)
-    return config.warmup, config.seed
+    return config
 
 
 def check_trials(run: Path, model: str | None) -> None:

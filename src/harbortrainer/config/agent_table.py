@@ -11,9 +11,14 @@ TRAINABLE_TERMINUS = "harbortrainer.trials.agent:TrainableTerminus2"
 LIVE_TERMINUS = "harbortrainer.trials.live_agent:LiveTerminus2"
 """The same with live output, for `harbortrainer rollout`."""
 
+PLAIN_AGENT = "harbortrainer.trials.plain_agent:PlainAgent"
+SHORT_NAMES = {"plain": PLAIN_AGENT}
+"""This project's names of agents that Harbor does not have."""
+
 OUR_TERMINUS = frozenset({TRAINABLE_TERMINUS, LIVE_TERMINUS})
-TERMINUS = OUR_TERMINUS | {"terminus-2"}
-"""Agents that call verifiers' endpoint from this process."""
+OUR_AGENTS = OUR_TERMINUS | {PLAIN_AGENT}
+IN_THIS_PROCESS = OUR_AGENTS | {"terminus-2"}
+"""Agents that call verifiers' endpoint from this process, and take Terminus-2's arguments about the model."""
 WITHOUT_MODEL = frozenset({"oracle", "nop"})
 OWN_SERVICE = frozenset(
     {
@@ -124,7 +129,7 @@ def needs_proxy(agent: str) -> bool:
     Args:
         agent: Harbor's name, or `module:Class`.
     """
-    return agent not in TERMINUS | WITHOUT_MODEL
+    return agent not in IN_THIS_PROCESS | WITHOUT_MODEL
 
 
 def is_class(agent: str) -> bool:

@@ -9,7 +9,14 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from harbortrainer.config.agent_table import OWN_SERVICE, TRAINABLE_TERMINUS, UNSUPPORTED_AGENTS, is_class, needs_proxy
+from harbortrainer.config.agent_table import (
+    OWN_SERVICE,
+    SHORT_NAMES,
+    TRAINABLE_TERMINUS,
+    UNSUPPORTED_AGENTS,
+    is_class,
+    needs_proxy,
+)
 from harbortrainer.config.environment_table import environment_entry, unknown_type
 from harbortrainer.config.explain import explain
 from harbortrainer.config.table import TomlTable, lookup
@@ -109,7 +116,7 @@ class HarnessKeys(PluginKeys):
     """`env.agent.harness`: settings of a trial."""
 
     agent: str = TRAINABLE_TERMINUS
-    """Agent: Harbor's name (`terminus-2`) or `module:Class`."""
+    """Agent: Harbor's name (`terminus-2`), `plain`, or `module:Class`."""
     agent_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments of the agent class."""
     environment_type: str = "docker"
@@ -145,7 +152,7 @@ class HarnessKeys(PluginKeys):
     trials_dir: Path | None = None
     """Folder of the trials, shared by all workers; by default $HARBORTRAINER_TRIALS_DIR, else outputs/trials."""
     max_turns: int | None = Field(None, ge=1)
-    """Maximum turns of Terminus-2 per step of a trial. `env.agent.max_turns` limits the turns of all steps together."""
+    """Maximum turns of Terminus-2 or `plain` per step of a trial. `env.agent.max_turns` limits all steps together."""
     n_parallel_envs: int | None = Field(None, ge=1)
     """Maximum number of concurrent trials over all workers that share `trials_dir`; null means no limit."""
     starts_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -157,6 +164,11 @@ class HarnessKeys(PluginKeys):
     """OpenAI-compatible server (its /v1 address) that the agent calls with `capture = "rollout_details"`."""
     model_name: str | None = None
     """Model name at `vllm_base_url`; by default the run's model, which follows the trained adapter."""
+
+    @field_validator("agent")
+    @classmethod
+    def _replace_short_name(cls, name: str) -> str:
+        return SHORT_NAMES.get(name, name)
 
     @field_validator("environment_type")
     @classmethod
@@ -191,7 +203,7 @@ class HarnessKeys(PluginKeys):
         if inside and environment_entry(self.environment_type).remote:
             raise ValueError(
                 f"agent {self.agent!r} runs inside the sandbox, and sandboxes of environment_type = "
-                f"{self.environment_type!r} cannot reach the model; use local or docker, or a Terminus agent"
+                f"{self.environment_type!r} cannot reach the model; use local or docker, Terminus-2 or plain"
             )
         return self
 

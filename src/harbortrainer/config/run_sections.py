@@ -6,9 +6,13 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from harbortrainer.config.agent_table import PLAIN_AGENT, SHORT_NAMES, TRAINABLE_TERMINUS
 from harbortrainer.config.table import Table
+
+TAUGHT = frozenset({TRAINABLE_TERMINUS, PLAIN_AGENT})
+"""Agents for which the warm-up makes demonstrations."""
 
 
 class WarmupConfig(Table):
@@ -25,6 +29,12 @@ class WarmupConfig(Table):
 
     run: Path | None = None
     """Run folder whose good trials are trained on (rejection sampling). Multi-step tasks are supported."""
+
+    agent: str = TRAINABLE_TERMINUS
+    """With `tasks`: the agent to teach, `plain` or Terminus-2; the run's training source should name the same one."""
+
+    target: float | None = Field(None, gt=0, lt=1)
+    """With `tasks`: stop at this success rate of sampled answers, measured in `trials` real trials every 5 steps."""
 
     min_reward: float = 1.0
     """With `run`: minimum reward of a trial to train on."""
@@ -48,7 +58,8 @@ class WarmupConfig(Table):
     """With `family`: range for the mean reward of the warmed-up policy, so that rewards differ within a group."""
 
     trials: int = Field(64, ge=0)
-    """With `family`: number of real trials to measure the success at the end; 0 trusts the solutions' likelihood."""
+    """Number of real trials of one measurement of the success: at the end with `family` (0 trusts the solutions'
+    likelihood), and for `target`."""
 
     environment_type: str = "local"
     """Sandbox type of these trials and of replayed solutions."""
@@ -59,12 +70,21 @@ class WarmupConfig(Table):
     trusted_tasks: list[str] = Field(default_factory=list)
     """Names or shell patterns of tasks that may access this machine, as in `env.agent.harness`."""
 
+    @field_validator("agent")
+    @classmethod
+    def _replace_short_name(cls, name: str) -> str:
+        return SHORT_NAMES.get(name, name)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if sum(given is not None for given in (self.family, self.tasks, self.run)) != 1:
             raise ValueError("needs exactly one of family, tasks and run")
         if self.tasks is not None and self.model is None:
             raise ValueError("tasks needs model, the model to train on the solutions")
+        if self.target is not None and (self.tasks is None or not self.trials):
+            raise ValueError("target needs tasks, and trials of 1 or more")
+        if self.agent not in TAUGHT:
+            raise ValueError(f"cannot teach agent {self.agent!r}; use plain, or leave the key out for Terminus-2")
         if self.lora_rank and self.family is not None:
             raise ValueError("lora_rank needs tasks or run; a family always uses full fine-tuning")
         if self.heldout is not None and self.family is None:

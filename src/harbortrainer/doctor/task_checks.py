@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from harbortrainer.config.agent_table import is_class
+from harbortrainer.config.agent_table import SHORT_NAMES, is_class
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, is_trusted, trust_remedy
 from harbortrainer.doctor.finding import Finding, green, red, stop_on_red, warn, yellow
@@ -346,12 +346,12 @@ def refuse_agent(agent: str, where: str) -> None:
 
 def is_missing(agent: str) -> bool:
     """Whether the agent is neither a class nor one of Harbor's agents."""
-    return not is_class(agent) and agent.partition(":")[0] not in agents_of_harbor()
+    return not is_class(agent) and agent not in SHORT_NAMES and agent.partition(":")[0] not in agents_of_harbor()
 
 
 def _missing_agent(agent: str) -> tuple[str, str]:
     """What is wrong and what to do, for an agent that Harbor does not have."""
-    near = get_close_matches(agent, agents_of_harbor(), n=1)
+    near = get_close_matches(agent, [*agents_of_harbor(), *SHORT_NAMES], n=1)
     do = f"did you mean {near[0]!r}?" if near else "choose one of docs/agents.md, or pass module:Class"
     return f"the installed Harbor has no agent {agent!r}", do
 

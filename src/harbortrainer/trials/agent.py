@@ -147,7 +147,7 @@ class TrainableTerminus2(OpenTerminus2):
         self._client: ChatClient | None = None
         if kwargs.get("api_base"):
             limits = {"max_cut_answers": max_cut_answers, "retries": model_retries, "timeout_s": model_timeout_s}
-            self._client = _make_client(kwargs, **limits)
+            self._client = make_client(kwargs, **limits)
         self._records_terminal = bool(kwargs.get("record_terminal_session"))
         self._pane = kwargs.get("tmux_pane_width", 160), kwargs.get("tmux_pane_height", 40)
         self._turns_before = 0
@@ -259,8 +259,8 @@ async def _has_exhausted_limits(environment: BaseEnvironment) -> bool:
     return isinstance(environment, ReportsExhaustedLimits) and bool(await environment.exhausted_limit())
 
 
-def _make_client(kwargs: Mapping[str, Any], **limits: float) -> ChatClient:
-    """Make the client described by Terminus-2's arguments."""
+def make_client(kwargs: Mapping[str, Any], **limits: float) -> ChatClient:
+    """Make the client that Terminus-2's arguments describe."""
     model_info = kwargs.get("model_info") or {}
     settings = ClientSettings.model_validate(
         {

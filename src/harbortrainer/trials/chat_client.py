@@ -110,6 +110,8 @@ class ChatClient(BaseLLM):
         """Reasoning of the last answer if it was cut."""
         self.waited_s = 0.0
         """Seconds spent waiting for answers, including failed calls; the agent resets it."""
+        self.usage = UsageInfo(prompt_tokens=0, completion_tokens=0, cache_tokens=0, cost_usd=0.0)
+        """Tokens of all answers, including cut ones."""
         self._sampling = sampling
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         self._consecutive_cuts = 0
@@ -191,6 +193,10 @@ class ChatClient(BaseLLM):
 
     def _read(self, completion: ChatCompletion, prompt: str) -> LLMResponse:
         choice = completion.choices[0]
+        if (usage := _usage(completion.usage)) is not None:
+            self.usage.prompt_tokens += usage.prompt_tokens
+            self.usage.completion_tokens += usage.completion_tokens
+            self.usage.cache_tokens += usage.cache_tokens
         cut = choice.finish_reason == "length"
         if self.settings.collect_tokens:
             self.turns.append(turn_tokens(completion, cut=cut).model_copy(update={"new_message": prompt}))
@@ -203,7 +209,7 @@ class ChatClient(BaseLLM):
             content=content,
             reasoning_content=reasoning,
             model_name=completion.model,
-            usage=_usage(completion.usage),
+            usage=usage,
         )
 
     def _raise_cut(self, content: str, reasoning: str | None) -> None:

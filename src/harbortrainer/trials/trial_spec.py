@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from harbortrainer.config.agent_table import (
     AGENTS,
-    OUR_TERMINUS,
-    TERMINUS,
+    IN_THIS_PROCESS,
+    OUR_AGENTS,
     TRAINABLE_TERMINUS,
     UNKNOWN,
     UNKNOWN_CLASS,
@@ -80,7 +80,7 @@ class TrialSpec(BaseModel):
     model: ModelEndpoint | None = None
     """The agent's model; None for an agent without one."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Limit of the agent's turns, for Terminus agents."""
+    """Limit of the agent's turns, for Terminus-2 and `plain`."""
     environment_type: str = "local"
     """`local`, a Harbor environment type, `module:Class`, or `auto` (see `sandbox.environment_types`)."""
     environment_kwargs: dict[str, object] = Field(default_factory=dict)
@@ -213,7 +213,7 @@ def trial_config(spec: TrialSpec) -> "TrialConfig":
 
 def _with_base_url(agent: "AgentConfig", spec: TrialSpec) -> "AgentConfig":
     """Return the agent's config with the model's address in Harbor's own field, unless the user gives another one."""
-    if spec.model is None or not spec.uses_model or spec.agent in TERMINUS or not accepts_base_url(agent):
+    if spec.model is None or not spec.uses_model or spec.agent in IN_THIS_PROCESS or not accepts_base_url(agent):
         return agent
     settings = agent_model_settings(spec.agent)
     addresses = {spec.model.base_url, _host(spec.model)}
@@ -235,14 +235,14 @@ def sandbox_lifetime_s(spec: TrialSpec) -> float | None:
 
 def writes_key(spec: TrialSpec) -> bool:
     """Whether Harbor writes the model's key to files, from which it must be removed afterwards."""
-    return spec.uses_model and spec.agent not in OUR_TERMINUS
+    return spec.uses_model and spec.agent not in OUR_AGENTS
 
 
 def _model_fields(spec: TrialSpec) -> dict[str, Any]:
     """Return `model_name`, `kwargs` and `env` of Harbor's agent config."""
     if spec.model is None or not spec.uses_model:
         return {"kwargs": spec.agent_kwargs, "env": spec.agent_env}
-    if spec.agent not in TERMINUS:
+    if spec.agent not in IN_THIS_PROCESS:
         settings = agent_model_settings(spec.agent)
         model_name, env = settings.name_and_variables(spec.model)
         kwargs = settings.arguments(spec.model) | spec.agent_kwargs

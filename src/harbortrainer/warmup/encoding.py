@@ -5,11 +5,12 @@ verifiers' train client. If the renderer cannot append a turn, the conversation 
 sequence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from renderers import AutoRendererConfig, create_renderer
+from pydantic import TypeAdapter
+from renderers import AutoRendererConfig, RendererConfig, create_renderer
 from renderers.base import Message, Renderer
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
@@ -26,16 +27,30 @@ class Encoded:
     answer: list[bool]
 
 
-def renderer_of(tokenizer: PreTrainedTokenizerBase) -> Renderer:
-    """Return the renderer for a hub model; reasoning stays in the history, so that turns can be appended."""
+def renderer_of(tokenizer: PreTrainedTokenizerBase, table: Mapping[str, object] | None = None) -> Renderer:
+    """Return the renderer of a run's table `[orchestrator.renderer]`.
+
+    Without a table, reasoning stays in the history, so that turns can be appended.
+    """
+    if table:
+        return create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(table))
     known = known_format(tokenizer.name_or_path)
     return create_renderer(tokenizer, AutoRendererConfig(thinking_retention="all" if known else None))
 
 
-def encode(demonstration: Demonstration, renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> list[Encoded]:
-    """Return the sequences of one episode: one, unless the renderer cannot append a turn."""
+def encode(
+    demonstration: Demonstration, renderer: Renderer, tokenizer: PreTrainedTokenizerBase, system: str = ""
+) -> list[Encoded]:
+    """Return the sequences of one episode: one, unless the renderer cannot append a turn.
+
+    Args:
+        demonstration: The episode.
+        renderer: The renderer of the rollouts.
+        tokenizer: The model's tokenizer.
+        system: The agent's system prompt; "" if it has none.
+    """
     found: list[Encoded] = []
-    messages: list[Message] = []
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
     prompt: list[int] = []
     answer_ids: list[int] = []
     for shown, reply in demonstration:

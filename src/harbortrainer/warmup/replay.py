@@ -1,7 +1,8 @@
-"""Create demonstrations by replaying tasks' solutions through Terminus-2.
+"""Create demonstrations by replaying tasks' solutions through the agent that is taught.
 
-A scripted model types solution/solve.sh into the terminal. Otherwise the trial is a normal Harbor trial in a real
-sandbox. Invariant: a demonstration got the top reward from the task's verifier.
+With Terminus-2, a scripted model types solution/solve.sh into the terminal; with `plain`, it answers with its commands
+in one line. Otherwise the trial is a normal Harbor trial in a real sandbox. Invariant: a demonstration got the top
+reward from the task's verifier.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import BaseLLM, LLMResponse
 from harbor.models.agent.context import AgentContext
 
+from harbortrainer.config.agent_table import PLAIN_AGENT, TRAINABLE_TERMINUS
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.sandbox.environment_types import choose_environment
@@ -22,6 +24,7 @@ from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.task_check import TOP_REWARD
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.trials.agent import TrainableTerminus2
+from harbortrainer.trials.plain_agent import PlainAgent
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.trial_spec import TrialSpec
 from harbortrainer.warmup.demonstrations import CONFIRMED, Demonstration, answer
@@ -79,9 +82,40 @@ class ReplayTerminus2(TrainableTerminus2):
         (self.logs_dir / FILE).write_text(json.dumps(self._script.turns))
 
 
-def answers_of(solution: str) -> list[str]:
-    """Return the answers of a policy that types the shell script `solution` into its terminal."""
+class ReplayPlain(PlainAgent):
+    """The plain agent with scripted answers; writes prompts and answers like `ReplayTerminus2`.
+
+    Args:
+        answers: The answers, turn by turn.
+    """
+
+    def __init__(self, logs_dir: Path, *, answers: Sequence[str], max_turns: int | None = None, **_: object) -> None:
+        super().__init__(logs_dir, max_turns=max_turns, api_base="", model_name="script")
+        self._script = ScriptedModel(answers)
+
+    @override
+    async def request(self, prompt: str, history: Sequence[Mapping[str, str]]) -> LLMResponse:
+        return await self._script.call(prompt)
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        await super().run(instruction, environment, context)
+        (self.logs_dir / FILE).write_text(json.dumps(self._script.turns))
+
+
+REPLAYED = {
+    TRAINABLE_TERMINUS: "harbortrainer.warmup.replay:ReplayTerminus2",
+    PLAIN_AGENT: "harbortrainer.warmup.replay:ReplayPlain",
+}
+"""Agents that replay answers, by the agent that is taught."""
+
+
+def answers_of(solution: str, agent: str = TRAINABLE_TERMINUS) -> list[str]:
+    """Return the answers of a policy that runs the shell script `solution`."""
     lines = [line for line in solution.split("\n") if not line.startswith(("#!", "set -"))]
+    if agent == PLAIN_AGENT:
+        # The agent's commands run in the task's folder. Where a solution goes elsewhere, its demonstration fails.
+        return [" && ".join(line.strip() for line in lines if line.strip() and not line.startswith(("cd ", "#")))]
     script = "\n".join(lines).strip("\n") + "\n"
     return [answer([script], duration=WAIT_S, complete=False), CONFIRMED, CONFIRMED]
 
@@ -91,6 +125,7 @@ async def replay(
     *,
     environment_type: str,
     environment_kwargs: Mapping[str, object] | None = None,
+    agent: str = TRAINABLE_TERMINUS,
     trusted: Sequence[str] = (),
     work_dir: Path,
     report: Callable[[], None] = lambda: None,
@@ -108,13 +143,14 @@ async def replay(
 
     async def one(task: TaskRef, folder: Path) -> Demonstration | None:
         async with gate:
-            answers = answers_of((task.path / SOLUTION).read_text())
+            answers = answers_of((task.path / SOLUTION).read_text(), agent)
             turns = await run_scripted_trial(
                 task.path,
                 answers,
                 folder,
                 environment_type,
                 environment_kwargs,
+                agent=agent,
                 trusted=is_trusted(task.name, trusted),
             )
         report()
@@ -146,13 +182,14 @@ async def run_scripted_trial(
     environment_type: str,
     environment_kwargs: Mapping[str, object] | None = None,
     *,
+    agent: str = TRAINABLE_TERMINUS,
     trusted: bool = False,
 ) -> Demonstration | None:
     """Run one scripted trial and return its demonstration; None without the top reward."""
     spec = TrialSpec(
         task_dir=task_dir,
         trials_dir=folder,
-        agent="harbortrainer.warmup.replay:ReplayTerminus2",
+        agent=REPLAYED[agent],
         agent_kwargs={"answers": list(answers), "max_turns": len(answers)},
         environment_type=environment_type,
         environment_kwargs=dict(environment_kwargs or {}),

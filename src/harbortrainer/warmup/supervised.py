@@ -1,12 +1,14 @@
 """Supervised fine-tuning on encoded demonstrations: AdamW on the cross-entropy of the answers' tokens."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from renderers.base import Renderer
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harbortrainer.engines.models import load_model, load_tokenizer
@@ -22,13 +24,17 @@ class BasePolicy:
     tokenizer: PreTrainedTokenizerBase
     renderer: Renderer
 
-    def encode(self, demonstration: Demonstration) -> list[Encoded]:
-        """Encode one episode as sequences."""
-        return encode(demonstration, self.renderer, self.tokenizer)
+    def encode(self, demonstration: Demonstration, system: str = "") -> list[Encoded]:
+        """Encode one episode of an agent with this system prompt as sequences."""
+        return encode(demonstration, self.renderer, self.tokenizer, system)
 
 
-def load_policy(name: str) -> BasePolicy:
+def load_policy(name: str, renderer: Mapping[str, object] | None = None) -> BasePolicy:
     """Load a model by hub id or folder, onto the GPU if there is one.
+
+    Args:
+        name: The hub id or folder.
+        renderer: A run's table `[orchestrator.renderer]`.
 
     Raises:
         UserError: transformers cannot load it.
@@ -37,7 +43,7 @@ def load_policy(name: str) -> BasePolicy:
     model = load_model(name, torch.float32, where="warmup.model")
     if torch.cuda.is_available():
         model = model.to(dtype=torch.bfloat16, device="cuda")
-    return BasePolicy(model, tokenizer, renderer_of(tokenizer))
+    return BasePolicy(model, tokenizer, renderer_of(tokenizer, renderer))
 
 
 class SupervisedTrainer:
@@ -56,7 +62,7 @@ class SupervisedTrainer:
         """Run one optimizer step at `scale` times the peak learning rate; return the loss in nats per token."""
         ids, attention, labels = self._batch(episodes)
         self.model.train()
-        loss = self.model(input_ids=ids, attention_mask=attention, labels=labels).loss
+        loss = nn.functional.cross_entropy(*self._answer_logits(ids, attention, labels))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
         for group in self._optimizer.param_groups:
@@ -78,11 +84,23 @@ class SupervisedTrainer:
         return probabilities
 
     def save(self, folder: Path) -> None:
-        """Write the weights, with a LoRA permanently merged, and the tokenizer in transformers' format."""
-        if isinstance(self.model, PeftModel):
-            self.model = self.model.merge_and_unload()
-        self.model.save_pretrained(folder)
+        """Write the weights, with a LoRA merged, and the tokenizer in transformers' format."""
+        model = self.model
+        if isinstance(model, PeftModel):
+            model = copy.deepcopy(model).merge_and_unload()  # training may go on
+        model.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
+
+    def _answer_logits(
+        self, ids: torch.Tensor, attention: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [n, V] and labels [n] of the answers' tokens; -100 for other tokens at the same places.
+
+        Logits of whole prompts would take gigabytes with a real vocabulary.
+        """
+        places = (labels[:, 1:] != -100).any(0).nonzero()[:, 0]
+        logits = self.model(input_ids=ids, attention_mask=attention, logits_to_keep=places).logits
+        return logits.flatten(0, 1), labels[:, places + 1].flatten()
 
     def _batch(self, episodes: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         device = next(self.model.parameters()).device

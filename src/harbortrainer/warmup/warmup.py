@@ -8,24 +8,34 @@ import importlib.util
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol, cast
 
 import torch
 from transformers.utils import logging as transformers_logging
 
+from harbortrainer.config.agent_table import PLAIN_AGENT
 from harbortrainer.config.run_sections import WarmupConfig
+from harbortrainer.config.runfile import RunConfig
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.trials.plain_agent import SYSTEM_PROMPT
 from harbortrainer.warmup.demonstrations import Demonstration
 from harbortrainer.warmup.encoding import Encoded
 from harbortrainer.warmup.replay import replay
+from harbortrainer.warmup.sampled_trials import measure_rewards
 from harbortrainer.warmup.supervised import BasePolicy, SupervisedTrainer, load_policy
 from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 from harbortrainer.warmup.trial_sequences import encoded_trials, model_for
+
+_STEPS_BETWEEN = 5
+"""Supervised steps between two measurements."""
 
 
 class TaskGenerator(Protocol):
@@ -57,17 +67,60 @@ def load_task_generator(file: Path) -> TaskGenerator:
     return cast(TaskGenerator, module)
 
 
-def warm_up(config: WarmupConfig, out_dir: Path, *, seed: int = 0, display: Display | None = None) -> Path:
+@dataclass(frozen=True)
+class Rollouts:
+    """What the warm-up takes from the run that follows.
+
+    Attributes:
+        renderer: The table `[orchestrator.renderer]`; None for the model's own format.
+        max_length: Most tokens of a trial.
+        answer_length: Most tokens of an answer; None if only `max_length` limits it.
+        max_turns: Most turns of a trial.
+    """
+
+    renderer: Mapping[str, object] | None = None
+    max_length: int = 2048
+    answer_length: int | None = None
+    max_turns: int = 1
+
+
+def rollouts_of(run: RunConfig) -> Rollouts:
+    """Return what the warm-up takes from a run file."""
+    env = run.orchestrator.train.source[0].env
+    return Rollouts(
+        renderer=run.orchestrator.renderer,
+        max_length=run.seq_len,
+        answer_length=run.orchestrator.train.sampling.max_completion_tokens,
+        max_turns=(env.get("agent") or {}).get("max_turns") or 1,
+    )
+
+
+def warm_up(
+    config: WarmupConfig,
+    out_dir: Path,
+    *,
+    rollouts: Rollouts | None = None,
+    seed: int = 0,
+    display: Display | None = None,
+) -> Path:
     """Make a policy, save it to `out_dir`, and return `out_dir`.
 
-    With `family`, the family's file makes the policy. With `tasks`, the model is trained on replayed solutions for
-    `config.steps` steps; with `run`, on that run's good trials. These two guarantee no success rate.
+    With `family`, the family's file makes the policy. With `tasks`, the model is trained on replayed solutions until
+    it reaches `config.target`, or for `config.steps` steps; with `run`, on that run's good trials. Without a target,
+    these two guarantee no success rate.
+
+    Args:
+        config: The table.
+        out_dir: Folder to write.
+        rollouts: What the warm-up takes from the run that follows; None for a model's own format.
+        seed: Seed of the order of demonstrations.
+        display: Display of the progress.
 
     Raises:
         UserError: A file, folder or model is missing or invalid, or the family's success rate was not reached.
     """
-    if not torch.cuda.is_available():
-        # The other cores import the environment's workers meanwhile; spinning threads would slow that down.
+    if config.family is not None and not torch.cuda.is_available():
+        # Its tiny model needs one. The other cores import the workers meanwhile; spinning threads would slow that down.
         torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()  # it would overwrite the run's bars
     display = display or Display()
@@ -77,17 +130,34 @@ def warm_up(config: WarmupConfig, out_dir: Path, *, seed: int = 0, display: Disp
         elif config.family is not None:
             load_task_generator(config.family).make_policy(config, folder, seed=seed, display=display)
         else:
-            _learn_tasks(config, folder, seed, display)
+            _learn_tasks(config, folder, rollouts or Rollouts(), seed, display)
     return out_dir
 
 
-def _learn_tasks(config: WarmupConfig, folder: Path, seed: int, display: Display) -> None:
+def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: int, display: Display) -> None:
     assert config.tasks is not None and config.model is not None
+    if config.agent == PLAIN_AGENT and rollouts.max_turns > 1:
+        what = "the warm-up teaches the plain agent one answer per trial, but the run has more turns"
+        raise UserError(what, where="warmup.agent", do="set env.agent.max_turns to 1, or remove [warmup]")
     tasks = tasks_with_solution(config.tasks, display.line)
-    start = load_policy(config.model)
+    start = load_policy(config.model, rollouts.renderer)
     found = _replay_solutions(tasks, config, folder, display)
-    sequences = [sequence for episode in found for sequence in start.encode(episode)]
-    _learn(f"{len(found)} of {len(tasks)} solutions", start, sequences, config, folder, seed, display)
+    system = SYSTEM_PROMPT if config.agent == PLAIN_AGENT else ""
+    sequences = [sequence for episode in found for sequence in start.encode(episode, system)]
+    what = f"{len(found)} of {len(tasks)} solutions"
+    measure = None
+    if config.target is not None:
+        played = [task.path for task in random.Random(seed).choices(tasks, k=config.trials)]
+        measure = partial(
+            measure_rewards,
+            folder,
+            lambda _: played,
+            config,
+            max_turns=rollouts.max_turns,
+            max_length=rollouts.max_length,
+            answer_length=rollouts.answer_length,
+        )
+    _learn(what, start, sequences, config, folder, seed, display, measure)
 
 
 def _learn_trials(config: WarmupConfig, run: Path, folder: Path, seed: int, display: Display) -> None:
@@ -107,14 +177,40 @@ def _learn(
     folder: Path,
     seed: int,
     display: Display,
+    measure: Callable[..., list[float]] | None = None,
 ) -> None:
+    """Train for `config.steps` steps; with `measure`, until the mean reward of real trials reaches `config.target`.
+
+    Raises:
+        UserError: The target was not reached.
+    """
     trainer = SupervisedTrainer(start, lr=config.lr, lora_rank=config.lora_rank)
     rng = random.Random(seed)
+    mean, target = 0.0, config.target or 0.0
     with display.bar("warm-up: supervised steps", config.steps) as bar:
         for step in range(config.steps):
-            loss = trainer.step(rng.choices(sequences, k=config.batch_size), scale=1 - step / config.steps)
+            # Where a target ends the training, nobody knows when, so the rate does not fall.
+            scale = 1.0 if measure else 1 - step / config.steps
+            loss = trainer.step(rng.choices(sequences, k=config.batch_size), scale=scale)
             bar.advance()
-    display.line(f"warm-up: {what}, {config.steps} steps, loss {loss:.3f}")
+            done = step + 1
+            if measure is None or (done % _STEPS_BETWEEN and done < config.steps):
+                continue
+            trainer.save(folder)
+            rewards = measure(seed=seed + done)
+            mean = fmean(rewards)
+            display.line(
+                f"warm-up: {done} steps, loss {loss:.3f}, mean reward {mean:.2f} in {len(rewards)} real trials"
+            )
+            if mean >= target:
+                break
+    display.line(f"warm-up: {what}, {done} steps, loss {loss:.3f}")
+    if mean < target:
+        raise UserError(
+            f"the mean reward after {config.steps} steps is {mean:.2f}, below the target {target}",
+            where="warmup.target",
+            do="raise warmup.steps or warmup.lr, or lower warmup.target",
+        )
     trainer.save(folder)
 
 
@@ -126,6 +222,7 @@ def _replay_solutions(
             tasks,
             environment_type=config.environment_type,
             environment_kwargs=config.environment_kwargs,
+            agent=config.agent,
             trusted=config.trusted_tasks,
             work_dir=folder,
             report=bar.advance,

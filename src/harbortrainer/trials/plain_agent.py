@@ -1,0 +1,168 @@
+"""`PlainAgent`: an agent for small models, whose answer is one shell command (`agent = "plain"`).
+
+Terminus-2's prompt has about 780 tokens, and its answers are JSON; a model of 135 million parameters writes none. Here
+a turn has about 50 tokens of prompt and 12 of answer.
+
+What is done with an answer:
+
+- Its first line that is no fence (```` ``` ````) and not empty is the command; a leading `$ ` is dropped.
+- A line that was cut at the answer's length is no command.
+- The command runs in the task's folder in a shell of its own, for at most `command_timeout_s`. Its output is the next
+  turn's prompt, if there is a next turn: `max_turns` is 1 unless the run file says otherwise.
+- The command `exit`, an answer without a command, a cut answer and the last turn end the run. The state is graded.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, override
+
+from harbor.agents.base import BaseAgent
+from harbor.environments.base import BaseEnvironment
+from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
+from harbor.models.agent.context import AgentContext
+
+from harbortrainer.trials.agent import make_client, separate_thinking
+from harbortrainer.trials.faults import RolloutEnd
+from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.record import TurnTokens
+from harbortrainer.trials.tokens import to_rollout_details
+from harbortrainer.trials.turn_listener import TURN_LISTENER
+
+SYSTEM_PROMPT = "You are a Linux shell expert. Answer with one shell command and nothing else."
+LOOP_PROMPT = f"{SYSTEM_PROMPT} You get its output. When the task is done, answer with exit."
+_MAX_OUTPUT = 4000
+"""Characters of a command's output in the next prompt."""
+_TIMED_OUT = "timed out after"
+
+
+def command_of(answer: str, *, cut: bool = False) -> str:
+    """Return the command of an answer; "" if it has none.
+
+    Args:
+        answer: The answer, without thinking.
+        cut: Whether it was cut at its length, so that its last line is not whole.
+    """
+    lines = answer.splitlines()
+    whole = lines[:-1] if cut and not answer.endswith("\n") else lines
+    commands = (
+        line.strip().removeprefix("$ ").strip("`").strip() for line in whole if not line.strip().startswith("```")
+    )
+    return next((command for command in commands if command), "")
+
+
+class PlainAgent(BaseAgent):
+    """An agent whose answer is one shell command; takes Terminus-2's arguments about the model and these.
+
+    Args:
+        max_turns: Most answers. None for 1.
+        command_timeout_s: Time limit of a command, in seconds.
+        model_retries: Retries of a failed model call.
+        model_timeout_s: Timeout of one answer, in seconds.
+        model: What else Terminus-2 takes about the model: `api_base`, `model_info`, `temperature`, ...
+    """
+
+    def __init__(
+        self,
+        logs_dir: Path,
+        *,
+        max_turns: int | None = None,
+        command_timeout_s: int = 10,
+        model_retries: int = 2,
+        model_timeout_s: float = 600.0,
+        **model: Any,
+    ) -> None:
+        super().__init__(logs_dir, **model)
+        self._max_turns, self._command_timeout_s = max_turns or 1, command_timeout_s
+        limits = {"retries": model_retries, "timeout_s": model_timeout_s}
+        self._client = make_client(model | {"model_name": self.model_name or ""}, **limits)
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "plain"
+
+    @override
+    def version(self) -> str:
+        return "1"
+
+    @property
+    def turn_tokens(self) -> list[TurnTokens]:
+        """Sampled tokens of each call, over all steps; empty without `collect_rollout_details`."""
+        return self._client.turns
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Do nothing: the agent runs in this process."""
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        client, self._client.waited_s = self._client, 0.0
+        turns_before, usage_before = len(client.turns), client.usage.model_copy()
+        ending: Outcome | None = None
+        try:
+            ending = await self._run_turns(instruction.strip(), environment, context)
+        except ContextLengthExceededError:
+            ending = Outcome.context_limit
+        except RolloutEnd as end:
+            ending = end.ending
+        finally:
+            context.metadata = (context.metadata or {}) | {
+                "ending": ending.value if ending else None,
+                "model_s": client.waited_s,
+            }
+            context.n_input_tokens = client.usage.prompt_tokens - usage_before.prompt_tokens
+            context.n_output_tokens = client.usage.completion_tokens - usage_before.completion_tokens
+            context.n_cache_tokens = client.usage.cache_tokens - usage_before.cache_tokens
+            context.rollout_details = to_rollout_details(client.turns[turns_before:])
+            await client.aclose()
+
+    async def _run_turns(self, prompt: str, environment: BaseEnvironment, context: AgentContext) -> Outcome | None:
+        """Run turns until one ends the run. Return the limit that ended it; None if the model did."""
+        system = SYSTEM_PROMPT if self._max_turns == 1 else LOOP_PROMPT
+        history = [{"role": "system", "content": system}]
+        for turn in range(1, self._max_turns + 1):
+            context.metadata = (context.metadata or {}) | {"n_episodes": turn}
+            answer, command, cut = await self._next_command(prompt, history)
+            output = await self._run_command(command, environment) if command not in ("", "exit") else ""
+            if cut:
+                return Outcome.output_limit
+            if command in ("", "exit"):
+                return None
+            thinking = {"reasoning_content": answer.reasoning_content} if answer.reasoning_content else {}
+            history += [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": answer.content, **thinking},
+            ]
+            prompt = output
+        return None if self._max_turns == 1 else Outcome.turn_limit
+
+    async def _next_command(self, prompt: str, history: list[dict[str, str]]) -> tuple[LLMResponse, str, bool]:
+        """Return the next answer, its command, and whether the answer was cut at its length."""
+        listener = TURN_LISTENER.get()
+        if listener is not None:
+            listener.on_prompt(prompt)
+        try:
+            answer, cut = await self.request(prompt, history), False
+        except OutputLengthExceededError as error:
+            answer, cut = LLMResponse(content=error.truncated_response or ""), True
+        shown = separate_thinking(answer)
+        if listener is not None:
+            listener.on_answer(shown.reasoning_content, shown.content)
+        return answer, command_of(shown.content, cut=cut), cut
+
+    async def request(self, prompt: str, history: Sequence[Mapping[str, str]]) -> LLMResponse:
+        """Request the next answer from the model."""
+        return await self._client.call(prompt, history)
+
+    async def _run_command(self, command: str, environment: BaseEnvironment) -> str:
+        """Run a command. Return what the model gets to see of it."""
+        try:
+            done = await environment.exec(command, timeout_sec=self._command_timeout_s)
+        except RuntimeError as error:
+            if _TIMED_OUT not in str(error):
+                raise
+            return f"The command took longer than {self._command_timeout_s} s and was stopped."
+        output = "\n".join(text.strip() for text in (done.stdout, done.stderr) if text and text.strip())
+        if len(output) > _MAX_OUTPUT:
+            output = f"{output[: _MAX_OUTPUT // 2]}\n...\n{output[-_MAX_OUTPUT // 2 :]}"
+        return output or f"(no output, exit code {done.return_code})"
