@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-_HELPER = re.compile(r"harbortrainer\.sandbox\.inside import fork_server; fork_server\.main\((\d+)\)")
+_HELPER = re.compile(r"(?:inside import fork_server; fork_server\.main\(|^harbortrainer-sandbox )(\d+)\b")
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = re.compile(r"harbortrainer-(\d+)$")
 

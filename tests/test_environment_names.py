@@ -120,9 +120,9 @@ def test_ignores_other_expressions(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [entry.cleanup_script for entry in ENVIRONMENT_TYPES.values() if entry.cleanup_script]
+    "module", [entry.inventory for entry in ENVIRONMENT_TYPES.values() if entry.remote and entry.inventory]
 )
-def test_cleanup_script_imports_nothing_of_this_project(module: str) -> None:
+def test_inventory_script_imports_nothing_of_this_project(module: str) -> None:
     script = find_spec(module)
     assert script is not None and script.origin is not None
     tree = ast.parse(Path(script.origin).read_text(encoding="utf-8"))

@@ -37,10 +37,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 images_app = typer.Typer(help="Manage the local image cache.", no_args_is_help=True, rich_markup_mode=None)
+sandboxes_app = typer.Typer(
+    help="List sandboxes, and end those of ended runs.", no_args_is_help=True, rich_markup_mode=None
+)
 config_app = typer.Typer(help="Convert old run files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(config_app, name="config")
 app.add_typer(images_app, name="images")
+app.add_typer(sandboxes_app, name="sandboxes")
 
 # click's UsageError, the base class of every parse error; typer does not export it.
 ParseError = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -307,6 +311,29 @@ def images_prune(
     from harbortrainer.commands.images import prune_images
 
     prune_images(cache_dir, to)
+
+
+RunsArgument = Annotated[list[str] | None, typer.Argument(help="Labels or folders of runs.")]
+
+
+@sandboxes_app.command("list", epilog=examples("sandboxes list"))
+def sandboxes_list(runs: RunsArgument = None) -> None:
+    """List the sandboxes here and at providers, also those of killed runs."""
+    from harbortrainer.commands.sandboxes import list_sandboxes
+
+    list_sandboxes(runs or [])
+
+
+@sandboxes_app.command("end", epilog=examples("sandboxes end"))
+def sandboxes_end(
+    runs: RunsArgument = None,
+    all_ended: Annotated[bool, typer.Option("--all", help="End the sandboxes of every ended run of yours.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """End the sandboxes of killed runs. Those of active runs stay."""
+    from harbortrainer.commands.sandboxes import end_sandboxes
+
+    end_sandboxes(runs or [], all_ended=all_ended, yes=yes)
 
 
 @config_app.command("upgrade", epilog=examples("config upgrade"))

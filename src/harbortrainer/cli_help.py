@@ -11,7 +11,7 @@ GROUPS = {
     "Train": ("train", "warmup"),
     "Evaluate and inspect": ("eval", "rollout", "view"),
     "Use the model": ("export", "serve"),
-    "Maintain": ("config", "images"),
+    "Maintain": ("config", "images", "sandboxes"),
 }
 """The commands by the title of their group."""
 
@@ -33,6 +33,8 @@ EXAMPLES = {
     "view": ("view outputs/run", "view outputs"),
     "images list": ("images list", "images list --cache-dir /data/images"),
     "images prune": ("images prune", "images prune --to 0"),
+    "sandboxes list": ("sandboxes list", "sandboxes list outputs/run"),
+    "sandboxes end": ("sandboxes end --all", "sandboxes end outputs/run --yes"),
     "config upgrade": ("config upgrade run.toml", "config upgrade old.toml --output run.toml"),
     "tasks new": ("tasks new my-tasks/first", "tasks new my-tasks/second"),
     "tasks check": ("tasks check my-tasks", "tasks check my-tasks --limit 10 --markdown checks.md"),

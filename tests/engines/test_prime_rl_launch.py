@@ -10,17 +10,16 @@ import psutil
 import pytest
 from task_sets import make_task
 
-from harbortrainer.config.environment_table import ENVIRONMENT_TYPES, EnvironmentEntry
 from harbortrainer.config.reader import read
+from harbortrainer.engines.cleanup import processes_of
 from harbortrainer.engines.prime_rl import checkout
 from harbortrainer.engines.prime_rl.checkout import SOURCE, Checkout
-from harbortrainer.engines.prime_rl.cleanup import clean_up, end_processes, end_remote
 from harbortrainer.engines.prime_rl.failure_report import report
-from harbortrainer.engines.prime_rl.start import LOCK, LOG, start
+from harbortrainer.engines.prime_rl.start import LABEL, LOCK, LOG, start
 from harbortrainer.errors import UserError
+from harbortrainer.runs.label import owner_state, run_label
 from harbortrainer.runs.locks import RunLock
 from harbortrainer.runs.provenance import Provenance
-from harbortrainer.sandbox.environment_types import environment_config
 from harbortrainer.tasks.task_folder import load_task
 
 PRINT_ARGUMENTS = "import os, sys, json; print(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}))"
@@ -29,6 +28,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from harbortrainer.config.reader import read
+from harbortrainer.engines.cleanup import processes_of
 from harbortrainer.engines.prime_rl import checkout
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.engines.prime_rl.start import start
@@ -163,6 +163,23 @@ def test_refuses_folder_in_use(run_file, stand_in, tmp_path, more):
     RunLock(run_dir, LOCK).release()
 
 
+def test_next_start_ends_what_a_killed_launcher_left(run_file, stand_in, tmp_path, capfd):
+    label = "import os; print('label', os.environ['HARBORTRAINER_RUN'], os.environ['HARBORTRAINER_OWNER'], flush=True)"
+    end_resume = "import sys\nif '--resume' in sys.argv: sys.exit()\n"
+    path, rl = run_file(), stand_in(f"{end_resume}{ORPHAN}{label}{WAIT_FOR_SIGNAL.format(exits=True)}")
+    process = start_launcher(path, rl)
+    assert process.stdout is not None
+    words = next(line for line in process.stdout if line.startswith("label")).split()
+    assert owner_state(words[2]) == "running"
+    process.kill()
+    process.communicate(timeout=20)
+    assert (words[1], owner_state(words[2])) == (run_label(tmp_path / "outputs/r", LABEL), "ended")
+    psutil.wait_procs([one for one in processes_of(words[1]) if "of this test" not in str(one.cmdline())], timeout=20)
+    (orphan,) = processes_of(words[1])
+    assert start(read(path), rl, [], resume=True) == 0
+    assert "cleaned up: 1 processes" in capfd.readouterr().err and not orphan.is_running()
+
+
 def test_reports_child_exit_code_and_last_lines(run_file, stand_in, tmp_path, capfd):
     log = tmp_path / "outputs" / "r" / "logs" / "latest" / "orchestrator.log"
     log.parent.mkdir(parents=True)
@@ -224,94 +241,6 @@ def test_ends_leftover_process(run_file, stand_in, capfd):
     assert "cleaned up: 1 processes" in capfd.readouterr().err
     leftovers = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "of this test" in str(p.info)]
     assert not leftovers
-
-
-def test_keeps_processes_of_other_runs():
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"HARBORTRAINER_RUN": "other"})
-    try:
-        assert end_processes("this-run-does-not-exist") == 0
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-
-
-def test_removes_containers_and_networks_of_run(tmp_path, monkeypatch):
-    calls = tmp_path / "calls"
-    docker = tmp_path / "docker"
-    docker.write_text(
-        f"""#!/bin/bash
-echo "$@" >> {calls}
-case "$*" in
-  *--format*) echo proj ;;
-  "ps -aq --filter label=harbortrainer.run=r-1") echo c1 ;;
-  "ps -aq --filter label=com.docker.compose.project=proj") printf 'c1\\nc2\\n' ;;
-  "network ls"*) echo n1 ;;
-esac
-"""
-    )
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    removed = clean_up("r-1")
-    assert (removed.containers, removed.networks) == (2, 1)
-    commands = calls.read_text().splitlines()
-    assert "rm --force --volumes c1 c2" in commands and "network rm n1" in commands
-
-
-@pytest.mark.docker
-def test_removes_real_container_of_run():
-    image = "debian:12-slim"
-    if subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False).returncode:
-        pytest.skip(f"no Docker daemon, or no image {image}")
-    run = f"test-{os.getpid()}"
-    command = ["docker", "run", "-d", "--network", "none", "--label", f"harbortrainer.run={run}", image, "sleep", "600"]
-    name = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert clean_up(run).containers == 1
-    assert subprocess.run(["docker", "inspect", name], capture_output=True, check=False).returncode != 0
-
-
-MODAL = """
-import types
-class App:
-    app_id = "app"
-    @staticmethod
-    def lookup(name, create_if_missing): return App()
-class Sandbox:
-    @staticmethod
-    def list(app_id, tags):
-        return [Sandbox()] if tags == {"harbortrainer-run": "r-1"} else []
-    def terminate(self): open(__file__ + ".ended", "a").write("x")
-"""
-
-
-def test_ends_modal_sandboxes_of_run(tmp_path, monkeypatch):
-    (tmp_path / "modal.py").write_text(MODAL)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert end_remote("r-1", ["modal"], tmp_path / "no-python") == ["cleaned up: 1 sandboxes at modal"]
-    assert (tmp_path / "modal.py.ended").read_text() == "x"
-    assert end_remote("r-2", ["modal"], tmp_path / "no-python") == []
-
-
-def test_reports_provider_without_labels(tmp_path):
-    (line,) = end_remote("r-1", ["e2b"], tmp_path / "no-python")
-    assert "e2b" in line and "timeout" in line
-
-
-def test_runs_cleanup_script_of_new_environment_type(tmp_path, monkeypatch):
-    (tmp_path / "toy_cleanup.py").write_text("import sys; print('ended', sys.argv[1]); print(3)")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(ENVIRONMENT_TYPES, "toy", EnvironmentEntry(remote=True, cleanup_script="toy_cleanup"))
-    assert end_remote("r-1", ["toy"], tmp_path / "no-python") == ["cleaned up: 3 sandboxes at toy"]
-
-
-def test_sandboxes_have_label_of_run(monkeypatch):
-    monkeypatch.setenv("HARBORTRAINER_RUN", "r-1")
-    assert environment_config("modal", {"labels": {"a": "b"}})["kwargs"]["labels"] == {
-        "harbortrainer-run": "r-1",
-        "a": "b",
-    }
-    assert environment_config("docker")["import_path"].endswith("DockerSandbox")
-    assert "labels" not in environment_config("e2b")["kwargs"]
 
 
 def test_without_prime_rl_starts_and_writes_nothing(run_file, tmp_path):

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harbortrainer.engines.cleanup import end_processes, processes_of
 from harbortrainer.engines.prime_rl import stall_detector
-from harbortrainer.engines.prime_rl.cleanup import end_processes, processes_of
 from harbortrainer.engines.prime_rl.process_monitor import SPAWNED, ProcessMonitor, exit_status
 from harbortrainer.engines.prime_rl.stall_detector import WORKER_MISSING_TIMEOUT_S, Snapshot, StallDetector
 from harbortrainer.runs.label import RUN_VARIABLE

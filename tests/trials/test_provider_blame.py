@@ -9,6 +9,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from harbor.environments.base import BaseEnvironment
+from harbor.models.environment_type import EnvironmentType
 
 from harbortrainer.sandbox.errors_and_changes import SandboxDiedError
 from harbortrainer.trials import provider_faults
@@ -25,8 +26,8 @@ class FaultySandbox:
         self.trial_paths = SimpleNamespace(trial_dir=folder / "a-trial")
         self.error, self.bad_stops, self.hangs, self.stops = error, bad_stops, hangs, 0
 
-    def type(self) -> str:
-        return "faulty"
+    def type(self) -> EnvironmentType:
+        return EnvironmentType.MODAL
 
     async def exec(self, command: str, timeout_sec: int | None = None) -> None:
         await asyncio.sleep(timeout_sec or 0)
@@ -101,7 +102,7 @@ async def test_failed_stop_is_retried_and_listed(
     await sandbox.stop(delete=True)
     (entry,) = (tmp_path / UNSTOPPED).iterdir()
     facts = json.loads(entry.read_text())
-    assert (facts["sandbox"], facts["environment_type"]) == ("a-trial__env", "faulty")
+    assert (facts["sandbox"], facts["environment_type"]) == ("a-trial__env", "modal")
     assert facts["fault"] == ("no answer within 0 s" if hangs else "ReadTimeout: no answer")
     assert "sandbox a-trial__env was not stopped" in caplog.text
     await asyncio.gather(*provider_faults._retries)

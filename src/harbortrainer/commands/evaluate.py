@@ -18,8 +18,8 @@ from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.run_sections import Prices
 from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.doctor import preflight, task_checks
+from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
 from harbortrainer.engines.prime_rl.checkout import dotenv
-from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.errors import EXIT_INTERRUPTED, RunStoppedError, UserError
 from harbortrainer.estimates.interval import IntervalKind
 from harbortrainer.evaluation.candidate import Candidate, LocalModel, choose_candidate
@@ -247,16 +247,17 @@ def run_trials(
         importlib.import_module("verifiers.v1")
     from harbortrainer.evaluation.measuring import run_missing_trials
 
-    folder = EvalFolder.begin(out, spec, resume=order.resume)
+    folder, kinds = EvalFolder.begin(out, spec, resume=order.resume), [spec.rules.environment_type]
     with Display() as display:
+        for line in clean_up_predecessor(folder.path, kinds, folder.path):
+            display.line(line)
         display.line(f"{candidate.name} on {len(spec.keys)} tasks x {spec.attempts}; trials in {folder.path}")
         if file is not None:
             display.line(f"settings from {file}")
         try:
             done = run_missing_trials(folder, candidate, parallel=parallel, display=display)
         finally:
-            if environment_entry(spec.rules.environment_type).needs_docker:
-                end_containers(run_label(folder.path))
+            print_lines(end_sandboxes(run_label(folder.path), kinds))
             report = write_report(order, folder, tasks)
             folder.release()
         for line in as_lines(report):

@@ -45,8 +45,7 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
     else:
         from harbortrainer.commands.local_run import run_here
 
-        docker = plan.key_of_type(lambda entry: entry.needs_docker) is not None
-        code = run_here(plan.run, resume=resume, docker=docker)
+        code = run_here(plan.run, resume=resume, kinds=list(plan.environment_types))
     if code == 0:
         print("\n".join(next_lines(next_commands(plan))))
     return code

@@ -13,16 +13,16 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from harbortrainer.config.prime_rl_run import plugin_envs
 from harbortrainer.config.runfile import RunConfig
+from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
 from harbortrainer.engines.engine_choice import require_bitsandbytes, require_extra
 from harbortrainer.engines.prime_rl.checkout import dotenv
-from harbortrainer.engines.prime_rl.cleanup import end_containers
 from harbortrainer.errors import EXIT_INTERRUPTED
 from harbortrainer.runs.disk_faults import disk_faults
 from harbortrainer.runs.folder import RunFolder
@@ -106,13 +106,13 @@ def _write(
     )
 
 
-def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
+def run_here(config: RunConfig, *, resume: bool, kinds: Sequence[str]) -> int:
     """Train on the embedded engine; returns 0. An interrupted run ends the process.
 
     Args:
         config: The run file.
         resume: Continue the run in its folder.
-        docker: Remove the run's containers at the end.
+        kinds: Environment types whose sandboxes are ended at the end, and those of a killed start at the beginning.
 
     Raises:
         UserError: The config is not possible, or the run folder is in use or belongs to another run.
@@ -127,13 +127,15 @@ def run_here(config: RunConfig, *, resume: bool, docker: bool) -> int:
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():
         refuse_in_use(config.run_dir)
+        earlier = RunFolder(config.run_dir)
+        print_lines(clean_up_predecessor(earlier.path, kinds, earlier.trials))
         shutil.rmtree(config.run_dir)
     with disk_faults(config.run_dir.absolute()):
         run = RunFolder.create(config.output_dir, config.run.dir, config_text=config.resolved(), resume=resume)
+        print_lines(clean_up_predecessor(run.path, kinds, run.trials))
 
         def release(status: "Status") -> None:
-            if docker:
-                end_containers(run_label(run.path))
+            print_lines(end_sandboxes(run_label(run.path), kinds))
             if status != "interrupted":
                 show_as_job(config, run, finished=status == "finished")
             run.release()

@@ -50,14 +50,14 @@ class EnvironmentEntry:
     remote: bool = False
     """Sandboxes run at a provider and cannot reach this machine. Harbor checks the credentials."""
     takes_labels: bool = False
-    """The class has the argument `labels`; the run's label is `harbortrainer-run`."""
+    """The class has the argument `labels`, for the labels `harbortrainer-run`, `-owner` and `-since`."""
     lifetime: Lifetime | None = None
     """The argument that limits a sandbox's lifetime at the provider; None if the class has none."""
-    cleanup_script: str | None = None
-    """Module that ends the sandboxes a killed process left at the provider; None if the provider's timeout ends them.
+    inventory: str | None = None
+    """Module that lists and ends sandboxes, also those of a killed process; None if none can.
 
-    It runs as a script, with the run's identity as its argument. It prints the number of sandboxes that it ended. A
-    Python with the provider's package runs it, so it imports nothing of this project.
+    It has the functions of `sandbox.inventory.Inventory`. That of a remote type runs as a script in a Python with the
+    provider's package, so it imports nothing of this project.
     """
     builds_images: bool = False
     """The class has the arguments `image` and `rootfs`, and builds images on this machine."""
@@ -91,19 +91,31 @@ ENVIRONMENT_TYPES: dict[str, EnvironmentEntry] = {
     "local": EnvironmentEntry(
         _LOCAL,
         needs_namespaces=True,
+        inventory="harbortrainer.sandbox.local_inventory",
         builds_images=True,
         shares_ports=True,
         examinable=True,
         reports_changes=True,
     ),
-    "docker": EnvironmentEntry(_DOCKER, needs_docker=True, examinable=True, reports_changes=True),
+    "docker": EnvironmentEntry(
+        _DOCKER,
+        needs_docker=True,
+        inventory="harbortrainer.sandbox.containers.container_inventory",
+        examinable=True,
+        reports_changes=True,
+    ),
     "modal": EnvironmentEntry(
         remote=True,
         takes_labels=True,
         lifetime=Lifetime("sandbox_timeout_secs", most_s=86_400),
-        cleanup_script="harbortrainer.sandbox.modal_cleanup",
+        inventory="harbortrainer.sandbox.modal_inventory",
     ),
-    "daytona": EnvironmentEntry(remote=True, takes_labels=True, lifetime=Lifetime("auto_stop_interval_mins", 60)),
+    "daytona": EnvironmentEntry(
+        remote=True,
+        takes_labels=True,
+        lifetime=Lifetime("auto_stop_interval_mins", 60),
+        inventory="harbortrainer.sandbox.daytona_inventory",
+    ),
     "cwsandbox": EnvironmentEntry(remote=True, lifetime=Lifetime("max_lifetime_seconds")),
     "islo": EnvironmentEntry(remote=True, lifetime=Lifetime("delete_after_seconds")),
     "langsmith": EnvironmentEntry(remote=True, lifetime=Lifetime("idle_ttl_seconds")),

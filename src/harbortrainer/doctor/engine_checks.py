@@ -85,7 +85,7 @@ def plugin(checkout: Checkout, providers: list[str]) -> Finding:
     """Check that Prime-RL's environment has the packages that the plugin imports."""
     needed = (*NEEDED, *providers)
     code = f"import importlib.util as u; print(*[m for m in {needed!r} if u.find_spec(m) is None])"
-    python = checkout.environment / "bin" / "python"
+    python = checkout.python
     output = program_output(str(python), "-c", code, timeout_s=60)
     missing = "python" if output is None else output.strip()
     if missing:

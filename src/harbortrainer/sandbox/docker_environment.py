@@ -2,7 +2,7 @@
 
 Harbor still builds, starts and grades. An override file, the last of the compose files, gives the `main` service:
 - an init process and no grace period. Harbor's default command ignores SIGTERM, so a stock trial waits ten seconds.
-- the label `harbortrainer.run`, by which a launcher finds the containers of a killed run.
+- the labels `harbortrainer.run` and `harbortrainer.owner`, by which the containers of a killed run are found.
 
 For tasks without sidecars, `containers.direct_docker` runs Harbor's Compose commands through the daemon's API.
 Invariant: a run's container carries the run's label, or belongs to the compose project of one that does.
@@ -22,12 +22,13 @@ from harbor.models.trial.paths import TrialPaths
 
 from harbortrainer.harbor_compat import options_with
 from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
-from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
+from harbortrainer.runs.label import run_labels
 from harbortrainer.sandbox import container_sockets, docker_examination, host_variables
 from harbortrainer.sandbox.compose_files import unreadable_files
 from harbortrainer.sandbox.containers import daemon_client, disk_usage, downloads, usage
 from harbortrainer.sandbox.containers.container_changes import ContainerChanges
 from harbortrainer.sandbox.containers.container_exit import ExitEvents
+from harbortrainer.sandbox.containers.container_inventory import TASK_LABEL
 from harbortrainer.sandbox.containers.daemon_release import keep_released
 from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
@@ -106,7 +107,7 @@ class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
     @override
     def override_file(self, others: Sequence[Path]) -> Path:
         path = self.trial_paths.trial_dir.resolve() / f"{self.session_id}.compose.json"
-        labels = {RUN_LABEL: os.environ.get(RUN_VARIABLE, "none"), _TRIAL_LABEL: self.session_id}
+        labels = run_labels() | {TASK_LABEL: self.environment_name, _TRIAL_LABEL: self.session_id}
         main: dict[str, object] = {"init": True, "stop_grace_period": "0s", "labels": labels}
         if self.builds_image and not self._uses_compose:
             main |= {"image": self.image, "build": {"labels": {IMAGE_LABEL: self.environment_name}}}

@@ -4,7 +4,7 @@
 arguments then belong to the local sandbox. Invariant: the choice depends only on the task's files and this machine.
 """
 
-import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from harbortrainer.config.environment_table import environment_entry, unknown_type
 from harbortrainer.errors import UserError
-from harbortrainer.runs.label import RUN_VARIABLE
+from harbortrainer.runs.label import run_labels
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 
@@ -62,9 +62,9 @@ def environment_config(
         UserError: The name is none of these. The message lists the known names.
     """
     entry, given = environment_entry(environment_type), dict(kwargs or {})
-    if entry.takes_labels and RUN_VARIABLE in os.environ:
-        named = given.get("labels")
-        given["labels"] = {"harbortrainer-run": os.environ[RUN_VARIABLE]} | (named if isinstance(named, dict) else {})
+    if entry.takes_labels:
+        named, since = given.get("labels"), {"harbortrainer-since": str(int(time.time()))}
+        given["labels"] = run_labels("-") | since | (named if isinstance(named, dict) else {})
     if entry.lifetime is not None and lifetime_s is not None:
         given.setdefault(entry.lifetime.argument, entry.lifetime.value(lifetime_s))
     if entry.import_path is not None:

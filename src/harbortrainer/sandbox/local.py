@@ -369,6 +369,7 @@ class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
         # The user's mounts. Harbor's own mounts of the trial's log folders are left out.
         binds = [mount for mount in self.bind_mounts if not mount.target.startswith("/logs/")]
         return SandboxSpec(
+            name=self.environment_name,
             rootfs=str(self._rootfs),
             lowers=self._image.lowers,
             layer=self._image.layer,

@@ -125,9 +125,10 @@ class _StopGuard:
         folder = self._environment.trial_paths.trial_dir.parent / UNSTOPPED
         folder.mkdir(parents=True, exist_ok=True)
         entry = folder / f"{self._environment.session_id}.json"
+        kind = self._environment.type()  # a member of an Enum, or its value
         facts = {
             "sandbox": self._environment.session_id,
-            "environment_type": str(self._environment.type()),
+            "environment_type": getattr(kind, "value", kind),
             "run": os.environ.get(RUN_VARIABLE, ""),
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "fault": fault,

@@ -28,7 +28,7 @@ from harbortrainer.environment.request_check import RUN_KEY_FILE, RUN_KEY_FILE_V
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.harbor_compat import LITELLM_OFFLINE
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE, run_label
+from harbortrainer.runs.label import OWNER_VARIABLE, RUN_VARIABLE, TRIALS_DIR_VARIABLE, run_label, this_owner
 
 STARTUP_S = 600.0
 STOP_S = 6.0
@@ -157,8 +157,8 @@ def server_variables(folder: Path, trials: Path, log: Path) -> tuple[RunKey, dic
     """
     file = log / RUN_KEY_FILE
     key = RunKey.create(file)
-    variables = {RUN_VARIABLE: run_label(folder), TRIALS_DIR_VARIABLE: str(trials), RUN_KEY_FILE_VARIABLE: str(file)}
-    return key, variables | {key.sampler_variable: key.sampler_key}
+    variables = {RUN_VARIABLE: run_label(folder), OWNER_VARIABLE: this_owner(), TRIALS_DIR_VARIABLE: str(trials)}
+    return key, variables | {RUN_KEY_FILE_VARIABLE: str(file), key.sampler_variable: key.sampler_key}
 
 
 def plan_servers(sources: Iterable[SourceConfig], run: RunFolder, variables: Mapping[str, str]) -> dict[str, EnvServer]:

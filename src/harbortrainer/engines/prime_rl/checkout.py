@@ -17,7 +17,7 @@ from harbortrainer.engines.programs import program_output
 from harbortrainer.environment.request_check import RUN_KEY_FILE_VARIABLE
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat import LITELLM_OFFLINE
-from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE
+from harbortrainer.runs.label import OWNER_VARIABLE, RUN_VARIABLE, TRIALS_DIR_VARIABLE
 from harbortrainer.trials.http_proxies import bypass_proxies
 
 PIN = "559b44772e471d1538537b8805cc77f3824a5e64"
@@ -47,6 +47,11 @@ class Checkout:
     def environment(self) -> Path:
         """Its virtual environment: UV_PROJECT_ENVIRONMENT if it is set, else `.venv` in the checkout."""
         return self.root / (os.environ.get("UV_PROJECT_ENVIRONMENT") or ".venv")
+
+    @property
+    def python(self) -> Path:
+        """Path of its interpreter."""
+        return self.environment / "bin" / "python"
 
     @property
     def rl(self) -> Path:
@@ -94,14 +99,15 @@ def printed_command(checkout: Checkout, file: Path, overrides: Sequence[str]) ->
     return f"PYTHONPATH={shlex.quote(_short(SOURCE))} {shlex.join(words)}"
 
 
-def rl_environment(checkout: Checkout, *, run: str, trials: Path, key_file: Path) -> dict[str, str]:
+def rl_environment(checkout: Checkout, *, run: str, owner: str, trials: Path, key_file: Path) -> dict[str, str]:
     """Return the environment variables of `rl`: from `.env`, from this process, and the run's own.
 
     Later ones take precedence.
 
     Args:
         checkout: Prime-RL.
-        run: The run's identity.
+        run: The run's label.
+        owner: The owner of its sandboxes (`runs.label`); "" for the processes that start them.
         trials: Folder for the trials.
         key_file: The run's key file, which the orchestrator and the env servers read.
     """
@@ -109,6 +115,7 @@ def rl_environment(checkout: Checkout, *, run: str, trials: Path, key_file: Path
     source = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
     own = {
         RUN_VARIABLE: run,
+        OWNER_VARIABLE: owner,
         TRIALS_DIR_VARIABLE: str(trials),
         RUN_KEY_FILE_VARIABLE: str(key_file),
         "PYTHONPATH": os.pathsep.join(part for part in source if part),

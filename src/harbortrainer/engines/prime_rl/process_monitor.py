@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from harbortrainer.engines.prime_rl.cleanup import processes_of
+from harbortrainer.engines.cleanup import processes_of
 from harbortrainer.engines.prime_rl.failure_report import COLOUR, find_log, last_lines
 from harbortrainer.engines.prime_rl.stall_detector import Snapshot, Stall, StallDetector
 

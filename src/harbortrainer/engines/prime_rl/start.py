@@ -18,14 +18,13 @@ from pathlib import Path
 
 import tomlkit
 
-from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.overrides import Override, apply, parse
 from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.table import lookup, nulls_as_text
+from harbortrainer.engines.cleanup import clean_up, clean_up_predecessor, print_lines
 from harbortrainer.engines.prime_rl.checkout import Checkout, printed_command, rl_command, rl_environment
-from harbortrainer.engines.prime_rl.cleanup import clean_up, end_remote
 from harbortrainer.engines.prime_rl.failure_report import child_that_failed, report, stall_report
 from harbortrainer.engines.prime_rl.model_servers import model_servers
 from harbortrainer.engines.prime_rl.process import GRACE_S, Child
@@ -33,6 +32,7 @@ from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
 from harbortrainer.engines.prime_rl.resume import Checkpoints, resume_options
 from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
 from harbortrainer.errors import EXIT_STOPPED, UserError
+from harbortrainer.runs.label import LABEL_FILE, run_label, this_owner
 from harbortrainer.runs.locks import RunLock, refuse_in_use
 from harbortrainer.runs.provenance import TaskOrigin, check_provenance, collect_provenance
 from harbortrainer.tasks.task_limits import max_episode_s
@@ -56,7 +56,7 @@ class Attempt:
         watched: Whether its processes are on this machine.
         resumable: Whether it writes checkpoints.
         checkpoints: The checkpoints to choose from for a resume; None if the run file or a SLURM job chooses.
-        providers: Providers whose sandboxes are ended at the end.
+        kinds: Environment types whose sandboxes are ended at the end.
     """
 
     run: PrimeRun
@@ -67,7 +67,13 @@ class Attempt:
     watched: bool
     resumable: bool
     checkpoints: Checkpoints | None
-    providers: Sequence[str]
+    kinds: Sequence[str]
+
+    def label(self) -> str:
+        """Return the run's label; for a SLURM job, which nobody here sees end, one that no other start has."""
+        if self.watched:
+            return run_label(self.run.run_dir, LABEL)
+        return f"{self.run.run.name}-{uuid.uuid4().hex[:8]}"
 
     def resume_options(self, *, restart: bool = False) -> list[str]:
         """Return the options of `rl` that resume the run. Raises `UserError` if no checkpoint is complete."""
@@ -80,17 +86,18 @@ class Attempt:
             Its exit code, never 0 after a stall, and whether a signal ended it.
         """
         run_dir = self.run.run_dir
-        identity = f"{self.run.run.name}-{uuid.uuid4().hex[:8]}"
+        label, owner = self.label(), this_owner() if self.watched else ""
+        folder = run_dir.resolve()
         variables = rl_environment(
-            self.checkout, run=identity, trials=run_dir.resolve() / "trials", key_file=run_dir.resolve() / KEY_FILE
+            self.checkout, run=label, owner=owner, trials=folder / "trials", key_file=folder / KEY_FILE
         )
         words = rl_command(self.checkout, self.file, [*self.options, *resume])
-        check = ProcessMonitor(identity, run_dir, self.episode_limit_s).check if self.watched else None
+        check = ProcessMonitor(label, run_dir, self.episode_limit_s).check if self.watched else None
         child = Child(words, variables, run_dir / LOG, grace_s=grace_s, check_stall=check)
         try:
             code = child.run()
         finally:
-            self._clean_up(identity)
+            print_lines(clean_up(label, self.kinds, [self.checkout.python]))
         if child.stall is not None:
             code = code or EXIT_STOPPED
         if code and not child.interrupted:
@@ -104,21 +111,15 @@ class Attempt:
             return report(self.run.run_dir, child.tail, log, code)
         return stall_report(child.stall, log, resumable=self.resumable)
 
-    def _clean_up(self, identity: str) -> None:
-        cleaned = clean_up(identity)
-        lines = [str(cleaned), *end_remote(identity, self.providers, self.checkout.environment / "bin" / "python")]
-        print(*filter(None, lines), sep="\n", end="\n" * any(lines), file=sys.stderr)
 
-
-def remote_providers(run: PrimeRun, file: str) -> list[str]:
-    """Return the remote environment types of a run."""
+def environment_types(run: PrimeRun, file: str) -> list[str]:
+    """Return the environment types of a run."""
     harnesses = [env.agent.harness for env in plugin_envs(run, file).values()]
-    kinds = dict.fromkeys(harness.environment_type for harness in harnesses if harness is not None)
-    return [kind for kind in kinds if environment_entry(kind).remote]
+    return list(dict.fromkeys(harness.environment_type for harness in harnesses if harness is not None))
 
 
-LOCK, KEY_FILE = "configs/.lock", f"configs/{RUN_KEY_FILE}"
-"""Paths of the lock and the run's key; Prime-RL does not treat them as artifacts of an earlier run."""
+LOCK, LABEL, KEY_FILE = "configs/.lock", f"configs/{LABEL_FILE}", f"configs/{RUN_KEY_FILE}"
+"""Paths of the lock, the run's label and its key; Prime-RL does not treat them as artifacts of an earlier run."""
 
 
 def start(
@@ -160,6 +161,8 @@ def start(
     lock = RunLock(run.run_dir, LOCK)
     RunKey.create(run.run_dir / KEY_FILE, model_servers(raw))
     try:
+        if attempt.watched:
+            end_predecessor(run, raw.file, checkout)
         if not dry_run:
             record_provenance(run, raw.file, resume=resume)
         for left in range(restarts, -1, -1):
@@ -196,6 +199,7 @@ def plan_attempt(
     options += ["--dry-run"] * dry_run
     refuse_in_use(run.run_dir, LOCK)
     if run.clean and not resume:
+        end_predecessor(run, raw.file, checkout)
         delete_earlier_run(run.run_dir)
         options.append("--no-clean")
     watched = not dry_run and run.slurm is None
@@ -208,8 +212,14 @@ def plan_attempt(
         watched=watched,
         resumable=bool(raw.get("run.name") and raw.get("ckpt.interval")),
         checkpoints=Checkpoints.of(run) if watched and not run.resume else None,
-        providers=remote_providers(run, raw.file),
+        kinds=environment_types(run, raw.file),
     )
+
+
+def end_predecessor(run: PrimeRun, file: str, checkout: Checkout) -> None:
+    """End what an earlier launcher of this run left, if it was killed."""
+    kinds, trials = environment_types(run, file), run.run_dir / "trials"
+    print_lines(clean_up_predecessor(run.run_dir, kinds, trials, [checkout.python], label_file=LABEL))
 
 
 def delete_earlier_run(run_dir: Path) -> None:

@@ -22,6 +22,7 @@ from harbortrainer.sandbox.inside.commands import CommandRunner
 from harbortrainer.sandbox.inside.messages import HostView, SandboxSpec, decode
 from harbortrainer.sandbox.inside.monitor import Monitor
 from harbortrainer.sandbox.inside.overlay_diff import UpperLayer
+from harbortrainer.sandbox.inside.syscalls import set_arguments
 
 _ROUNDS = 3  # further rounds do not make the code faster
 
@@ -92,9 +93,8 @@ def main(owner: int) -> None:
     """Serve until the other end closes. Running sandboxes continue; each has its own socket.
 
     Args:
-        owner: Id of the process that started this one. Unused: it only appears in the process list.
+        owner: Id of the process that started this one. It appears in the process list, also for each sandbox.
     """
-    del owner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles Ctrl-C
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     requests = socket.socket(fileno=0)
@@ -116,13 +116,14 @@ def main(owner: int) -> None:
             views[message.key] = message
         elif isinstance(message, SandboxSpec):
             if os.fork() == 0:
-                _sandbox(message, views.get(message.view), fds[1], privileged)
+                _sandbox(message, views.get(message.view), fds[1], privileged, owner)
             os.close(fds[1])
 
 
-def _sandbox(spec: SandboxSpec, view: HostView | None, fd: int, privileged: bool) -> None:
+def _sandbox(spec: SandboxSpec, view: HostView | None, fd: int, privileged: bool, owner: int) -> None:
     try:
         os.setsid()
+        set_arguments(f"{m.SANDBOX_TITLE} {owner} {spec.name}")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         null = os.open("/dev/null", os.O_RDWR)
         for number in (0, 1, 2):

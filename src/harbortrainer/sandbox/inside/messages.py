@@ -8,6 +8,9 @@ import json
 import socket
 from dataclasses import dataclass, field
 
+SANDBOX_TITLE = "harbortrainer-sandbox"
+"""Begins a sandbox's line in the host's process list; the owner's process id and the sandbox's name follow."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostView:
@@ -41,6 +44,9 @@ class HostView:
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
     """Configuration of one sandbox."""
+
+    name: str = ""
+    """The sandbox's name in the host's process list."""
 
     rootfs: str = "/"
     """The root filesystem."""

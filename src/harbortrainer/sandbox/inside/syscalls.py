@@ -121,12 +121,19 @@ def hide_memory() -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl DUMPABLE")
 
 
-def hide_arguments(name: str) -> None:
-    """Blank the command line, which has paths of the host, and set another process name."""
+def set_arguments(text: str) -> None:
+    """Replace this process's command line, as the process list shows it. It is cut to the length of the old one."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
+    new = text.encode()[: end - start - 1]
     ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, new, len(new))
+
+
+def hide_arguments(name: str) -> None:
+    """Blank the command line, which has paths of the host, and set another process name."""
+    set_arguments("")
     _check(_libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl NAME")
 
 

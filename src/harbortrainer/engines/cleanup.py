@@ -1,0 +1,130 @@
+"""Cleanup before and after a run: ends the processes and sandboxes that the run, or its killed predecessor, left.
+
+Processes have the run's label in their environment (`HARBORTRAINER_RUN`); sandboxes have it in a label. Local sandboxes
+end with the process that started them. Sandboxes of a remote type without an `inventory` end with the provider's
+timeout. Harbor ends a sandbox with its trial, so this is for trials whose process was killed.
+
+Invariant: only processes and sandboxes with this run's label are ended. The caller holds the run folder's lock, or has
+found it free.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.runs.label import LABEL_FILE, RUN_VARIABLE, run_label
+from harbortrainer.sandbox.inventory import InventoryError, find_sandboxes, has_inventory, inventory, resolve_kinds
+from harbortrainer.trials.provider_faults import UNSTOPPED
+
+PROCESS_GRACE_S = 10.0
+WARNING = "warning"
+"""Begins a message about sandboxes that may still run."""
+
+
+def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> list[str]:
+    """End all processes and sandboxes of a run.
+
+    Args:
+        run: The run's label.
+        kinds: Environment types of the run.
+        pythons: Interpreters that may have the providers' packages, before this process's own.
+
+    Returns:
+        Messages for the user, one line each; empty if there was nothing to end.
+    """
+    processes = end_processes(run)
+    lines = [f"cleaned up: {processes} processes"] if processes else []
+    return lines + end_sandboxes(run, kinds, pythons)
+
+
+def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> list[str]:
+    """End the containers and remote sandboxes of a run. Arguments and result are those of `clean_up`."""
+    found = [kind for kind in resolve_kinds(kinds) if not environment_entry(kind).needs_namespaces]
+    return [line for kind in found if (line := _end(run, kind, pythons))]
+
+
+def _end(run: str, kind: str, pythons: Sequence[Path]) -> str:
+    if not has_inventory(kind):
+        return ""
+    try:
+        found = find_sandboxes(kind, run, pythons)
+        if found:
+            inventory(kind, pythons).end([sandbox.id for sandbox in found])
+    except InventoryError as error:
+        return f"{WARNING}: {kind} sandboxes of killed trials may still run: {error}"
+    return f"cleaned up: {len(found)} {kind} sandboxes" if found else ""
+
+
+def clean_up_predecessor(
+    folder: Path, kinds: Sequence[str], trials: Path, pythons: Sequence[Path] = (), *, label_file: str = LABEL_FILE
+) -> list[str]:
+    """End what an earlier process of the run in a folder left, and remove the files that name unstopped sandboxes.
+
+    Args:
+        folder: The run's folder.
+        kinds: Environment types of the run.
+        trials: Folder of the run's trials.
+        pythons: As for `clean_up`.
+        label_file: Path of the label file in the folder. Without the file there was no earlier process.
+
+    Returns:
+        Messages for the user, one line each, also on sandboxes that cannot be found at their provider.
+    """
+    if not (folder / label_file).is_file():
+        return []
+    lines = clean_up(run_label(folder, label_file), kinds, pythons)
+    if any(line.startswith(WARNING) for line in lines):
+        return lines  # the next start tries again
+    for entry in sorted((trials / UNSTOPPED).glob("*.json")):
+        stop = json.loads(entry.read_text(encoding="utf-8"))
+        if not has_inventory(stop["environment_type"]):
+            where = f"{stop['environment_type']} sandbox {stop['sandbox']}"
+            lines.append(f"{WARNING}: {where} was not stopped ({stop['fault']}); end it at the provider")
+        entry.unlink()
+    return lines
+
+
+def end_processes(run: str, *, grace_s: float = PROCESS_GRACE_S) -> int:
+    """Terminate the processes with the run's label, and kill them after `grace_s` seconds; return their number."""
+    found = processes_of(run)
+    for process in found:
+        _ignore_errors(process.terminate)
+    _, alive = psutil.wait_procs(found, timeout=grace_s)
+    for process in alive:
+        _ignore_errors(process.kill)
+    psutil.wait_procs(alive, timeout=grace_s)
+    return len(found)
+
+
+def processes_of(run: str) -> list[psutil.Process]:
+    """Return the processes other than this one whose environment has the run's label."""
+    own = psutil.Process().pid
+    mark = f"{RUN_VARIABLE}={run}".encode()
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == own:
+            continue
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment.split(b"\0"):
+            found.append(process)
+    return found
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print messages to stderr."""
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _ignore_errors(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except psutil.Error:
+        return
