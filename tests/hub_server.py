@@ -34,6 +34,8 @@ def serve_dataset(name: str, files: dict[str, bytes]) -> Generator[str]:
                     for file, content in files.items()
                 ]
                 self.answer(200, json.dumps(listed).encode())
+            elif "unexplained" in path:  # as a mirror answers, which does not say what is missing
+                self.answer(404, b"{}")
             else:
                 known = path.startswith(api) and revision
                 self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"})

@@ -51,15 +51,17 @@ def test_hub_dataset_is_downloaded_once_at_its_commit(tmp_path: Path) -> None:
             "hf:org/set@main#data/train-*.parquet",
             "hf:org/set@nowhere",
             "hf:org/other",
+            "hf:org/unexplained",
             "hf:org/set#none/*.parquet",
         )
-    whole, part, revision, name, pattern = results
+    whole, part, revision, name, refused, pattern = results
     assert whole[0] == 0 and "3 tasks in" in whole[1] and f'dataset = "hf:org/set@{COMMIT}"' in whole[1]
     assert part[0] == 0 and "2 tasks in" in part[1]
     assert f'dataset = "hf:org/set@{COMMIT}#data/train-*.parquet"' in part[1]
     for (code, _, error), expected in (
         (revision, "has no revision 'nowhere'"),
         (name, "no such dataset on the hub, or it is private"),
+        (refused, "the hub refused the request with 404"),
         (pattern, "no file of the dataset matches none/*.parquet"),
     ):
         assert code == 2 and expected in error.splitlines()[-1] and "Traceback" not in error

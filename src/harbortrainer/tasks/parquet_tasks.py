@@ -102,7 +102,12 @@ def newest_revision(source: TaskSource) -> str:
 
 def hub_error(source: TaskSource, error: Exception) -> UserError:
     """Turn an error of the hub's client into one line with a remedy."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     if isinstance(error, GatedRepoError):
         return UserError("this dataset is gated", where=str(source), do="request access, then run `hf auth login`")
@@ -111,7 +116,11 @@ def hub_error(source: TaskSource, error: Exception) -> UserError:
         return UserError(what, where=str(source), do="correct the name, or run `hf auth login`")
     if isinstance(error, RevisionNotFoundError):
         return UserError(f"has no revision {source.at!r}", where=str(source), do="correct the revision")
-    what = f"the hub cannot be reached: {' '.join(str(error).split())[:200]}"
+    words = " ".join(str(error).split())[:200]
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        what = f"the hub refused the request with {error.response.status_code}: {words}"
+        return UserError(what, where=str(source), do="correct the name, or try again later")
+    what = f"the hub cannot be reached: {words}"
     return UserError(what, where=str(source), do="check the network, or fetch it on another machine")
 
 
