@@ -31,6 +31,12 @@ def test_resume_opens_own_folder(tmp_path):
     assert create(tmp_path, resume=True).path == tmp_path / "run"
 
 
+def test_file_has_the_keys_that_a_resume_changed(tmp_path):
+    create(tmp_path).release()
+    longer = CONFIG.replace("max_steps = 3", "max_steps = 30")
+    assert create(tmp_path, longer, resume=True).config_file.read_text() == longer
+
+
 def test_resume_with_other_config_names_file_and_key(tmp_path):
     create(tmp_path)
     with pytest.raises(UserError, match=r"config\.toml: this folder belongs to another run: model\.name was 'a'"):

@@ -101,8 +101,7 @@ class RunFolder:
         run.lock = RunLock(run.path)
         for folder in FOLDERS:
             (run.path / folder).mkdir(parents=True, exist_ok=True)
-        if not run.config_file.exists():
-            write_whole(run.config_file, config_text)
+        write_whole(run.config_file, config_text)  # a resume may change a few keys, such as max_steps
         return run
 
     @classmethod
