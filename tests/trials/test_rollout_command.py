@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes import DONE, ScriptedModel, keys, make_task
+from fakes import DONE, Reply, ScriptedModel, keys, make_task
 
 from harbortrainer.cli import main
 from harbortrainer.commands.rollout import format_answer, printable
@@ -21,9 +21,12 @@ def task(tmp_path: Path) -> Path:
 REWARD = "echo $r > /logs/verifier/reward.txt"
 
 
+SOLUTION = [keys("echo from-the-$((1 + 1))nd-hand > /app/answer; cat /app/answer"), DONE, DONE]
+
+
 @pytest.fixture
-def scripted() -> Iterator[str]:
-    """A model server in its own thread, because the command runs its own event loop."""
+def scripted(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A model server in its own thread, because the command runs its own event loop. Its parameter is a script."""
     import asyncio
 
     started, end = threading.Event(), None
@@ -32,9 +35,7 @@ def scripted() -> Iterator[str]:
     async def serve() -> None:
         nonlocal end
         end = asyncio.Event()
-        async with ScriptedModel(
-            [keys("echo from-the-$((1 + 1))nd-hand > /app/answer; cat /app/answer"), DONE, DONE]
-        ).serve() as model:
+        async with ScriptedModel(getattr(request, "param", SOLUTION)).serve() as model:
             url.append(model.url)
             started.set()
             await end.wait()
@@ -76,6 +77,31 @@ def test_rollout_prints_each_turn_and_the_result(
     assert -1 not in positions and positions == sorted(positions), dict(zip(parts, positions, strict=True))
     assert "added     /app/answer (18 bytes)" in printed
     assert list((tmp_path / "kept").glob("*/result.json"))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("scripted", "agent", "shown", "reward"),
+    [
+        (["echo 1 > /app/answer"], ["--agent", "plain"], "--- turn 1, model\necho 1 > /app/answer", 1),
+        (
+            [Reply(content="echo 1 > /app/answer\nThis wri", cut=True)],
+            ["--agent", "plain"],
+            "--- turn 1, model, cut at its length\necho 1",
+            1,
+        ),
+        ([Reply(content="I thi", cut=True), *SOLUTION], [], "--- turn 1, model, cut at its length\nI thi", 1),
+    ],
+    ids=["plain", "plain, cut", "Terminus-2, cut"],
+    indirect=["scripted"],
+)
+def test_rollout_shows_answers_of_each_agent(
+    task: Path, scripted: str, agent: list[str], shown: str, reward: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollout", str(task), "--model", "m", "--base-url", scripted, *agent]) == 0
+    printed = capsys.readouterr().out
+    assert shown in printed and f"reward    {reward}" in printed, printed
+    assert ("cut       1 answers at their length" in printed) == ("cut at" in shown)
 
 
 @pytest.mark.e2e

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from harbortrainer.commands.check_tasks import SandboxOptions
 from harbortrainer.commands.evaluate import DEFAULT_CONTEXT, check_available
-from harbortrainer.config.agent_table import LIVE_TERMINUS, OUR_AGENTS, TRAINABLE_TERMINUS
+from harbortrainer.config.agent_table import OUR_AGENTS
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.config.task_source import task_source
 from harbortrainer.config.trusted_tasks import is_trusted
@@ -50,17 +50,24 @@ class LiveOutput:
 
     def __init__(self, write_line: Callable[[str], None]) -> None:
         self._write_line, self._turn = write_line, 0
+        self.cut = 0
+        """Answers that were cut at their length."""
 
     def on_prompt(self, text: str) -> None:
         """Print the content of the terminal."""
         self._section("terminal", text.rpartition(TERMINAL)[2])
 
-    def on_answer(self, thinking: str | None, answer: str) -> None:
+    def on_answer(self, thinking: str | None, answer: str, *, cut: bool = False) -> None:
         """Print the model's thinking and its completion, parsed if possible."""
-        self._turn += 1
+        from harbortrainer.trials.agent import split_thinking
+
+        self._turn, self.cut = self._turn + 1, self.cut + cut
+        if not thinking:  # a server without a reasoning parser
+            thinking, answer = split_thinking(answer)
         if thinking:
             self._section(f"turn {self._turn}, thinking", thinking)
-        self._section(f"turn {self._turn}, model", format_answer(answer))
+        where = f"turn {self._turn}, model{', cut at its length' * cut}"
+        self._section(where, format_answer(answer))
 
     def _section(self, title: str, text: str) -> None:
         self._write_line(f"--- {title}")
@@ -187,8 +194,8 @@ def rollout(order: RolloutOrder) -> int:
     ):
         spec = spec_of(task, rules, None if isinstance(candidate, NoModel) else served, order.keep or Path(scratch))
         print(f"--- task {task.name}\n{task.instruction}", flush=True)
-        record = asyncio.run(play(spec))
-        print_end(record, order.keep)
+        record, cut = asyncio.run(play(spec))
+        print_end(record, cut, order.keep)
     return 0 if record.outcome.trains else 1
 
 
@@ -203,7 +210,7 @@ def one_task(text: str) -> TaskRef:
 
 
 def spec_of(task: TaskRef, rules: EvalRules, served: ServedModel | None, trials_dir: Path) -> "TrialSpec":
-    """Build the trial that the rules describe. The trainable Terminus-2 is replaced by its live version."""
+    """Build the trial that the rules describe."""
     from harbortrainer.trials.trial_spec import DEFAULT_CONTEXT_LIMIT, ModelEndpoint, TrialSpec
 
     harness = HarnessKeys.model_validate(rules.agent["harness"])
@@ -220,12 +227,11 @@ def spec_of(task: TaskRef, rules: EvalRules, served: ServedModel | None, trials_
                 "output_limit": rules.sampling.max_completion_tokens,
             }
         )
-    live = harness.agent == TRAINABLE_TERMINUS
     return TrialSpec(
         task_dir=task.path,
         task_key=task.key,
         trials_dir=trials_dir,
-        agent=LIVE_TERMINUS if live else harness.agent,
+        agent=harness.agent,
         agent_kwargs=harness.agent_kwargs
         | ({"llm_kwargs": llm_kwargs} | temperature if served and harness.agent in OUR_AGENTS else {}),
         model=model,
@@ -237,23 +243,25 @@ def spec_of(task: TaskRef, rules: EvalRules, served: ServedModel | None, trials_
     )
 
 
-async def play(spec: "TrialSpec") -> "TrialRecord":
-    """Run the trial and print its phases and turns as they happen."""
+async def play(spec: "TrialSpec") -> "tuple[TrialRecord, int]":
+    """Run the trial and print its phases and turns as they happen. Also returns the number of answers that were cut."""
     from harbortrainer.trials.runner import run_trial
     from harbortrainer.trials.turn_listener import TURN_LISTENER
 
     async def print_event(event: str) -> None:
         print(f"--- {event.replace('-', ' ')}", flush=True)
 
-    TURN_LISTENER.set(LiveOutput(lambda line: print(line, flush=True)))
-    return await run_trial(spec, on_event=print_event)
+    TURN_LISTENER.set(live := LiveOutput(lambda line: print(line, flush=True)))
+    return await run_trial(spec, on_event=print_event), live.cut
 
 
-def print_end(record: "TrialRecord", keep: Path | None) -> None:
+def print_end(record: "TrialRecord", cut: int, keep: Path | None) -> None:
     """Print the logs of solution and verifier, and the summary."""
     for title, name in (("output of the solution", "oracle.txt"), ("output of the verifier", "test-stdout.txt")):
         if lines := last_lines(record, name):
             print("\n".join([f"--- {title}", *lines]))
     print("\n".join(["---", *summary_lines(record)]))
+    if cut:
+        print(f"cut       {cut} answers at their length; --max-tokens allows longer ones")
     if keep is not None:
         print(f"trial     {record.trial_dir}")

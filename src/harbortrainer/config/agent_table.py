@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 TRAINABLE_TERMINUS = "harbortrainer.trials.agent:TrainableTerminus2"
-LIVE_TERMINUS = "harbortrainer.trials.live_agent:LiveTerminus2"
-"""The same with live output, for `harbortrainer rollout`."""
 
 PLAIN_AGENT = "harbortrainer.trials.plain_agent:PlainAgent"
 SHORT_NAMES = {"plain": PLAIN_AGENT}
 """This project's names of agents that Harbor does not have."""
 
-OUR_TERMINUS = frozenset({TRAINABLE_TERMINUS, LIVE_TERMINUS})
-OUR_AGENTS = OUR_TERMINUS | {PLAIN_AGENT}
+OUR_AGENTS = frozenset({TRAINABLE_TERMINUS, PLAIN_AGENT})
 IN_THIS_PROCESS = OUR_AGENTS | {"terminus-2"}
 """Agents that call verifiers' endpoint from this process, and take Terminus-2's arguments about the model."""
 WITHOUT_MODEL = frozenset({"oracle", "nop"})

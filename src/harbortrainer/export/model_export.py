@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from harbortrainer import __version__
-from harbortrainer.config.agent_table import OUR_TERMINUS
+from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
 from harbortrainer.config.redacted_config import redact, redact_path
 from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import RunStoppedError, UserError
@@ -134,7 +134,7 @@ def _agents(config: TomlTable) -> list[str]:
     sources = lookup(config, "orchestrator.train.source")
     tables = [source for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
     names = {lookup(table, "env.agent.harness.agent", TERMINUS_2) for table in tables}
-    return sorted({TERMINUS_2 if name in OUR_TERMINUS else name for name in names if isinstance(name, str)})
+    return sorted({TERMINUS_2 if name == TRAINABLE_TERMINUS else name for name in names if isinstance(name, str)})
 
 
 def _text(value: object) -> str | None:

@@ -23,6 +23,7 @@ from harbortrainer.trials.model_calls import is_prompt_too_long
 from harbortrainer.trials.outcome import Outcome, outcome_of_refusal
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.tokens import ChatCompletion, CompletionUsage, turn_tokens
+from harbortrainer.trials.turn_listener import TURN_LISTENER
 
 # Shorter than servers keep idle connections (uvicorn: 5 s), so none is closed while a request is sent.
 _IDLE_S = 4.0
@@ -148,6 +149,9 @@ class ChatClient(BaseLLM):
         body = {"model": self.settings.model, "messages": messages, **self._sampling, **sampling}
         if self.settings.collect_tokens:
             body |= {"logprobs": True, "return_token_ids": True}
+        listener = TURN_LISTENER.get()
+        if listener is not None:
+            listener.on_prompt(prompt)
         started = time.perf_counter()
         try:
             completion = await self._post({**body, **(extra_body or {})}, extra_headers or {})
@@ -202,6 +206,8 @@ class ChatClient(BaseLLM):
             self.turns.append(turn_tokens(completion, cut=cut).model_copy(update={"new_message": prompt}))
         content = choice.message.content or ""
         reasoning = choice.message.reasoning_content or choice.message.reasoning
+        if (listener := TURN_LISTENER.get()) is not None:
+            listener.on_answer(reasoning, content, cut=cut)
         if cut:
             self._raise_cut(content, reasoning)
         self._consecutive_cuts, self.cut_reasoning = 0, None

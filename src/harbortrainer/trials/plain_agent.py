@@ -26,7 +26,6 @@ from harbortrainer.trials.faults import RolloutEnd
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.tokens import to_rollout_details
-from harbortrainer.trials.turn_listener import TURN_LISTENER
 
 SYSTEM_PROMPT = "You are a Linux shell expert. Answer with one shell command and nothing else."
 LOOP_PROMPT = f"{SYSTEM_PROMPT} You get its output. When the task is done, answer with exit."
@@ -138,17 +137,11 @@ class PlainAgent(BaseAgent):
 
     async def _next_command(self, prompt: str, history: list[dict[str, str]]) -> tuple[LLMResponse, str, bool]:
         """Return the next answer, its command, and whether the answer was cut at its length."""
-        listener = TURN_LISTENER.get()
-        if listener is not None:
-            listener.on_prompt(prompt)
         try:
             answer, cut = await self.request(prompt, history), False
         except OutputLengthExceededError as error:
             answer, cut = LLMResponse(content=error.truncated_response or ""), True
-        shown = separate_thinking(answer)
-        if listener is not None:
-            listener.on_answer(shown.reasoning_content, shown.content)
-        return answer, command_of(shown.content, cut=cut), cut
+        return answer, command_of(separate_thinking(answer).content, cut=cut), cut
 
     async def request(self, prompt: str, history: Sequence[Mapping[str, str]]) -> LLMResponse:
         """Request the next answer from the model."""

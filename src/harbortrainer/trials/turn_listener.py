@@ -13,8 +13,8 @@ class TurnListener(Protocol):
     def on_prompt(self, text: str) -> None:
         """Receive the model's next prompt: first the task with the terminal, then new terminal output."""
 
-    def on_answer(self, thinking: str | None, answer: str) -> None:
-        """Receive the model's answer."""
+    def on_answer(self, thinking: str | None, answer: str, *, cut: bool = False) -> None:
+        """Receive the model's answer; `cut` at its length, it may not be whole."""
 
 
 TURN_LISTENER: ContextVar[TurnListener | None] = ContextVar("TURN_LISTENER", default=None)
