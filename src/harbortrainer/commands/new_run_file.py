@@ -124,6 +124,14 @@ def _tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
         ],
     )
     yield (
+        "trainer.loss",
+        [
+            Key("type", "ipo", "docs/loss.md has the others"),
+            Key("ipo_threshold", 0.1, "tokens whose probability moved by more do not train; as published runs"),
+            Key("kl_tau", 0.0, "no KL term"),
+        ],
+    )
+    yield (
         "trainer.optim",
         [
             Key("lr", policy.lr, "1e-5 for 8 billion parameters, higher for smaller models"),
