@@ -25,6 +25,7 @@ import psutil
 from pydantic import BaseModel, ValidationError
 
 from harbortrainer.config.redacted_config import redact
+from harbortrainer.config.runfile import WARMUP
 from harbortrainer.config.table import lookup
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.eval_folder import ABOUT, ROWS, TRANSCRIPTS
@@ -50,11 +51,25 @@ class ModelTable(BaseModel):
     name: str = ""
 
 
+class WarmupTable(BaseModel):
+    """Shown keys of the `warmup` table of a run's config."""
+
+    model: str | None = None
+
+
 class ModelFile(BaseModel):
     """Shown keys of a run's config."""
 
     model: ModelTable = ModelTable()
+    warmup: WarmupTable = WarmupTable()
     max_steps: object = None
+
+    @property
+    def title(self) -> str:
+        """The model's name; of one that a warm-up made, what it was made from."""
+        if self.model.name != WARMUP:
+            return self.model.name
+        return f"{self.warmup.model or 'tiny policy'} (warm-up)"
 
 
 def is_running(folder: Path, lock: str = LOCK_FILE) -> bool:
@@ -135,7 +150,7 @@ class EmbeddedFolder:
         config = toml_file(folder / "config.toml", ModelFile)
         facts += [("max steps", str(config.max_steps))] if isinstance(config.max_steps, int) else []
         failed = (summary.steps + 1, summary.failed_check) if status == "stopped" and summary.failed_check else None
-        return RunHead(folder.name, "run", str(folder), config.model.name or summary.model, status, facts, failed)
+        return RunHead(folder.name, "run", str(folder), config.title or summary.model, status, facts, failed)
 
     def config(self, folder: Path) -> FlatConfig:
         """Return the config of the run."""
