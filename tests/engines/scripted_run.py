@@ -33,7 +33,7 @@ class ScriptedTask:
     """One task and its trials.
 
     Attributes:
-        rewards: One reward per trial of a group; `FAIL` is a failed trial.
+        rewards: Rewards of the trials, repeated; `FAIL` is a failed trial. A group with one plays a fifth trial.
         answer_len: Tokens of the first answer; each later answer has one token more.
         age: Versions between the policy that samples the answers and the newest one.
     """
@@ -45,9 +45,9 @@ class ScriptedTask:
 
 
 TASKS = (
-    ScriptedTask("signal", [1.0, 0.0, 0.5, FAIL]),
+    ScriptedTask("signal", [1.0, 0.0, 0.5, FAIL, 0.5]),
     ScriptedTask("equal", [0.0, 0.0, 0.0, 0.0]),
-    ScriptedTask("lost", [FAIL, FAIL, 1.0, FAIL]),
+    ScriptedTask("lost", [FAIL, FAIL, 1.0, FAIL, FAIL]),
     ScriptedTask("old", [1.0, 0.0, 1.0, 0.0], age=2),
     ScriptedTask("long", [2.0, -1.0, 0.0, 0.25], answer_len=15),
 )
@@ -85,7 +85,9 @@ class FakeComponents:
         number = self.started[index]
         self.started[index] += 1
         script = self.tasks[index]
-        return self._episode(script, f"{script.name}-{number}", script.rewards[number % GROUP], turns=1 + number % 2)
+        return self._episode(
+            script, f"{script.name}-{number}", script.rewards[number % len(script.rewards)], turns=1 + number % 2
+        )
 
     def _episode(self, script: ScriptedTask, trial: str, reward: float | None, *, turns: int) -> WireEpisode:
         nodes, length = [], 0

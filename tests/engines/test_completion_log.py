@@ -45,6 +45,7 @@ async def test_evicts_completions_of_failed_attempts_when_idle() -> None:
     for _ in range(3):
         await client.run_rollout(stream, SIGNAL)
         assert first_attempts_in(fake.completion_log, fake) == []
+    assert fake.completion_log.discarded_tokens == 3, "one of each first attempt, none of the trials"
 
 
 async def test_keeps_completions_since_start_of_rollout_in_flight() -> None:

@@ -119,14 +119,14 @@ async def test_samples_nothing_for_steps_after_last():
 async def test_replaces_lost_group():
     client = GatedClient(failing=True)
     dispatcher = make_dispatcher(client, bound=0)
-    end_rollouts(client, 2)
+    end_rollouts(client, 3)
     dispatcher.start_groups()
     await run_ready_tasks()
     client.failing = False
     end_rollouts(client, 4)
     batch = await asyncio.wait_for(dispatcher.batch(1), HANG_S)
     assert len(batch.groups) == 2
-    assert [r.outcome for r in batch.rollouts].count(Outcome.sandbox_error) == 2
+    assert [r.outcome for r in batch.rollouts].count(Outcome.sandbox_error) == 3, "two, and a refill"
     await dispatcher.stop()
 
 
@@ -177,6 +177,7 @@ async def test_plans_include_groups_lost_since_last_batch():
     dispatcher = make_dispatcher(client)
     dispatcher.start_groups()
     await run_ready_tasks()
+    dispatcher.refills = 1  # none is left in this step
     end_rollouts(client, 2)
     await run_ready_tasks()
     (lost,) = dispatcher.batches.arrived

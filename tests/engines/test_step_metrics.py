@@ -40,6 +40,23 @@ def test_step_metrics_separate_outcomes_rewards_and_age():
     assert metrics["progress/rollouts"] == 6.0
 
 
+def test_wasted_tokens_are_in_no_comparison():
+    """3 trained, 5 had no signal; 7 failed, 11 in a lost group, 13 too old, 17 discarded and 2 late are wasted."""
+    bound = OffPolicyBound(0)
+    batches = Batches(batch_size=4, bound=bound)
+    trained, equal, lost, old = [group_of(it) for it in ([1.0, 0.0, None], [1.0, 1.0], [1.0, None], [1.0, 0.0])]
+    counts = [(trained, (1, 2, 7)), (equal, (2, 3)), (lost, (11, 0)), (old, (6, 7))]
+    for group, tokens in counts:
+        for rollout, count in zip(group.rollouts, tokens, strict=True):
+            rollout.output_tokens = rollout.logged_tokens = count
+    trained.rollouts[0].logged_tokens += 2  # a late completion
+    batches.drop(old)
+    for group in (lost, trained, equal):
+        batches.add(group)
+    metrics = batch_metrics(batches.cut(1), bound, ["tasks"], discarded=17)
+    assert metrics["tokens/wasted"] == pytest.approx(50 / 58)
+
+
 def test_cancelled_trial_is_in_no_share():
     """`all` covers returned trials only; shares times `progress/rollouts` are counts."""
     bound = OffPolicyBound(0)

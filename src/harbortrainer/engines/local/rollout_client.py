@@ -176,6 +176,7 @@ class RolloutClient:
             rollout.error = " ".join(str(error).split())[:500]
             return rollout
         completions = [entry for trace in episode.traces for entry in self.completion_log.pop(trace.id)]
+        rollout.logged_tokens = sum(len(entry.token_ids) for entry in completions)
         # In a thread, since long traces take a while and would block the event loop.
         return await asyncio.to_thread(
             fill_rollout,

@@ -26,6 +26,7 @@ COUNTED_BY_STEP = {f"outcome_{outcome}" for outcome in Outcome} | {"turns", "tok
 REWARD_METRIC = "reward_reward"
 """The metric of the verifier's key `reward`, which is the trial's reward."""
 PRUNED = (DropReason.NO_SIGNAL, DropReason.AT_THE_MEAN, DropReason.REJECTED)
+"""Reasons of graded trials that were compared with their group."""
 
 
 def distribution(prefix: str, values: Sequence[float]) -> dict[str, float]:
@@ -81,24 +82,44 @@ def solve_rates(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
     return {f"{prefix}/solved_none": none, f"{prefix}/solved_all": every, f"{prefix}/solved_some": 1 - none - every}
 
 
-def batch_metrics(batch: StepBatch, bound: OffPolicyBound, sources: Collection[str]) -> dict[str, float]:
+def wasted_tokens(batch: StepBatch, discarded: int) -> dict[str, float]:
+    """Return the share of the sampled tokens that no group's comparison used; empty if no token was sampled.
+
+    A token is used if its trial trained, or was graded and compared with its group. Unused are the tokens of failed
+    trials and attempts, of calls that a trial dropped, of lost and of too old groups.
+
+    Args:
+        batch: The step's batch.
+        discarded: Tokens sampled for no trial that returned: failed attempts, cancelled trials.
+    """
+    used = sum(r.output_tokens for r, _, reason in batch.rollout_advantages() if reason is None or reason in PRUNED)
+    sampled = discarded + sum(r.logged_tokens for r in batch.rollouts)
+    return {"tokens/wasted": 1 - used / sampled} if sampled else {}
+
+
+def batch_metrics(
+    batch: StepBatch, bound: OffPolicyBound, sources: Collection[str], *, discarded: int = 0
+) -> dict[str, float]:
     """Return the metrics of the trials that arrived for a step, and of those that it trained on.
 
     Args:
         batch: The step's batch.
         bound: The off-policy bound, for the staleness.
         sources: The names of the run's training sources.
+        discarded: Tokens sampled since the last step for no trial that returned.
     """
     returned, trained = [r for r in batch.rollouts if r.returned], batch.trained
     ages = [float(bound.staleness(r.version, batch.step)) for r in trained if r.version is not None]
     out = sizes_and_rewards("train/agg/all", returned) | sizes_and_rewards("train/agg/effective", trained)
     out |= outcome_metrics("train/agg/all", returned) | environment_metrics("train/agg/all", returned)
     out |= solve_rates("train/agg/all/agent", batch.arrived) | source_metrics(returned, sources)
+    out |= wasted_tokens(batch, discarded)
     out |= {"off_policy/mean": fmean(ages), "off_policy/max": max(ages)} if ages else {}
     return out | {
         "train/agg/all/has_error/mean": fmean(not r.outcome.trains for r in returned),
         "off_policy/dropped": float(batch.dropped),
         "batch/empty": float(batch.empty_batches),
+        "batch/refills": float(batch.refills),
         "samples/truncated": float(sum(r.truncated_samples for r in returned)),
         "samples/pruned": float(sum(len(r.samples) for r, _, reason in batch.rollout_advantages() if reason in PRUNED)),
         "tokens/truncated": float(sum(r.truncated_tokens for r in returned)),

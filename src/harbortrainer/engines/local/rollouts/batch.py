@@ -97,7 +97,12 @@ class StepBatch:
     @property
     def dropped(self) -> int:
         """Number of rollouts that were too old. Some of them were cancelled before their end."""
-        return rollout_count([group for group in self.arrived if group.too_old])
+        return sum(len(group.rollouts) for group in self.arrived if group.too_old)
+
+    @property
+    def refills(self) -> int:
+        """Number of rollouts that were started in place of failed ones."""
+        return sum(group.refills for group in self.arrived)
 
     def rows(self) -> list[TrialRow]:
         """Return the rows of `rollouts/step_N.jsonl`: one for each rollout of `arrived`."""

@@ -1,7 +1,8 @@
 """The dispatcher: starts groups as the off-policy bound allows, and collects batches from those that finish.
 
-It runs beside the learner: while one batch trains, the groups of the next are in flight. Invariant: every started group
-is counted exactly once, as waiting, lost, rejected, too old or cancelled.
+It runs beside the learner: while one batch trains, the groups of the next are in flight. A group plays another
+rollout in place of a failed one, within limits (`MAX_REFILL_PART`). Invariant: every started group is counted exactly
+once, as waiting, lost, rejected, too old or cancelled.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from harbortrainer.engines.local.rollout_client import RolloutClient, TaskStream
 from harbortrainer.engines.local.rollouts.batch import Batches, StepBatch
-from harbortrainer.engines.local.rollouts.group import Group, rollout_count
+from harbortrainer.engines.local.rollouts.group import MAX_REFILL_PART, Group, rollout_count
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Plan, Schedule
 from harbortrainer.errors import RunStoppedError
@@ -46,6 +47,8 @@ class Dispatcher:
         self.on_rollout = on_rollout
         self.version, self.next_step, self.last_step = step, step + 1, last_step
         self.paused = False
+        self.refills = 0
+        """Failed rollouts that were played again since the last batch."""
         self.in_flight: dict[asyncio.Task[None], Group] = {}
         self.error: Exception | None = None
         self.changed = asyncio.Event()
@@ -58,7 +61,8 @@ class Dispatcher:
     @property
     def collected(self) -> int:
         """Number of rollouts that ended and may be part of the next batch."""
-        ended = sum(len(group.rollouts) for group in self.in_flight.values()) + rollout_count(self.batches.waiting)
+        ended = sum(group.size - group.missing for group in self.in_flight.values())
+        ended += rollout_count(self.batches.waiting)
         return min(ended, self.batches.batch_size)
 
     def plans(self) -> list[Plan]:
@@ -108,10 +112,26 @@ class Dispatcher:
         self.changed.set()
 
     async def _run_rollout(self, group: Group, stream: TaskStream) -> None:
-        rollout = await self.client.run_rollout(stream, group.plan.index)
-        group.add(rollout)
-        self.on_rollout(rollout, group)
-        self.changed.set()
+        """Run one rollout of a group, and another one in its place if it failed and may be refilled."""
+        refilled = True
+        while refilled:
+            rollout = await self.client.run_rollout(stream, group.plan.index)
+            refilled = self._may_refill(group) and group.refill(rollout)
+            self.refills += refilled
+            group.add(rollout)
+            self.on_rollout(rollout, group)
+            self.changed.set()
+
+    def _may_refill(self, group: Group) -> bool:
+        """Whether a failed rollout of a group may be played again now.
+
+        A group in its last step before it is too old does not wait for another rollout while others can fill the batch.
+        """
+        size = self.batches.batch_size
+        last_chance = self.batches.bound.too_old(group.version, self.next_step + 1)
+        if last_chance and self.outstanding - group.size >= size:
+            return False
+        return self.error is None and self.refills < max(1, size // MAX_REFILL_PART)
 
     async def batch(self, step: int, on_progress: Callable[[int], None] = lambda done: None) -> StepBatch:
         """Wait until enough groups have finished, and return the batch of a step.
@@ -130,7 +150,7 @@ class Dispatcher:
                 raise self.error
             batch = self.batches.cut(step) if self.batches.ready(step) else None
             if batch is not None and batch.samples:
-                self.next_step = step + 1
+                self.next_step, self.refills = step + 1, 0
                 self.start_groups()
                 return batch
             self.start_groups()
@@ -152,9 +172,8 @@ class Dispatcher:
         await asyncio.gather(*groups, return_exceptions=True)
         for group in groups.values():
             self._remove(group)
-            missing = group.size - len(group.rollouts)
             empty = self.streams[group.plan.source].rollout(group.plan.index)
-            group.rollouts += [replace(empty, outcome=Outcome.cancelled) for _ in range(missing)]
+            group.rollouts += [replace(empty, outcome=Outcome.cancelled) for _ in range(group.missing)]
             self.batches.drop(group)
 
     async def stop(self) -> None:

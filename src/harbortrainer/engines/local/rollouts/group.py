@@ -2,10 +2,10 @@
 
     PLANNED --start--> IN_FLIGHT --last rollout--> FINISHED
 
-Invariant: a finished group trains on its trainable rollouts if there are at least two (with ECHO one), otherwise on
-nothing. `advantage.py` holds the formula. Every sampled token of a trial gets its trial's advantage. Samples with an
-advantage of exactly 0 are pruned before the loss counts its tokens, as in Prime-RL at commit 559b44772
-(`_prune_zero_advantages` in train_sink.py).
+Invariants: a finished group trains on its trainable rollouts if there are at least two (with ECHO one), otherwise on
+nothing. It has at most `size` of them: each refill replaces one failed rollout. `advantage.py` holds the formula. Every
+sampled token of a trial gets its trial's advantage. Samples with an advantage of exactly 0 are pruned before the loss
+counts its tokens, as in Prime-RL at commit 559b44772 (`_prune_zero_advantages` in train_sink.py).
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,9 @@ from harbortrainer.engines.local.learner.training_sample import Sample, prune
 from harbortrainer.engines.local.rollouts.advantage import MIN_TRAINABLE, TrialLength, group_advantages
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Plan
+
+MAX_REFILL_PART = 4
+"""A group plays at most a quarter of its size again, and at least one; a step at most a quarter of its batch."""
 
 
 class DropReason(StrEnum):
@@ -53,24 +56,31 @@ class Group:
     plan: Plan
     """Source and task."""
     size: int
-    """Rollouts of the group once it is finished."""
+    """Rollouts that the group compares, if none of them fails."""
     algo: Algo = field(default_factory=Algo)
     """How rewards become advantages."""
     version: int = 0
     """Policy version when the group was started."""
     started: bool = False
     """Whether its rollouts were requested from the environment."""
+    refills: int = 0
+    """Rollouts that were started in place of failed ones."""
     rollouts: list[Rollout] = field(default_factory=list)
-    """Rollouts that ended, in that order."""
+    """Rollouts that ended, in that order; failed ones stay."""
     too_old: bool = False
     """Dropped because of its age, whatever its rewards."""
     rejected: bool = False
     """Dropped because a gate of the curriculum rejected its advantages."""
 
     @property
+    def missing(self) -> int:
+        """Number of rollouts that have not ended."""
+        return self.size + self.refills - len(self.rollouts)
+
+    @property
     def state(self) -> GroupState:
         """Planned, in flight or finished."""
-        if len(self.rollouts) >= self.size:
+        if not self.missing:
             return GroupState.FINISHED
         return GroupState.IN_FLIGHT if self.started else GroupState.PLANNED
 
@@ -93,6 +103,16 @@ class Group:
         if self.state is not GroupState.IN_FLIGHT:
             raise ValueError(f"group {self.id} is {self.state}, not in flight")
         self.rollouts.append(rollout)
+
+    def refill(self, failed: Rollout) -> bool:
+        """Add a place for another rollout in place of a failed one that is not added yet; return whether it did.
+
+        Only outcomes that the outcome table retries count: not the policy's, and another attempt may succeed.
+        """
+        if failed.outcome.retries == 0 or self.refills >= max(1, self.size // MAX_REFILL_PART):
+            return False
+        self.refills += 1
+        return True
 
     @property
     def trainable(self) -> list[Rollout]:
@@ -173,5 +193,5 @@ class Group:
 
 
 def rollout_count(groups: Sequence[Group]) -> int:
-    """Return the number of rollouts in these groups, unfinished ones included."""
+    """Return the sum of the groups' sizes: unfinished rollouts included, refills not."""
     return sum(group.size for group in groups)

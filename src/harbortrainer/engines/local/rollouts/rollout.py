@@ -67,6 +67,8 @@ class Rollout:
     """Prompt tokens of all calls as the model's server counted them, the whole prompt at each call."""
     sampled_tokens: int = 0
     """Completion tokens of all calls, late completions included."""
+    logged_tokens: int = 0
+    """Sampled tokens of the trial's completions in the sampler's log."""
     truncated: bool = False
     """Whether a limit ended it."""
     truncated_samples: int = 0

@@ -62,12 +62,18 @@ class CompletionLog:
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._total = 0
+        self._discarded_tokens = 0
         self._lock = threading.Lock()
 
     @property
     def total(self) -> int:
         """Number of completions ever added."""
         return self._total
+
+    @property
+    def discarded_tokens(self) -> int:
+        """Sampled tokens of all completions that were dropped and never returned by `pop`."""
+        return self._discarded_tokens
 
     def add(self, completion: Completion) -> None:
         """Add one finished request."""
@@ -78,7 +84,7 @@ class CompletionLog:
             session.last = self._total
             self._sessions.move_to_end(completion.session_id)
             while len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+                self._drop_oldest()
 
     def pop(self, session_id: str) -> list[Completion]:
         """Remove and return the session's completions, oldest first; empty for an unknown session."""
@@ -94,7 +100,11 @@ class CompletionLog:
         """Drop every session whose completions are all among the `first` ones ever added."""
         with self._lock:
             while self._sessions and next(iter(self._sessions.values())).last <= first:
-                self._sessions.popitem(last=False)
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, session = self._sessions.popitem(last=False)
+        self._discarded_tokens += sum(len(completion.token_ids) for completion in session.completions)
 
 
 def match_completions(
