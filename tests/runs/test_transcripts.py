@@ -2,11 +2,14 @@
 
 import gzip
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import HANG_S
 
 from harbortrainer.runs.trace_transcript import Trace, transcript_of
 from harbortrainer.runs.transcript import FORMAT, Place, Transcript
@@ -134,6 +137,48 @@ def test_answer_without_ids_uses_server_counts():
 def test_rejects_other_transcript_format():
     told = {"format": FORMAT + 1, "trial": "t"}
     assert Transcript.unpacked(gzip.compress(json.dumps(told).encode())) is None
+
+
+class SlowWriter(TranscriptWriter):
+    """A writer whose rewrite lasts until it is permitted to end."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, max_mb=1)
+        self.rewriting, self.may_end = threading.Event(), threading.Event()
+
+    def _rewrite_pending(self) -> None:
+        super()._rewrite_pending()
+        self.rewriting.set()
+        assert self.may_end.wait(HANG_S)
+
+
+def test_add_does_not_wait_for_rewrite(run: Path):
+    book = SlowWriter(run)
+    for trial in ("a", "b"):
+        book.add(member(trial), row(trial))
+    with ThreadPoolExecutor() as pool:
+        step = pool.submit(finish_step, run, book, 1, ["a"])
+        assert book.rewriting.wait(HANG_S)
+        pool.submit(book.add, member("c"), row("c")).result(HANG_S)
+        assert [found[1].trial for found in rows_of(run, "pending")] == ["b"], "the rewrite has not ended"
+        book.may_end.set()
+        step.result(HANG_S)
+    pending = rows_of(run, "pending")
+    assert [read_of(run, found).verifier_output for found in pending] == ["of b", "of c"]
+    finish_step(run, book, 2, ["c", "b"])
+    assert [read_of(run, found).verifier_output for found in rows_of(run, "step_2")] == ["of c", "of b"]
+
+
+def test_concurrent_adds_are_all_pending(run: Path):
+    book = TranscriptWriter(run, max_mb=1)
+    names = [f"t{number}" for number in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        adds = [pool.submit(book.add, member(name), row(name)) for name in names]
+        finish_step(run, book, 1, [])
+        for add in adds:
+            add.result(HANG_S)
+    found = {found[1].trial: read_of(run, found).verifier_output for found in rows_of(run, "pending")}
+    assert found == {name: f"of {name}" for name in names}
 
 
 def test_rows_of_finished_step_have_transcript_places(run: Path):

@@ -12,6 +12,7 @@ oldest step's files are removed first, and the newest step's stay.
 
 import re
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def append_member(path: Path, member: bytes) -> tuple[int, int]:
 class TranscriptWriter:
     """Writes the transcripts of a run; thread-safe.
 
+    `add` never waits for `write`: it leaves its trial in a queue, which whoever has the lock empties.
+
     Args:
         folder: The run folder.
         max_mb: Size limit of all transcripts in megabytes; 0 writes none.
@@ -75,6 +78,8 @@ class TranscriptWriter:
     def __init__(self, folder: Path, *, max_mb: int) -> None:
         self.folder, self.most = folder / FOLDER, max_mb * 1_000_000
         self._pending: dict[str, tuple[bytes, TrialRow]] = {}
+        self._added: deque[tuple[bytes, TrialRow]] = deque()
+        """Trials that are in no file yet."""
         self._lock = threading.Lock()
         if self.most:
             self.folder.mkdir(exist_ok=True)
@@ -88,9 +93,8 @@ class TranscriptWriter:
         """
         if not self.most or not member:
             return
-        with self._lock:
-            self._pending[row.trial] = member, row
-            self._append(member, row)
+        self._added.append((member, row))
+        self._append_added()
 
     def write(self, name: str, rows: Iterable[TrialRow]) -> list[TrialRow]:
         """Write the transcripts of the trials of a step.
@@ -103,6 +107,7 @@ class TranscriptWriter:
             The rows with their `transcript` set. Write them after this call.
         """
         with self._lock:
+            self._take_added()
             members, placed, offset = list[bytes](), list[TrialRow](), 0
             for row in rows:
                 member, _ = self._pending.pop(row.trial, (b"", None))
@@ -113,18 +118,38 @@ class TranscriptWriter:
                 write_whole(self.folder / f"{name}{SUFFIX}", b"".join(members))
             self._rewrite_pending()
             self._trim(f"{name}{SUFFIX}")
+        self._append_added()
         return placed
 
-    def _append(self, member: bytes, row: TrialRow) -> None:
-        at = append_member(self.folder / f"{PENDING}{SUFFIX}", member)
+    def _append_added(self) -> None:
+        """Write the added trials, unless another thread has the lock: it does so before it returns."""
+        while self._added and self._lock.acquire(blocking=False):
+            try:
+                self._append(self._take_added())
+            finally:
+                self._lock.release()
+
+    def _take_added(self) -> list[tuple[bytes, TrialRow]]:
+        """Move the added trials to the pending ones, and return them."""
+        taken = [self._added.popleft() for _ in range(len(self._added))]
+        self._pending |= {row.trial: (member, row) for member, row in taken}
+        return taken
+
+    def _append(self, entries: Iterable[tuple[bytes, TrialRow]]) -> None:
+        """Append trials to the pending files."""
+        placed = list[TrialRow]()
+        with (self.folder / f"{PENDING}{SUFFIX}").open("ab") as file:
+            for member, row in entries:
+                placed.append(row.model_copy(update={"transcript": (file.tell(), len(member))}))
+                file.write(member)
         with (self.folder / f"{PENDING}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line_of(row.model_copy(update={"transcript": at}).line()))
+            file.writelines(line_of(row.line()) for row in placed)
 
     def _rewrite_pending(self) -> None:
         for suffix in (".jsonl", SUFFIX):
             (self.folder / f"{PENDING}{suffix}").unlink(missing_ok=True)
-        for member, row in self._pending.values():
-            self._append(member, row)
+        if self._pending:
+            self._append(self._pending.values())
 
     def _trim(self, newest: str) -> None:
         """Remove the files of the oldest steps until the total is under the limit."""
