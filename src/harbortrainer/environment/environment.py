@@ -26,7 +26,7 @@ from harbortrainer.environment.model_server import WorkerState
 from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig, HarborTasksetConfig
 from harbortrainer.environment.request_check import RUN_KEY_VARIABLE, RequestRefusedError, RunKey, check_unsigned
 from harbortrainer.environment.taskset import HarborTask
-from harbortrainer.environment.verifiers_compat import PRIVATE_APIS, enable_cache_salt, with_flat_sampling
+from harbortrainer.environment.verifiers_compat import PRIVATE_APIS, adapt_train_clients, with_flat_sampling
 from harbortrainer.harbor_compat import keep_litellm_offline
 from harbortrainer.runs.memory import freeze_gc
 from harbortrainer.runs.open_files import raise_open_files_limit
@@ -46,7 +46,7 @@ class HarborEnvironment(Env[HarborEnvConfig]):
         """Import the modules that a trial needs before the first request."""
         PRIVATE_APIS.check()
         raise_open_files_limit()
-        enable_cache_salt()
+        adapt_train_clients()
         self._run_key = RunKey.of_process()
         if self._run_key is not None:
             os.environ[self._run_key.sampler_variable] = self._run_key.sampler_key

@@ -236,19 +236,25 @@ def scoring_keys(agent: AgentConfig) -> list[str]:
     return [] if scoring is None else sorted(scoring.model_fields_set)
 
 
-def enable_cache_salt() -> None:
-    """Make this process's train clients send `cache_salt` at the top level of the request, where vLLM reads it.
+def adapt_train_clients() -> None:
+    """Make this process's train clients send their requests with aiohttp, and `cache_salt` where vLLM reads it.
 
-    Prime-RL sends the policy version as the salt, so that blocks of an older adapter are never reused.
-    Release 0.3 of verifiers leaves it among the sampling parameters, where vLLM drops it; 0.4 does this itself.
+    Prime-RL sends the policy version as the salt, so that blocks of an older adapter are never reused. Release 0.3 of
+    verifiers leaves it among the sampling parameters, where vLLM drops it; 0.4 puts it at the request's top level.
     """
     from renderers import client
     from verifiers.v1.clients.train import TrainClient
 
+    from harbortrainer.environment.generate_requests import over_aiohttp, without_list_signatures
+
     PRIVATE_APIS.check_place("renderers.client:generate(client, renderer, messages, model, ...)")
-    sends_it = SALT in TrainClient.get_response.__code__.co_consts
-    if not sends_it and not hasattr(client.generate, "__wrapped__"):
-        vars(client)["generate"] = with_top_level_salt(client.generate)  # `get_response` looks it up at each call
+    without_list_signatures()
+    if hasattr(client.generate, "__wrapped__"):
+        return
+    generate = over_aiohttp(client.generate)
+    sends_salt = SALT in TrainClient.get_response.__code__.co_consts
+    # `get_response` looks it up at each call.
+    vars(client)["generate"] = generate if sends_salt else with_top_level_salt(generate)
 
 
 def with_top_level_salt[T](generate: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:

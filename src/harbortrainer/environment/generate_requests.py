@@ -1,0 +1,129 @@
+"""CPU of a turn: what renderers, verifiers and pydantic spend on a training request, replaced where a few lines do it.
+
+- `over_aiohttp`: renderers' `generate` posts to `/inference/v1/generate` with an OpenAI client. `GenerateClient` takes
+  its place and posts with aiohttp, for a third of the CPU. A failed request raises what the OpenAI client would raise.
+- `without_list_signatures`: pydantic's `model_construct`, which makes the nodes of a trace, inspects the signature of
+  `list` for each default.
+
+Invariant: a request is sent once, as by verifiers' own client, and with its time limits. docs/benchmarks.md has the
+figures, and the patches for the libraries.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+
+import aiohttp
+import httpx
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
+from pydantic_core import to_json
+
+CONNECTIONS = 1000
+"""As in verifiers' client."""
+_IDLE_S = 4.0
+"""Shorter than servers keep idle connections (uvicorn: 5 s), so none is closed while a request is sent."""
+_OURS = "_harbortrainer_generate_client"
+"""Attribute of an OpenAI client with its `GenerateClient`, which lives as long."""
+_STATISTICS = "X-Stainless"
+"""Begins the headers that describe the OpenAI client and its platform."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A successful answer; `generate` reads nothing else of an `httpx.Response`."""
+
+    content: bytes
+
+
+class GenerateClient:
+    """The part of an OpenAI client that `generate` uses: `base_url`, `get` and `post`.
+
+    Args:
+        client: The OpenAI client. Closing it closes this one too.
+    """
+
+    def __init__(self, client: AsyncOpenAI) -> None:
+        self.base_url, self.get = client.base_url, client.get
+        headers, limits = {**client.default_headers, **client.auth_headers}, httpx.Timeout(client.timeout)
+        self._headers = {
+            name: value
+            for name, value in headers.items()
+            if isinstance(value, str) and not name.startswith(_STATISTICS)
+        }
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=_IDLE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect, sock_read=limits.read),
+            trust_env=self.base_url.scheme == "https",  # use a proxy only for remote servers
+        )
+        vars(client)["close"] = self._closing(client.close)
+
+    def _closing(self, close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def close_both() -> None:
+            await self._session.close()
+            await close()
+
+        return close_both
+
+    async def post(
+        self,
+        url: str,
+        *,
+        cast_to: type[httpx.Response],
+        body: Mapping[str, object],
+        options: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> Answer:
+        """Post a JSON body.
+
+        Args:
+            url: The absolute address.
+            cast_to: Always `httpx.Response`.
+            body: The request.
+            options: Further `headers`.
+
+        Raises:
+            APIStatusError: The server answered with a status of 400 or above.
+            APITimeoutError: The server did not connect or answer within the time limits of the OpenAI client.
+            APIConnectionError: There was no complete answer.
+        """
+        assert cast_to is httpx.Response
+        headers = self._headers | dict((options or {}).get("headers", {}))
+        try:
+            async with self._session.post(url, data=to_json(body), headers=headers) as answer:
+                content = await answer.read()
+        except TimeoutError as error:
+            raise APITimeoutError(httpx.Request("POST", url)) from error
+        except aiohttp.ClientError as error:
+            raise APIConnectionError(request=httpx.Request("POST", url)) from error
+        if answer.status < httpx.codes.BAD_REQUEST:
+            return Answer(content)
+        request = httpx.Request("POST", url)
+        response = httpx.Response(answer.status, headers=answer.headers, content=content, request=request)
+        raise APIStatusError(f"Error code: {answer.status} - {response.text}", response=response, body=None)
+
+
+def over_aiohttp[T](generate: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Wrap renderers' `generate`, so that a `GenerateClient` sends its requests, one for each OpenAI client."""
+
+    @wraps(generate)
+    def call(*, client: AsyncOpenAI, **others: object) -> Awaitable[T]:
+        attributes = vars(client)
+        if _OURS not in attributes:
+            attributes[_OURS] = GenerateClient(client)
+        return generate(client=attributes[_OURS], **others)
+
+    return call
+
+
+def without_list_signatures() -> None:
+    """Make pydantic know of `list` as a default factory that it takes no data, in place of parsing its signature."""
+    from pydantic._internal import _fields
+
+    inspects = getattr(_fields, "takes_validated_data_argument", None)
+    if inspects is not None and not hasattr(inspects, "__wrapped__"):
+
+        @wraps(inspects)
+        def takes_data(factory: Callable[..., object]) -> bool:
+            return factory is not list and inspects(factory)
+
+        vars(_fields)["takes_validated_data_argument"] = takes_data
