@@ -38,6 +38,7 @@ EXAMPLES = {
     "config upgrade": ("config upgrade run.toml", "config upgrade old.toml --output run.toml"),
     "tasks new": ("tasks new my-tasks/first", "tasks new my-tasks/second"),
     "tasks check": ("tasks check my-tasks", "tasks check my-tasks --limit 10 --markdown checks.md"),
+    "tasks audit": ("tasks audit my-tasks --benchmark heldout-tasks", "tasks audit my-tasks --json audit.json"),
     "tasks list": ("tasks list my-tasks", "tasks list my-tasks --include 'git-*' --json"),
     "tasks fetch": ("tasks fetch NAME@VERSION", "tasks fetch hf:ORG/NAME@REVISION --to my-tasks"),
     "tasks split": ("tasks split my-tasks", "tasks split my-tasks --eval-share 0.3 --write"),

@@ -56,6 +56,10 @@ def tasks_new(folder: Annotated[Path, typer.Argument(help="Folder to write, e.g.
     raise typer.Exit(new_task(folder))
 
 
+AUDIT_HELP = "Check tasks, and search for answers that leak. Also tries guesses and spoiled solutions."
+
+
+@tasks_app.command("audit", help=AUDIT_HELP, epilog=examples("tasks audit"))
 @tasks_app.command("check", epilog=examples("tasks check"))
 def tasks_check(
     context: typer.Context,
@@ -64,10 +68,16 @@ def tasks_check(
     environment_kwarg: EnvironmentKwargOption = None,
     trust: TrustOption = None,
     parallel: Annotated[int, typer.Option(help="Tasks to check in parallel.")] = 2,
-    repeats: Annotated[int, typer.Option(min=1, help="Oracle trials per task; rewards that differ are a failure.")] = 3,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Oracle trials per task; rewards that differ are a failure. 3, or 6 in an audit."),
+    ] = None,
     cheats: Annotated[str, typer.Option(help="Cheating agents to run: all, none, or NAME,NAME.")] = "all",
     reward_key: Annotated[str | None, typer.Option(help="Key of the rewards to train on, as in the run file.")] = None,
     leftovers: Annotated[str, typer.Option(help="Processes left by the agent before grading: keep, or kill.")] = "keep",
+    benchmark: Annotated[
+        list[str] | None, typer.Option(help="Folder or source whose copies are reported. Repeatable.")
+    ] = None,
     keep: Annotated[Path | None, typer.Option(help="Folder to keep the trials in.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Skip tasks with a verdict of an earlier check.")] = False,
     json: Annotated[Path | None, typer.Option(help="JSON file to write all trials to.")] = None,
@@ -81,8 +91,11 @@ def tasks_check(
     """Check tasks with oracle, no-op and cheating agents. The oracle must get the top reward, the others must not."""
     from harbortrainer.commands.check_tasks import CheckPlan, SandboxOptions, check_tasks
 
+    audit = context.info_name == "audit"
     plan = CheckPlan(
-        repeats=repeats,
+        repeats=repeats or (6 if audit else 3),
+        audit=audit,
+        benchmarks=benchmark or (),
         cheats=cheats,
         reward_key=reward_key,
         leftovers=leftovers,

@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +17,20 @@ from pydantic import JsonValue
 from harbortrainer.commands.check_report import CheckReport, lint_lines, verdict_line
 from harbortrainer.commands.tasks import plain
 from harbortrainer.config.environment_table import environment_entry
-from harbortrainer.config.plugin import Leftovers
+from harbortrainer.config.plugin import NEAR_COPY, Leftovers
 from harbortrainer.config.task_source import task_source
 from harbortrainer.doctor import preflight
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.disk_faults import disk_error
 from harbortrainer.runs.display import Display
 from harbortrainer.tasks.cheats import CHEATS
+from harbortrainer.tasks.near_duplicates import overlap
 from harbortrainer.tasks.task_check import checked_as, record_passed
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_store import load_source
 from harbortrainer.tasks.task_subset import LoadedTasks, TaskSubset, load_subset
-from harbortrainer.tasks.verdict import Verdict, bad
+from harbortrainer.tasks.verdict import Verdict, bad, weak
 from harbortrainer.tasks.verdict_log import VerdictLog
 
 
@@ -62,6 +64,10 @@ class CheckPlan:
     """The run's `reward_key`."""
     leftovers: str = "keep"
     """The run's `leftovers`."""
+    audit: bool = False
+    """Whether to run the audit's trials and searches too."""
+    benchmarks: Sequence[str] = ()
+    """Sources whose tasks are reported as overlap."""
     parallel: int = 2
     """Tasks to check in parallel."""
     keep: Path | None = None
@@ -88,6 +94,7 @@ class CheckPlan:
             "cheats": list(self.chosen_cheats),
             "reward_key": self.reward_key,
             "leftovers": self.leftovers,
+            **({"audit": True} if self.audit else {}),
             "environment_kwargs": where.kwargs,
         }
 
@@ -117,6 +124,7 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
     report.check_writable()
     loaded = load_subset(task_source(source), subset)
     report.total = loaded.total
+    copied = copies(loaded, plan.benchmarks)
     log = VerdictLog(plan.verdict_options(where))
     pending, known = find_pending(loaded, where, log if plan.resume else None)
     with Display() as display, display.bar("checking tasks", len(pending)) as bar:
@@ -124,14 +132,20 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
         def add(*verdicts: Verdict) -> None:
             for verdict in verdicts:
                 log.add(verdict)
+                add_copies(verdict, copied)
                 if not verdict.problem:
-                    record_passed([pending[verdict.task]], checked_as(verdict.environment, leftovers))
+                    task = pending[verdict.task]
+                    record_passed([task], checked_as(verdict.environment, leftovers))
+                    if plan.audit and not verdict.doubts:
+                        record_passed([task], checked_as(verdict.environment, leftovers, audited=True))
             report.add(verdicts)
             for verdict in verdicts:
                 for line in (verdict_line(verdict), *lint_lines(verdict)):
                     display.line(plain(line))
                 bar.advance()
 
+        for verdict in known.earlier:
+            add_copies(verdict, copied)
         report.add(known.earlier)
         if known.earlier:
             display.line(f"{len(known.earlier)} tasks were checked before")
@@ -140,6 +154,27 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
     report.print_summary()
     left_out = len(loaded.bad) if subset.skip_bad else 0
     return 0 if sum(not verdict.problem for verdict in report.verdicts) == report.total - left_out else 1
+
+
+def copies(loaded: LoadedTasks, benchmarks: Sequence[str]) -> dict[str, list[str]]:
+    """Return the benchmarks' tasks that each task copies, by the task's name.
+
+    Raises:
+        UserError: A benchmark has no tasks, or cannot be fetched.
+    """
+    found: dict[str, list[str]] = {}
+    for benchmark in benchmarks:
+        for pair in overlap(load_source(task_source(benchmark), skip=lambda error: None), loaded.tasks, NEAR_COPY):
+            found.setdefault(pair.task.name, []).append(f"{pair.of.name} of {benchmark} ({pair.reason})")
+    return found
+
+
+def add_copies(verdict: Verdict, copied: Mapping[str, Sequence[str]]) -> None:
+    """Add a weak finding to the verdict on a task that copies a benchmark's task."""
+    if of := copied.get(verdict.task):
+        verdict.findings.insert(
+            sum(finding.severity == "bad" for finding in verdict.findings), weak("task", f"a copy of {', '.join(of)}")
+        )
 
 
 @dataclass(frozen=True)
@@ -213,6 +248,7 @@ def run_trials(
             cheats=cheats,
             reward_key=plan.reward_key,
             leftovers=plan.chosen_leftovers(where.kind),
+            audit=plan.audit,
             concurrency=plan.parallel,
             keep=plan.keep,
             on_verdict=on_verdict,

@@ -69,6 +69,8 @@ class TasksetKeys(PluginKeys):
     """Allow an evaluation source to contain training tasks."""
     checked_only: bool = False
     """Use only tasks that passed `harbortrainer tasks check` and are unchanged since."""
+    audited: bool = False
+    """Use only tasks for which `harbortrainer tasks audit` found nothing, and that are unchanged since."""
     skip_bad: bool = False
     """Skip unreadable tasks with a warning each, instead of refusing the run."""
     difficulty: Path | None = None

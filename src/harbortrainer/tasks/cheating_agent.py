@@ -1,4 +1,4 @@
-"""A Harbor agent that runs one of the scripts of `cheats` in every step of a task."""
+"""A Harbor agent that runs a cheat, a shell script, in every step of a task."""
 
 from pathlib import Path
 from typing import override
@@ -7,8 +7,6 @@ from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from harbortrainer.tasks.cheats import CHEATS
-
 TIMEOUT_S = 60
 
 
@@ -16,12 +14,12 @@ class CheatingAgent(BaseAgent):
     """Runs a cheat without a model; keyword arguments that Harbor adds are ignored.
 
     Args:
-        cheat: Name of the script.
+        script: The shell script.
     """
 
-    def __init__(self, logs_dir: Path, *, cheat: str, **others: object) -> None:
+    def __init__(self, logs_dir: Path, *, script: str, **others: object) -> None:
         super().__init__(logs_dir=logs_dir)
-        self._script = CHEATS[cheat]
+        self._script = script
 
     @staticmethod
     @override

@@ -91,3 +91,37 @@ CHEATS = {
 
 CHEATING_AGENT = "harbortrainer.tasks.cheating_agent:CheatingAgent"
 """Import path of the agent that runs a cheat, as Harbor expects it."""
+
+_NOT_RESULTS = "proc sys dev tmp var usr lib lib64 bin sbin opt run logs solution tests boot"
+
+_SPOIL = rf"""
+touch /tmp/.mutant-start; sleep 0.05
+bash /solution/solve.sh > /dev/null 2>&1 < /dev/null
+find / "$PWD" -xdev \( {" -o ".join(f"-path /{name}" for name in _NOT_RESULTS.split())} \) -prune \
+  -o -type f -newer /tmp/.mutant-start -size +0 -print | sort -u > /tmp/.mutant-files
+[ -s /tmp/.mutant-files ] || exit 3
+while read -r file; do
+  cp "$file" /tmp/.mutant-file && SPOIL < /tmp/.mutant-file > "$file"
+done < /tmp/.mutant-files
+"""
+
+MUTANTS = {
+    "emptied-output": _SPOIL.replace("SPOIL", ":"),
+    "halved-output": _SPOIL.replace("SPOIL", 'head -c $((($(wc -c < "$file") - 1) / 2))'),
+    "altered-output": _SPOIL.replace("SPOIL", "tr 0-9a-zA-Z 1-90b-zaB-ZA"),
+    "halved-solution": r"""
+lines=$(wc -l < /solution/solve.sh)
+[ "$lines" -gt 1 ] || exit 3
+head -n $((lines / 2)) /solution/solve.sh > /tmp/solve.sh && cp /tmp/solve.sh /solution/solve.sh
+bash /solution/solve.sh > /dev/null 2>&1 < /dev/null
+true
+""",
+}
+"""Script of each mutant of a solution, by name.
+
+- `emptied-output`, `halved-output` and `altered-output` spoil each file that the solution wrote.
+- `halved-solution` runs the first half of the script's lines.
+"""
+
+MUTANT_AGENT = "harbortrainer.tasks.mutants:MutantAgent"
+"""Import path of the agent that runs a mutant, as Harbor expects it."""

@@ -23,7 +23,8 @@ from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.locks import waiting_lock
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
-from harbortrainer.tasks.cheats import CHEATING_AGENT
+from harbortrainer.tasks.audit import guesses, read_files, readable_answers
+from harbortrainer.tasks.cheats import CHEATING_AGENT, CHEATS, MUTANT_AGENT, MUTANTS
 from harbortrainer.tasks.checked_trial import Category, CheckedTrial, checked_trial
 from harbortrainer.tasks.file_faults import faults
 from harbortrainer.tasks.ignored_keys import ignored_keys
@@ -38,7 +39,8 @@ CHECKED_FILE = Path("outputs") / "checked_tasks.json"
 """File in which `harbortrainer tasks check` records the tasks that passed; relative to the working directory."""
 
 
-_KILLED = "+kill"
+_KILLED, _AUDITED = "+kill", "+audit"
+_ORDER = ("bad", "weak", "note")
 
 
 async def check_tasks(
@@ -51,6 +53,7 @@ async def check_tasks(
     cheats: Sequence[str] = (),
     reward_key: str | None = None,
     leftovers: Leftovers = "keep",
+    audit: bool = False,
     concurrency: int = 2,
     keep: Path | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
@@ -66,6 +69,7 @@ async def check_tasks(
         cheats: Names of the cheats to try.
         reward_key: Key of the verifier's rewards to train on, as in a run.
         leftovers: Whether processes that an agent left running are kept or killed before grading.
+        audit: Whether to run guesses and mutants too, and to search for answers that the agent can read.
         concurrency: Tasks checked in parallel.
         keep: Folder for Harbor's trial folders; None removes them.
         on_verdict: Called with each verdict when its task is done.
@@ -91,7 +95,7 @@ async def check_tasks(
                 notes = list(_notes(requirements, choice, spec.trusted))
                 unsupported = _unsupported(task, requirements, spec)
             async with gate:
-                verdict = unsupported or await _verdict(task, requirements, spec, repeats, cheats)
+                verdict = unsupported or await _verdict(task, requirements, spec, repeats, cheats, audit)
             verdict.environment = choice.kind
             verdict.findings += notes
         except UserError as error:
@@ -151,11 +155,18 @@ def _unsupported(task: TaskRef, requirements: TaskRequirements, spec: TrialSpec)
 
 
 async def _verdict(
-    task: TaskRef, requirements: TaskRequirements, spec: TrialSpec, repeats: int, cheats: Sequence[str]
+    task: TaskRef, requirements: TaskRequirements, spec: TrialSpec, repeats: int, cheats: Sequence[str], audit: bool
 ) -> Verdict:
     closed = requirements.closed_phases()
+    scripts = {cheat: CHEATS[cheat] for cheat in cheats}
+    answers: list[Finding] = []
     try:
-        trials = [trial async for trial in _trials(task, spec, repeats, cheats, closed)]
+        if audit:
+            files = await asyncio.to_thread(read_files, task)
+            answers = await asyncio.to_thread(readable_answers, files)
+            scripts |= guesses(files)
+        mutants = list(MUTANTS) if audit and (task.path / "solution" / "solve.sh").is_file() else []
+        trials = [trial async for trial in _trials(task, spec, repeats, scripts, mutants, closed)]
         verdict = verdict_of(task.name, task.key, trials)
     except UserError as error:
         return failed(task, "task", str(error), error.__cause__)
@@ -167,6 +178,7 @@ async def _verdict(
         started = all(trial.outcome is not Outcome.sandbox_error for trial in trials)
         found = faults(requirements)
         verdict.findings = [*found, *verdict.findings] if started else [*verdict.findings, *found]
+    verdict.findings = sorted([*verdict.findings, *answers], key=lambda finding: _ORDER.index(finding.severity))
     return verdict
 
 
@@ -177,7 +189,12 @@ def failed(task: TaskRef, category: Category, problem: str, cause: BaseException
 
 
 async def _trials(
-    task: TaskRef, spec: TrialSpec, repeats: int, cheats: Sequence[str], closed: Collection[str]
+    task: TaskRef,
+    spec: TrialSpec,
+    repeats: int,
+    cheats: Mapping[str, str],
+    mutants: Sequence[str],
+    closed: Collection[str],
 ) -> AsyncIterator[CheckedTrial]:
     """Run the trials of a task; later trials are skipped if no sandbox starts, or if `nop` gets the reward."""
     for number in range(repeats if has_solution(task.path) else 0):
@@ -192,22 +209,23 @@ async def _trials(
     if nop.reward is None or nop.reward >= TOP_REWARD:
         return
     most = nop.reward
-    for cheat in cheats:
-        trial = await _run_agent(spec, cheat, closed)
+    for cheat, script in cheats.items():
+        trial = await _run_agent(spec, cheat, closed, {"agent": CHEATING_AGENT, "agent_kwargs": {"script": script}})
         yield trial
         if trial.reward is not None and trial.reward > most:
             # A second `nop` trial keeps a random verifier from counting as cheated.
             again = await _run_agent(spec, NOP, closed)
             yield again
             most = max(most, again.reward if again.reward is not None else most)
+    for mutant in mutants:
+        kwargs = {"task_dir": str(task.path), "mutant": mutant}
+        yield await _run_agent(spec, mutant, closed, {"agent": MUTANT_AGENT, "agent_kwargs": kwargs})
 
 
-async def _run_agent(spec: TrialSpec, agent: str, closed: Collection[str]) -> CheckedTrial:
-    cheats = agent not in (ORACLE, NOP)
-    update: dict[str, object] = (
-        {"agent": CHEATING_AGENT, "agent_kwargs": {"cheat": agent}} if cheats else {"agent": agent}
-    )
-    record = await run_trial(spec.model_copy(update=update))
+async def _run_agent(
+    spec: TrialSpec, agent: str, closed: Collection[str], update: Mapping[str, object] | None = None
+) -> CheckedTrial:
+    record = await run_trial(spec.model_copy(update=update or {"agent": agent}))
     current = asyncio.current_task()
     if current is not None and current.cancelling():  # Harbor swallows a cancellation while it removes a sandbox
         raise asyncio.CancelledError
@@ -219,15 +237,23 @@ def has_solution(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in ("solution/solve.*", "steps/*/solution/solve.*"))
 
 
-def checked_as(environment_type: str, leftovers: Leftovers) -> str:
-    """Return the name under which a passed task is recorded, so that a check with killed leftovers stands apart."""
-    return environment_type if leftovers == "keep" else f"{environment_type}{_KILLED}"
+def checked_as(environment_type: str, leftovers: Leftovers, *, audited: bool = False) -> str:
+    """Return the name under which a passed task is recorded.
+
+    A check with killed leftovers stands apart, and so does an audit without a bad or weak finding.
+    """
+    return f"{environment_type}{'' if leftovers == 'keep' else _KILLED}{_AUDITED if audited else ''}"
+
+
+def audited_keys() -> set[str]:
+    """Return the keys of the tasks that passed an audit here, in any type of environment."""
+    return {key for key, types in passed_environments().items() if any(kind.endswith(_AUDITED) for kind in types)}
 
 
 def needs_no_service(task: TaskRef) -> bool:
     """Whether the task's oracle got the top reward here although its leftover processes were killed."""
     passed = passed_environments().get(task.key, [])
-    return has_solution(task.path) and any(kind.endswith(_KILLED) for kind in passed)
+    return has_solution(task.path) and any(_KILLED in kind for kind in passed)
 
 
 def passed_keys(environment_type: str | None = None) -> set[str]:

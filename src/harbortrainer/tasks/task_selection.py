@@ -10,7 +10,7 @@ from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.measured_rates import filter_by_pass_rate
 from harbortrainer.tasks.split import select_side
-from harbortrainer.tasks.task_check import passed_keys
+from harbortrainer.tasks.task_check import audited_keys, passed_keys
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source
 
@@ -52,14 +52,15 @@ def select_tasks(table: TasksetKeys, *, report_progress: Callable[[str], None] =
         load_source(table.source, table.include, table.exclude, skip=skipping, report_progress=report_progress), table
     )
     if table.checked_only:
-        tasks = _checked(tasks, str(table.source))
+        tasks = _passed(tasks, passed_keys(), "check", "checked_only", str(table.source))
+    if table.audited:
+        tasks = _passed(tasks, audited_keys(), "audit", "audited", str(table.source))
     return TaskSelection(str(table.source), filter_by_pass_rate(tasks, table), left_out)
 
 
-def _checked(tasks: list[TaskRef], source: str) -> list[TaskRef]:
-    good = passed_keys()
+def _passed(tasks: list[TaskRef], good: set[str], command: str, key: str, source: str) -> list[TaskRef]:
     chosen = [task for task in tasks if task.key in good]
     if not chosen:
-        do = f"run `harbortrainer tasks check {source}`, or remove checked_only"
-        raise UserError("none of these tasks passed the check with its current content", where=source, do=do)
+        do = f"run `harbortrainer tasks {command} {source}`, or remove {key}"
+        raise UserError(f"none of these tasks passed the {command} with its current content", where=source, do=do)
     return chosen

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, computed_field
 
+from harbortrainer.tasks.cheats import MUTANTS
 from harbortrainer.tasks.checked_trial import Category, CheckedTrial
 from harbortrainer.trials.outcome import DEFAULT_KEY
 from harbortrainer.trials.record import Timings
@@ -124,6 +125,7 @@ def verdict_of(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
     verdict.findings = [
         *problems,
         *_rewarded_cheats(verdict.forged),
+        *([] if flaky else _rewarded_mutants(trials)),
         *_doubts(trials),
         *([] if oracle else [note("solution", "no solution, so the oracle was not run")]),
     ]
@@ -136,13 +138,18 @@ def _forged(trials: Sequence[CheckedTrial], nop: Sequence[CheckedTrial]) -> dict
     return {
         trial.agent: trial.reward
         for trial in trials
-        if trial.agent not in (ORACLE, NOP) and trial.reward is not None and trial.reward > most
+        if trial.agent not in (ORACLE, NOP, *MUTANTS) and trial.reward is not None and trial.reward > most
     }
 
 
 def _rewarded_cheats(forged: dict[str, float]) -> list[Finding]:
     got = ", ".join(f"{cheat} ({reward:g})" for cheat, reward in forged.items())
     return [weak("verifier", f"a reward without a solution: {got}")] if got else []
+
+
+def _rewarded_mutants(trials: Sequence[CheckedTrial]) -> list[Finding]:
+    passed = [t.agent for t in trials if t.agent in MUTANTS and t.reward is not None and t.reward >= TOP_REWARD]
+    return [weak("verifier", f"the verifier accepts a spoiled solution: {', '.join(passed)}")] if passed else []
 
 
 def _doubts(trials: Sequence[CheckedTrial]) -> list[Finding]:

@@ -1,0 +1,159 @@
+"""`tasks audit` finds planted defects, and reports nothing on clean tasks."""
+
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planted_tasks import FAMILIES, KINDS, PASS_OR_FAIL, Plan, write_planted
+
+from harbortrainer.cli import main
+from harbortrainer.config.plugin import TasksetKeys
+from harbortrainer.errors import UserError
+from harbortrainer.tasks.audit import guesses, read_files, readable_answers
+from harbortrainer.tasks.checked_trial import CheckedTrial
+from harbortrainer.tasks.task_check import checked_as, record_passed
+from harbortrainer.tasks.task_folder import load_folder, load_task
+from harbortrainer.tasks.task_selection import select_tasks
+from harbortrainer.tasks.verdict import Verdict, verdict_of
+from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.record import Timings
+
+STATIC = ("solution-in-image", "tests-in-image", "expected-in-image", "answer-in-instruction")
+
+
+def weak_findings(folder: Path) -> dict[str, list[str]]:
+    return {
+        task.name: [f.what for f in readable_answers(read_files(task)) if f.severity == "weak"]
+        for task in load_folder(folder)
+    }
+
+
+@pytest.mark.pure
+def test_finds_answers_in_image_and_instruction_without_false_alarm(tmp_path: Path) -> None:
+    kinds = write_planted(tmp_path, seed=1)
+    found = weak_findings(tmp_path / "tasks")
+    assert len(KINDS) * 5 == sum(map(bool, kinds.values())) == sum(not kind for kind in kinds.values())
+    assert {name for name in found if found[name]} == {name for name, kind in kinds.items() if kind in STATIC}
+    assert found["solution-in-image-1"] == [
+        "the image may have copies: solution/solve.sh (environment/app/.old/run.bak)"
+    ]
+    assert found["expected-in-image-0"] == ["an expected value stands as an answer in environment/Dockerfile"]
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert answer == '73519'",
+        'assert "73519" != answer',
+        "assert total == 73519",
+        "self.assertEqual(run(), 73519)",
+        "EXPECTED_TOTAL = 73519",
+        "[ $total == 73519 ] && true",
+        '[ "$(cat /app/total.txt)" = "73519" ]',
+        "grep -qx '73519' /app/total.txt",
+        "echo 73519 | cmp - /app/total.txt",
+    ],
+)
+def test_reads_the_constant_of_a_comparison(tmp_path: Path, test: str) -> None:
+    plan = Plan("Add them. The answer: 73519.", {}, "true", test, "total.txt")
+    plan.write(tmp_path / "task")
+    files = read_files(load_task(tmp_path / "task"))
+    assert files.values == ["73519"]
+    assert [finding.what for finding in readable_answers(files)] == ["the instruction has the answer"]
+
+
+@pytest.mark.pure
+def test_instruction_that_states_the_result_is_only_a_note(tmp_path: Path) -> None:
+    Plan("Write status-ready to /app/out.txt.", {}, "true", "[ $(cat out.txt) = status-ready ]", "out").write(tmp_path)
+    (finding,) = readable_answers(read_files(load_task(tmp_path)))
+    assert finding.severity == "note" and "stands in the instruction" in finding.what
+
+
+@pytest.mark.pure
+def test_unchanged_file_of_the_image_in_the_solution_is_no_leak(tmp_path: Path) -> None:
+    code = "def area(width, height):\n    return width * height\n"
+    Plan("Fix it.", {"shapes.py": code}, "cp -r /solution/app /", "true", "out").write(tmp_path)
+    (tmp_path / "solution/app").mkdir()
+    (tmp_path / "solution/app/shapes.py").write_text(code)
+    assert readable_answers(read_files(load_task(tmp_path))) == []
+    (tmp_path / "environment/app/shapes.py").rename(tmp_path / "environment/app/fixed.py")
+    (finding,) = readable_answers(read_files(load_task(tmp_path)))
+    assert finding.what == "the image may have copies: solution/app/shapes.py (environment/app/fixed.py)"
+
+
+@pytest.mark.pure
+def test_guesses_name_the_tasks_files_and_common_values_of_its_tests(tmp_path: Path) -> None:
+    test = "[ $(cat /app/a/out.txt) = 42 ] || [ $(cat /app/b) = 4711 ] || [ -f /usr/bin/x ] || [ -f /tests/y ]"
+    Plan("Write notes.md and '/app/it is'.", {}, "true", test, "out").write(tmp_path)
+    found = guesses(read_files(load_task(tmp_path)))
+    assert list(found) == ["guessed-empty", "guessed-42"]
+    named = re.search(r"for file in (.*?); do", found["guessed-42"])
+    assert named is not None and named[1].split() == ["/app/a/out.txt", "/app/b", "/app/it", "notes.md"]
+
+
+@pytest.mark.pure
+def test_binary_and_linked_files_are_left_out(tmp_path: Path) -> None:
+    Plan("Do it.", {"a.bin": "text"}, "true", "true", "out").write(tmp_path)
+    (tmp_path / "environment/app/a.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "environment/app/link").symlink_to("../../instruction.md")
+    assert [file.name for file in read_files(load_task(tmp_path)).environment] == ["environment/Dockerfile"]
+
+
+def trial(agent: str, reward: float | None) -> CheckedTrial:
+    return CheckedTrial(agent=agent, outcome=Outcome.completed, reward=reward, seconds=Timings())
+
+
+@pytest.mark.pure
+def test_mutant_counts_with_the_top_reward_only() -> None:
+    fair = [trial("oracle", 1), trial("nop", 0), trial("halved-output", 0.5), trial("emptied-output", None)]
+    assert verdict_of("t", "k", fair).word == "ok"
+    verdict = verdict_of("t", "k", [*fair, trial("altered-output", 1)])
+    assert verdict.doubts == ["the verifier accepts a spoiled solution: altered-output"] and not verdict.forged
+
+
+@pytest.mark.pure
+def test_audited_selects_only_tasks_without_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        FAMILIES["total"](random.Random(number)).write(tmp_path / "tasks" / f"task-{number}")
+    first, second = load_folder("tasks")
+    table = TasksetKeys(tasks_dir=Path("tasks"), audited=True)
+    record_passed([second], checked_as("local", "keep"))
+    with pytest.raises(
+        UserError, match=r"none of these tasks passed the audit .*run `harbortrainer tasks audit tasks`"
+    ):
+        select_tasks(table)
+    record_passed([first], checked_as("local", "keep", audited=True))
+    assert [task.name for task in select_tasks(table).tasks] == [first.name]
+
+
+@pytest.mark.e2e
+@pytest.mark.process
+def test_audit_command_runs_guesses_and_mutants_and_finds_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clean = FAMILIES["total"](random.Random(3))
+    clean.write(tmp_path / "tasks/clean")
+    replace(clean, test=f"if [ -f /app/total.txt ]; {PASS_OR_FAIL}").write(tmp_path / "tasks/exists")
+    clean.write(tmp_path / "known/original")
+    options = ["--repeats", "1", "--cheats", "none", "--parallel", "2", "--json", "audit.json"]
+    assert main(["tasks", "audit", "tasks", *options]) == 0
+    report = {row["task"]: Verdict.model_validate(row) for row in json.loads(Path("audit.json").read_text())["tasks"]}
+    assert report["clean"].word == "ok", report["clean"].findings
+    rewards = {trial.agent: trial.reward for trial in report["clean"].trials}
+    mutants = dict.fromkeys(("emptied-output", "halved-output", "altered-output", "halved-solution"), 0)
+    assert rewards == {"oracle": 1, "nop": 0, "guessed-empty": 0, **mutants}
+    assert report["exists"].forged == {"guessed-empty": 1}
+    assert "the verifier accepts a spoiled solution: emptied-output" in report["exists"].doubts[1]
+    table = TasksetKeys(tasks_dir=Path("tasks"), audited=True)
+    assert [task.name for task in select_tasks(table).tasks] == ["clean"]
+    capsys.readouterr()
+    assert main(["tasks", "audit", "tasks", *options, "--resume", "--benchmark", "known"]) == 0
+    assert "2 tasks were checked before" in capsys.readouterr().out
+    report = {row["task"]: Verdict.model_validate(row) for row in json.loads(Path("audit.json").read_text())["tasks"]}
+    assert report["clean"].doubts == ["a copy of original of known (the same content)"]
