@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from harbortrainer.tasks.near_duplicates import word_ngrams, words
@@ -50,6 +51,16 @@ class TextFile:
     name: str
     """Path within the task."""
     text: str
+
+    @cached_property
+    def code(self) -> str:
+        """The words of the file without comment lines."""
+        return _without_comments(self.text)
+
+    @cached_property
+    def ngrams(self) -> set[int]:
+        """The trigrams of the file's words and signs."""
+        return word_ngrams(words(self.text, signs=True))
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,9 @@ def readable_answers(files: AuditedFiles) -> list[Finding]:
         found.append(weak("task", f"the image may have copies: {pairs}{more}"))
     if named := sorted({file.name for file in files.environment if file.name not in copied and _names(file, files)}):
         found.append(weak("task", f"an expected value stands as an answer in {', '.join(named[:MAX_NAMED])}"))
-    if _tells(files.instruction, files) or any(_code(file) in _code_of(files.instruction) for file in _scripts(files)):
+    if _tells(files.instruction, files) or any(
+        file.code in _without_comments(files.instruction) for file in files.solution if len(file.code) >= MIN_COPY
+    ):
         found.append(weak("task", "the instruction has the answer"))
     elif (values := files.values) and all(value in files.instruction for value in values):
         found.append(note("task", "each value that the tests compare with stands in the instruction"))
@@ -112,10 +125,6 @@ def _secrets(files: AuditedFiles) -> list[TextFile]:
     """Files that the agent must not have: the solution, test code, and files with expected results."""
     tests = [file for file in files.tests if _CODE.search(file.name) or _ANSWER_WORD.search(Path(file.name).name)]
     return [file for file in (*files.solution, *tests) if not file.name.endswith(_NO_ANSWER)]
-
-
-def _scripts(files: AuditedFiles) -> list[TextFile]:
-    return [file for file in files.solution if len(_code(file)) >= MIN_COPY]
 
 
 def _is_copy(secret: TextFile, file: TextFile) -> bool:
@@ -129,23 +138,18 @@ def _is_copy(secret: TextFile, file: TextFile) -> bool:
         return False
     if Path(file.name).name in _NO_ANSWER and Path(file.name).name != "Dockerfile":
         return False
-    code = _code(secret)
-    if len(code) >= MIN_COPY and code in _code(file):
+    code = secret.code
+    if len(code) >= MIN_COPY and code in file.code:
         return True
-    if _ANSWER_WORD.search(Path(secret.name).name) and len(code) > 3 and code == _code(file):
+    if _ANSWER_WORD.search(Path(secret.name).name) and len(code) > 3 and code == file.code:
         return True
     if not secret.name.startswith("tests/") or not _CODE.search(secret.name):
         return False
-    ngrams = word_ngrams(words(secret.text, signs=True))
-    shared = ngrams & word_ngrams(words(file.text, signs=True))
-    return len(ngrams) >= MIN_NGRAMS and len(shared) >= COPIED_SHARE * len(ngrams)
+    fewest = max(MIN_NGRAMS, COPIED_SHARE * len(secret.ngrams))
+    return len(secret.ngrams & file.ngrams) >= fewest
 
 
-def _code(file: TextFile) -> str:
-    return _code_of(file.text)
-
-
-def _code_of(text: str) -> str:
+def _without_comments(text: str) -> str:
     """Return the words of a text without comment lines."""
     return " ".join(word for line in text.split("\n") if not line.lstrip().startswith("#") for word in line.split())
 

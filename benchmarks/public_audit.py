@@ -1,0 +1,106 @@
+"""Search public task repositories for answers that the agent can read, and write the report of docs/audit/.
+
+    python benchmarks/public_audit.py MIRRORS --out docs/audit
+
+MIRRORS has git directories named OWNER+NAME/repo. Nothing of the tasks is run: this is the static part of
+`harbortrainer tasks audit`. The report names repositories, commits, tasks and files, and has no text of theirs.
+"""
+
+import argparse
+import json
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from harbortrainer.errors import UserError
+from harbortrainer.tar_filter import strict_filter
+from harbortrainer.tasks.audit import read_files, readable_answers
+from harbortrainer.tasks.task_folder import load_folder
+from harbortrainer.tasks.verdict import Finding
+
+INTRODUCTION = """# Audit of public tasks
+
+The static part of [`harbortrainer tasks audit`](../check-tasks.md#audit) on public repositories: answers in files of
+the image and in the instruction. No task was run, so this page says nothing about guesses, mutants, flaky verifiers or
+cheats. The findings are textual, and were not confirmed by hand. `audit.json` beside this page has all of them.
+
+"""
+
+
+@dataclass(frozen=True)
+class AuditedSet:
+    """The findings on the tasks of one repository."""
+
+    repository: str
+    commit: str
+    unreadable: int
+    """Tasks that cannot be read, and copies of others."""
+    tasks: dict[str, list[Finding]]
+
+    @property
+    def weak(self) -> dict[str, str]:
+        """The weak findings on each task that has one."""
+        found = {name: [f.what for f in findings if f.severity == "weak"] for name, findings in self.tasks.items()}
+        return {name: "; ".join(whats) for name, whats in found.items() if whats}
+
+
+def main() -> None:
+    """Audit each repository and write audit.json and index.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mirrors", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    sets = [one for mirror in sorted(options.mirrors.glob("*+*/repo")) if (one := audit(mirror)).tasks]
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "audit.json").write_text(json.dumps([as_json(one) for one in sets], indent=1) + "\n")
+    (options.out / "index.md").write_text(page(sets))
+
+
+def audit(mirror: Path) -> AuditedSet:
+    """Audit the tasks at a repository's newest stored commit."""
+    skipped: list[UserError] = []
+    with tempfile.TemporaryDirectory(prefix="harbortrainer-public-") as folder:
+        with tarfile.open(fileobj=BytesIO(git(mirror, "archive", "HEAD"))) as archive:
+            archive.extractall(folder, filter=strict_filter)
+        try:
+            tasks = load_folder(folder, skip=skipped.append)
+        except UserError:
+            tasks = []
+        names = {task.key: "." if task.path == Path(folder).resolve() else task.name for task in tasks}
+        findings = {names[task.key]: readable_answers(read_files(task)) for task in tasks}
+    commit = git(mirror, "rev-parse", "HEAD").decode().strip()
+    return AuditedSet(mirror.parent.name.replace("+", "/", 1), commit, len(skipped), findings)
+
+
+def git(mirror: Path, *words: str) -> bytes:
+    """Run git in a repository; return its output, or an empty archive if objects are absent."""
+    done = subprocess.run(["git", "-C", str(mirror), *words], capture_output=True, check=False)
+    return done.stdout if done.returncode == 0 else b"\0" * 1024
+
+
+def as_json(one: AuditedSet) -> dict[str, object]:
+    """Return a repository's object of audit.json; tasks without a finding have an empty list."""
+    tasks = {name: [finding.model_dump() for finding in findings] for name, findings in one.tasks.items()}
+    return {"repository": one.repository, "commit": one.commit, "unreadable": one.unreadable, "tasks": tasks}
+
+
+def page(sets: list[AuditedSet]) -> str:
+    """Return the Markdown report."""
+    total, weak = sum(len(one.tasks) for one in sets), sum(len(one.weak) for one in sets)
+    authors = len({one.repository.split("/")[0] for one in sets})
+    lines = [f"{total} tasks of {authors} authors: {weak} have a finding.\n"]
+    lines += ["| repository | commit | tasks | unreadable | with a finding |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {one.repository} | {one.commit[:12]} | {len(one.tasks)} | {one.unreadable} | {len(one.weak)} |"
+        for one in sets
+    ]
+    lines += ["\n| task | finding |", "|---|---|"]
+    lines += [f"| {one.repository}: {name} | {what} |" for one in sets for name, what in one.weak.items()]
+    return INTRODUCTION + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
