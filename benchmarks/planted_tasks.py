@@ -93,7 +93,7 @@ def _errors(rng: random.Random) -> Plan:
 
 def _longest(rng: random.Random) -> Plan:
     words = [rng.choice(WORDS) + "".join(rng.choices("xyz", k=length)) for length in rng.sample(range(1, 30), 9)]
-    longest = max(words, key=len)
+    longest = max(words, key=lambda word: (len(word), word))
     solve = "awk '{ print length($1), $1 }' /app/words.txt | sort -nr | head -n 1 | cut -d' ' -f2"
     ask = "Find the longest word in /app/words.txt."
     return _value(ask, {"words.txt": _lines(words)}, solve, "longest.txt", longest)
