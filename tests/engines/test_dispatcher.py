@@ -53,10 +53,13 @@ class ForgingClient(GatedClient):
         raise ProofError("not what the engine sampled")
 
 
-def make_dispatcher(client: GatedClient, *, bound: int = 1, last_step: int | None = None) -> Dispatcher:
+def make_dispatcher(
+    client: GatedClient, *, bound: int = 1, last_step: int | None = None, max_inflight: int | None = None
+) -> Dispatcher:
     schedule = Schedule({"s": 4}, {"s": 1.0}, seed=0)
     batches = Batches(batch_size=4, bound=OffPolicyBound(bound))
-    return Dispatcher({"s": OneSource()}, schedule, batches, client, step=0, last_step=last_step)  # ty: ignore[invalid-argument-type]
+    limits = {"step": 0, "last_step": last_step, "max_inflight": max_inflight}
+    return Dispatcher({"s": OneSource()}, schedule, batches, client, **limits)  # ty: ignore[invalid-argument-type]
 
 
 def end_rollouts(client: GatedClient, rollouts: int) -> None:
@@ -92,6 +95,36 @@ async def test_samples_next_batch_during_training():
     await dispatcher.new_version(1)
     await run_ready_tasks()
     assert (dispatcher.outstanding, client.started) == (8, 12)
+    await dispatcher.stop()
+
+
+@pytest.mark.parametrize(
+    ("max_inflight", "bound", "in_flight"),
+    [(14, 8, 14), (6, 8, 8), (None, 8, 20), (100, 4, 12), (100, 1, 8), (100, 0, 4)],
+)
+async def test_fills_max_inflight_within_half_of_off_policy_bound(max_inflight, bound, in_flight):
+    """At least one batch of four is sampled ahead; the client makes trials beyond `max_inflight` wait."""
+    client = GatedClient()
+    dispatcher = make_dispatcher(client, bound=bound, max_inflight=max_inflight)
+    dispatcher.start_groups()
+    await run_ready_tasks()
+    assert client.started == dispatcher.outstanding == in_flight
+    await dispatcher.stop()
+
+
+async def test_fills_max_inflight_only_while_the_loop_waits():
+    client = GatedClient()
+    dispatcher = make_dispatcher(client, bound=8, max_inflight=12)
+    end_rollouts(client, 4)
+    await asyncio.wait_for(dispatcher.batch(1), HANG_S)
+    await run_ready_tasks()
+    running = sum(group.missing for group in dispatcher.in_flight.values())
+    end_rollouts(client, 2)
+    await run_ready_tasks()
+    assert sum(group.missing for group in dispatcher.in_flight.values()) == running - 2, "step 1 is in training"
+    await dispatcher.new_version(1)
+    await run_ready_tasks()
+    assert sum(group.missing for group in dispatcher.in_flight.values()) == 12
     await dispatcher.stop()
 
 

@@ -29,6 +29,15 @@ def test_at_most_one_batch_is_sampled_ahead():
     assert not may_start(8, version=2, next_step=4, outstanding=8)
 
 
+def test_free_room_is_filled_while_the_loop_waits():
+    # Version 3 is the newest and batch 4 is being collected, so no step is in training.
+    waiting = {"version": 3, "next_step": 4, "room": True}
+    assert may_start(8, outstanding=39, **waiting)
+    assert not may_start(8, outstanding=40, **waiting), "half of the bound: slow trials are overtaken"
+    assert not may_start(8, outstanding=16, **waiting | {"room": False})
+    assert not may_start(8, outstanding=8, **waiting | {"version": 2})
+
+
 def test_on_policy_waits_for_update():
     assert not may_start(0, version=2, next_step=4, outstanding=0)
     assert may_start(0, version=3, next_step=4, outstanding=0)

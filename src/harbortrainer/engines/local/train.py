@@ -84,6 +84,7 @@ class TrainingLoop:
             self.client,
             step=progress.step,
             last_step=config.max_steps,
+            max_inflight=settings.concurrency.max_inflight,
             on_rollout=self._keep_transcript,
         )
         self.evaluator = Evaluator(config, run, components.held_out, self.client, self.transcripts, components.display)

@@ -49,17 +49,22 @@ class OffPolicyBound:
         """Whether tokens of version `oldest` may not train in batch `step`."""
         return self.staleness(oldest, step) > self.max_off_policy_steps
 
-    def may_start(self, *, version: int, next_step: int, outstanding: int, batch_size: int) -> bool:
+    def may_start(self, *, version: int, next_step: int, outstanding: int, batch_size: int, room: bool = False) -> bool:
         """Whether one more group may be started now.
+
+        While a step trains, one batch is sampled ahead. While the loop waits for trials, groups fill the free room.
 
         Args:
             version: The policy version that would sample it.
             next_step: The step whose batch is being collected.
             outstanding: Rollouts in flight, or finished and not yet in a batch.
             batch_size: Rollouts of a batch.
+            room: Whether fewer rollouts are in flight than the run allows.
         """
         expected_step = next_step + outstanding // batch_size
-        return expected_step - 1 - version <= min(self.max_off_policy_steps, TARGET_LAG)
+        waits = version == next_step - 1
+        ahead = max(TARGET_LAG, self.max_off_policy_steps // 2) if room and waits else TARGET_LAG
+        return expected_step - 1 - version <= min(self.max_off_policy_steps, ahead)
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ class Dispatcher:
         client: Runs the rollouts.
         step: The last finished step; also the policy version that samples.
         last_step: The run's last step; nothing is sampled for later ones.
+        max_inflight: Most rollouts in flight, which the client enforces; None means no limit.
         on_rollout: Called with each rollout that ended and its group.
     """
 
@@ -41,10 +42,11 @@ class Dispatcher:
         *,
         step: int,
         last_step: int | None,
+        max_inflight: int | None = None,
         on_rollout: Callable[[Rollout, Group], None] = lambda rollout, group: None,
     ) -> None:
         self.streams, self.schedule, self.batches, self.client = streams, schedule, batches, client
-        self.on_rollout = on_rollout
+        self.on_rollout, self.max_inflight = on_rollout, max_inflight
         self.version, self.next_step, self.last_step = step, step + 1, last_step
         self.paused = False
         self.refills = 0
@@ -92,7 +94,11 @@ class Dispatcher:
         if self.last_step is not None and expected_step > self.last_step:
             return False
         return self.batches.bound.may_start(
-            version=self.version, next_step=self.next_step, outstanding=self.outstanding, batch_size=size
+            version=self.version,
+            next_step=self.next_step,
+            outstanding=self.outstanding,
+            batch_size=size,
+            room=self.max_inflight is None or sum(it.missing for it in self.in_flight.values()) < self.max_inflight,
         )
 
     async def _run_group(self, group: Group, stream: TaskStream) -> None:
