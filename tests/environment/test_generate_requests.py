@@ -78,16 +78,18 @@ async def test_sends_the_openai_clients_request(engine: Engine, client: AsyncOpe
     assert all(sent[1][name] == sent[0][name] for name in sent[1])
 
 
-@pytest.mark.parametrize("status", [400, 404, 429, 503, 0], ids=["long", "missing", "busy", "down", "closed"])
+@pytest.mark.parametrize("status", [400, 404, 418, 429, 503, 0], ids=str)
 async def test_failure_is_the_openai_clients_error(status: int, engine: Engine, client: AsyncOpenAI) -> None:
     from verifiers.v1.errors import model_error
 
     engine.status, engine.content = status, b'{"error": {"message": "This model\'s maximum context length is 8"}}'
-    errors = []
+    errors, kinds = [], set()
     for one in (client, GenerateClient(client)):
         with pytest.raises(openai.APIError) as raised:
             await post(one, engine.url)
         errors.append(model_error(raised.value))
+        kinds.add(type(raised.value))
+    assert len(kinds) == 1, kinds
     assert type(errors[0]) is type(errors[1]) and errors[0].status_code == errors[1].status_code
     assert len(engine.seen) == 2, "no retries"
     assert not status or "maximum context length" in str(errors[1])

@@ -15,7 +15,20 @@ from functools import wraps
 
 import aiohttp
 import httpx
-from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
+from openai import (
+    APIConnectionError,
+    APIStatusError,
+    APITimeoutError,
+    AsyncOpenAI,
+    AuthenticationError,
+    BadRequestError,
+    ConflictError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    UnprocessableEntityError,
+)
 from pydantic_core import to_json
 
 CONNECTIONS = 1000
@@ -24,6 +37,17 @@ _IDLE_S = 4.0
 """Shorter than servers keep idle connections (uvicorn: 5 s), so none is closed while a request is sent."""
 _OURS = "_harbortrainer_generate_client"
 """Attribute of an OpenAI client with its `GenerateClient`, which lives as long."""
+_SERVER_ERROR = 500
+_ERRORS: dict[int, type[APIStatusError]] = {
+    400: BadRequestError,
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    422: UnprocessableEntityError,
+    429: RateLimitError,
+}
+"""The OpenAI client's errors, by status."""
 _STATISTICS = "X-Stainless"
 """Begins the headers that describe the OpenAI client and its platform."""
 
@@ -82,7 +106,7 @@ class GenerateClient:
             options: Further `headers`.
 
         Raises:
-            APIStatusError: The server answered with a status of 400 or above.
+            APIStatusError: The server answered with a status of 400 or above; the OpenAI client's subclass for it.
             APITimeoutError: The server did not connect or answer within the time limits of the OpenAI client.
             APIConnectionError: There was no complete answer.
         """
@@ -99,7 +123,8 @@ class GenerateClient:
             return Answer(content)
         request = httpx.Request("POST", url)
         response = httpx.Response(answer.status, headers=answer.headers, content=content, request=request)
-        raise APIStatusError(f"Error code: {answer.status} - {response.text}", response=response, body=None)
+        kind = _ERRORS.get(answer.status, APIStatusError if answer.status < _SERVER_ERROR else InternalServerError)
+        raise kind(f"Error code: {answer.status} - {response.text}", response=response, body=None)
 
 
 def over_aiohttp[T](generate: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
