@@ -102,6 +102,20 @@ async def test_group_about_to_be_too_old_waits_for_no_refill():
     await dispatcher.stop()
 
 
+async def test_cancelled_group_has_a_row_for_its_refill():
+    dispatcher = make_dispatcher(lambda n: rollout(float(n % 2)))
+    dispatcher.start_groups()
+    group, failed = next(iter(dispatcher.in_flight.values())), rollout(None)
+    assert group.refill(failed)
+    group.add(failed)
+    group.add(rollout(1.0))
+    dispatcher.next_step = 2
+    await dispatcher.new_version(1)
+    counts = Counter(it.outcome for it in group.rollouts)
+    assert counts == {Outcome.sandbox_error: 1, Outcome.completed: 1, Outcome.cancelled: GROUP - 1}
+    await dispatcher.stop()
+
+
 async def test_five_percent_failures_waste_under_two_percent():
     """Half of the failures are failed starts, the others sampled half of a trial's tokens."""
     rng = random.Random(0)

@@ -138,6 +138,7 @@ class RolloutClient:
         self.slots = asyncio.Semaphore(max_inflight or 1_000_000)
         self._began: list[int] = []  # total of the completion log when each rollout in flight began
         self._busy_s, self._since = 0.0, 0.0
+        self._discarded_tokens = completion_log.discarded_tokens
         self.in_flight: list[ActiveTrial] = []
         """The rollouts in flight, the oldest first."""
 
@@ -145,6 +146,11 @@ class RolloutClient:
     def busy_s(self) -> float:
         """Seconds in which at least one rollout was in flight."""
         return self._busy_s + (time.monotonic() - self._since if self._began else 0.0)
+
+    def take_discarded_tokens(self) -> int:
+        """Return the number of tokens since the last call that were sampled for no trial that returned."""
+        before, self._discarded_tokens = self._discarded_tokens, self.completion_log.discarded_tokens
+        return self._discarded_tokens - before
 
     async def run_rollout(self, stream: TaskStream, index: int, *, seed: int | None = None) -> Rollout:
         """Run task `index` of a source once, when there is a free slot.

@@ -93,7 +93,6 @@ class TrainingLoop:
         )
         self.watch = Stopwatch()
         self.rescored: list[Rescored] = []
-        self.discarded = components.sampler.completion_log.discarded_tokens
         self.updating = asyncio.Lock()
 
     async def run_remaining_steps(self) -> None:
@@ -159,9 +158,9 @@ class TrainingLoop:
     def _write_step(self, batch: StepBatch, progress: Progress) -> None:
         counters = {"sampled_tokens": self.components.sampler.stats()["sampled_tokens"], "busy_s": self.client.busy_s}
         # The learner got truncated and pruned samples: where both count the same thing, the batch's count is right.
-        discarded, self.discarded = self.discarded, self.components.sampler.completion_log.discarded_tokens
+        discarded = self.client.take_discarded_tokens()
         numbers = self.watch.rates(counters) | self.watch.lap()
-        numbers |= batch_metrics(batch, self.bound, self.components.train, discarded=self.discarded - discarded)
+        numbers |= batch_metrics(batch, self.bound, self.components.train, discarded=discarded)
         progress.total_tokens += int(numbers["progress/tokens"])
         progress.total_samples += int(numbers["progress/rollouts"])
         progress.wall_s, progress.peak_rss_mb = self.components.usage()
