@@ -27,6 +27,12 @@ ATTACKS: dict[str, Callable[[], list[Member]]] = {
         ("b", tarfile.LNKTYPE, "a"),
         ("b", tarfile.REGTYPE, "written"),
     ],
+    "a hard link that takes a link elsewhere": lambda: [
+        ("a/b", tarfile.DIRTYPE, ""),
+        ("a/b/link", tarfile.SYMTYPE, "../../outside"),
+        ("link", tarfile.LNKTYPE, "a/b/link"),
+        ("link/file", tarfile.REGTYPE, "written"),
+    ],
     "a link that later leads elsewhere": lambda: [
         ("deep", tarfile.DIRTYPE, ""),
         ("link", tarfile.SYMTYPE, "deep/down/../../outside"),
@@ -91,6 +97,7 @@ def test_honest_members_arrive_as_they_are(tmp_path: Path) -> None:
         ("./a/run", tarfile.REGTYPE, "echo"),
         ("./a/b/link", tarfile.SYMTYPE, "../run"),
         ("./same", tarfile.LNKTYPE, "./a/run"),
+        ("./a/b/same-link", tarfile.LNKTYPE, "./a/b/link"),
         ("./folder", tarfile.SYMTYPE, "a/b/"),
         ("/rooted", tarfile.REGTYPE, "x"),
         ("./a/run", tarfile.REGTYPE, "twice"),
@@ -98,5 +105,6 @@ def test_honest_members_arrive_as_they_are(tmp_path: Path) -> None:
     with tarfile.open(fileobj=packed(members)) as tar:
         tar.extractall(tmp_path, filter=strict_filter)
     assert (tmp_path / "a/b/link").readlink() == Path("../run") and (tmp_path / "a/b/link").read_text() == "twice"
+    assert (tmp_path / "a/b/same-link").readlink() == Path("../run")
     assert (tmp_path / "same").samefile(tmp_path / "a/run") and (tmp_path / "a/run").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "folder").readlink() == Path("a/b") and (tmp_path / "rooted").read_text() == "x"

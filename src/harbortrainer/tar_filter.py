@@ -4,7 +4,7 @@ The filters of Python before 3.12.11 and 3.13.4 let crafted archives write to an
 CVE-2025-4138). The rules here do not depend on how a path resolves:
 
 - no member lies behind a link, or takes the place of one;
-- a hard link leads to a regular file that is already there;
+- a hard link leads to a file that is already there; one to a symbolic link becomes a symbolic link;
 - names are so short that every path can be resolved;
 - targets of symbolic links are normalized, so that a later link cannot change where they lead.
 """
@@ -31,7 +31,8 @@ def strict_filter(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
     Raises:
         tarfile.FilterError: The member is not safe.
     """
-    return check_path(tarfile.data_filter(member, target), target)
+    checked = check_path(tarfile.data_filter(member, target), target)
+    return tarfile.data_filter(checked, target) if checked.issym() else checked
 
 
 def check_path(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
@@ -41,16 +42,16 @@ def check_path(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
     path = _path_without_links(member.name, target)
     if path.is_symlink() and not member.issym():
         raise UnsafeMemberError(f"{member.name!r} takes the place of a link")
-    if member.islnk() and (member.linkname == member.name or not _is_plain_file(member.linkname, target)):
-        raise UnsafeMemberError(f"{member.name!r} is a hard link to something other than an earlier file")
+    if member.islnk():
+        linked = _path_without_links(member.linkname, target)
+        if linked.is_symlink():  # as `cp -al` makes them
+            member = member.replace(linkname=str(linked.readlink()), deep=False)
+            member.type = tarfile.SYMTYPE
+        elif not linked.is_file() or linked == path:
+            raise UnsafeMemberError(f"{member.name!r} is a hard link to something other than an earlier file")
     if member.issym():
         return member.replace(linkname=os.path.normpath(member.linkname), deep=False)
     return member
-
-
-def _is_plain_file(name: str, target: str) -> bool:
-    path = _path_without_links(name, target)
-    return path.is_file() and not path.is_symlink()
 
 
 def _path_without_links(name: str, target: str) -> Path:
@@ -65,5 +66,5 @@ def _path_without_links(name: str, target: str) -> Path:
 
 
 def use_for_all_archives() -> None:
-    """Replace this process's filter "data", with which Harbor extracts archives of sandboxes and registries."""
+    """Make this process's filter "data" strict. Harbor extracts archives from sandboxes and registries with it."""
     tarfile._NAMED_FILTERS["data"] = strict_filter  # ty: ignore[missing-attribute]

@@ -76,16 +76,18 @@ def dangerous_files(folder: Path) -> tuple[list[Path], int]:
 async def test_published_artifacts_reach_the_verifier_as_they_are(tmp_path: Path, environment_type: str):
     solution = (
         "cd /logs/artifacts; mkdir -p a/empty; echo echo hello > a/run; chmod 750 a/run; ln -s run a/link; "
+        "ln a/run a/same; ln -P a/link a/same-link; "
         "echo late > /app/late"
     )
     test = (
         "cd /logs/artifacts && [ $(a/link) = hello ] && [ -L a/link ] && [ -x a/run ] && [ -d a/empty ] && "
+        "[ $(a/same-link) = hello ] && [ -L a/same-link ] && [ $(a/same) = hello ] && "
         "[ $(cat late) = late ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
     )
     hook = '[[verifier.collect]]\ncommand = "cp /app/late /logs/artifacts"'
     record = await play(tmp_path, environment_type, "[]", solution, test, hook)
     assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
-    published = [f"artifacts/logs/artifacts/{name}" for name in ("a/link", "a/run", "late")]
+    published = [f"artifacts/logs/artifacts/{name}" for name in ("a/link", "a/run", "a/same", "a/same-link", "late")]
     assert found_in(record) == [*published, "artifacts/manifest.json"]
 
 
