@@ -41,8 +41,9 @@ setup:
 setup-today: setup
 	@UV_PROJECT_ENVIRONMENT=.venv-today .tools/uv sync --quiet --frozen --no-default-groups --group dev --group pair-today
 
+# The file has no run.name, so that runs do not collide; here the README names the folder, and a new run replaces the last.
 quickstart: setup
-	$(PYTHON) -m src.train --config configs/quickstart.toml
+	$(PYTHON) -m src.train --config configs/quickstart.toml --run.name quickstart --clean true
 
 demo: setup
 	$(PYTHON) tools/demo.py

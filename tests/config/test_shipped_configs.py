@@ -44,6 +44,12 @@ def test_quickstart_needs_no_registry():
     assert [place["environment_kwargs"] for place in [raw.data["warmup"], *harnesses]] == [{"image": "host"}] * 3
 
 
+def test_readme_opens_the_folders_that_make_writes():
+    readme, makefile = (CONFIGS.with_name(name).read_text() for name in ("README.md", "Makefile"))
+    assert "-m src.train --config configs/quickstart.toml --run.name quickstart --clean true" in makefile
+    assert "harbortrainer view outputs/quickstart " in readme
+
+
 @pytest.mark.parametrize("name", FOR_PRIME_RL)
 def test_config_has_only_prime_rl_keys(name):
     raw = read(CONFIGS / name)
