@@ -6,16 +6,16 @@ A mutant that changes nothing ends as an agent's error, so it has no reward and 
 from pathlib import Path
 from typing import override
 
-from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from harbor.models.task.task import Task
 from harbor.utils.env import resolve_env_vars
 
+from harbortrainer.tasks.cheating_agent import CheatingAgent
 from harbortrainer.tasks.cheats import MUTANTS
 
 
-class MutantAgent(BaseAgent):
+class MutantAgent(CheatingAgent):
     """Runs the solution of a task with one step, and spoils it.
 
     Args:
@@ -24,21 +24,13 @@ class MutantAgent(BaseAgent):
     """
 
     def __init__(self, logs_dir: Path, *, task_dir: str, mutant: str, **others: object) -> None:
-        super().__init__(logs_dir=logs_dir)
-        self._task, self._script = Task(Path(task_dir)), MUTANTS[mutant]
+        super().__init__(logs_dir, script=MUTANTS[mutant], **others)
+        self._task = Task(Path(task_dir))
 
     @staticmethod
     @override
     def name() -> str:
         return "mutant"
-
-    @override
-    def version(self) -> str:
-        return "1"
-
-    @override
-    async def setup(self, environment: BaseEnvironment) -> None:
-        """Install nothing."""
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
