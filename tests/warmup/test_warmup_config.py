@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from harbortrainer.config.reader import load
 from harbortrainer.config.run_sections import WarmupConfig
+from harbortrainer.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -20,11 +23,21 @@ from harbortrainer.config.run_sections import WarmupConfig
         {"tasks": "b", "model": "a", "heldout": "c"},
         {"tasks": "b"},
         {"family": "a.py", "unknown": 1},
+        {"family": "a.py", "target": 0.3},
+        {"tasks": "b", "model": "a", "target": 0.3, "trials": 0},
+        {"tasks": "b", "model": "a", "agent": "codex"},
     ],
 )
 def test_refuses_invalid_warmup_settings(keys: dict):
     with pytest.raises(ValidationError):
         WarmupConfig.model_validate(keys)
+
+
+def test_refuses_to_teach_another_agent_than_the_run_trains(tmp_path: Path):
+    text = (Path(__file__).parents[2] / "configs" / "laptop.toml").read_text()
+    (file := tmp_path / "run.toml").write_text(text.replace('agent = "plain"           #', "#"))
+    with pytest.raises(UserError, match=r"warmup\.agent: .*another agent than the run trains; set it to 'plain'"):
+        load(file)
 
 
 def test_reading_the_config_does_not_import_torch():

@@ -31,7 +31,7 @@ class WarmupConfig(Table):
     """Run folder whose good trials are trained on (rejection sampling). Multi-step tasks are supported."""
 
     agent: str = TRAINABLE_TERMINUS
-    """With `tasks`: the agent to teach, `plain` or Terminus-2; the run's training source should name the same one."""
+    """With `tasks`: the agent to teach, `plain` or Terminus-2. A run must train the same one."""
 
     target: float | None = Field(None, gt=0, lt=1)
     """With `tasks`: stop at this success rate of sampled answers, measured in `trials` real trials every 5 steps."""

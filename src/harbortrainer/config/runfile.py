@@ -14,9 +14,10 @@ from typing import Literal, Self
 import tomlkit
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from harbortrainer.config.agent_table import SHORT_NAMES, TRAINABLE_TERMINUS
 from harbortrainer.config.orchestrator_config import OrchestratorConfig, SourceConfig
-from harbortrainer.config.run_sections import MonitorsConfig, Prices, WarmupConfig
-from harbortrainer.config.table import Table, error_at, nulls_as_text, with_value
+from harbortrainer.config.run_sections import TAUGHT, MonitorsConfig, Prices, WarmupConfig
+from harbortrainer.config.table import Table, error_at, lookup, nulls_as_text, with_value
 from harbortrainer.config.trainer_table import LoraSettings, TrainerConfig, check_scheduler
 
 FOLDER_NAME = re.compile(r"[\w+@=,-][\w+@=, .-]{0,199}")
@@ -233,6 +234,18 @@ class RunConfig(RunBasics):
         what = f"the run would train the model that [warmup] makes, not {name}"
         start = "remove [warmup] to train it" if self.warmup.family else f"set warmup.model = {name!r} to start from it"
         raise error_at(("model", "name"), name, f"{what}; {start}, or leave this key out")
+
+    @model_validator(mode="after")
+    def _check_taught_agent(self) -> Self:
+        """Refuse a warm-up that teaches another agent's answers than the run trains."""
+        if self.warmup is None or self.warmup.tasks is None or not self.orchestrator.train.source:
+            return self
+        named = lookup(self.orchestrator.train.source[0].env, "agent.harness.agent", TRAINABLE_TERMINUS)
+        trained = SHORT_NAMES.get(str(named), str(named))
+        if trained in TAUGHT and trained != self.warmup.agent:
+            what = f"the warm-up would teach another agent than the run trains; set it to {named!r}"
+            raise error_at(("warmup", "agent"), self.warmup.agent, what)
+        return self
 
     @model_validator(mode="after")
     def _check_scheduler(self) -> Self:

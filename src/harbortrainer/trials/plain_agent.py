@@ -122,10 +122,11 @@ class PlainAgent(BaseAgent):
         for turn in range(1, self._max_turns + 1):
             context.metadata = (context.metadata or {}) | {"n_episodes": turn}
             answer, command, cut = await self._next_command(prompt, history)
-            output = await self._run_command(command, environment) if command not in ("", "exit") else ""
+            ends = command in ("", "exit")
+            output = "" if ends else await self._run_command(command, environment)
             if cut:
                 return Outcome.output_limit
-            if command in ("", "exit"):
+            if ends:
                 return None
             thinking = {"reasoning_content": answer.reasoning_content} if answer.reasoning_content else {}
             history += [

@@ -27,7 +27,7 @@ def measure_rewards(
     config: WarmupConfig,
     *,
     seed: int,
-    max_turns: int,
+    max_turns: int | None,
     max_length: int,
     answer_length: int | None = None,
 ) -> list[float]:
@@ -40,7 +40,7 @@ def measure_rewards(
         make_tasks: Returns the tasks' folders, given a temporary folder.
         config: The warm-up's table.
         seed: Seed of the sampler.
-        max_turns: Most turns of a trial.
+        max_turns: Most turns of a trial; None for no limit.
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer.
 

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from harbortrainer.config.agent_table import PLAIN_AGENT
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.table import lookup
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.durable import atomic_folder
@@ -75,13 +76,13 @@ class Rollouts:
         renderer: The table `[orchestrator.renderer]`; None for the model's own format.
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer; None if only `max_length` limits it.
-        max_turns: Most turns of a trial.
+        max_turns: Most turns of a trial; None if the run sets no limit.
     """
 
     renderer: Mapping[str, object] | None = None
     max_length: int = 2048
     answer_length: int | None = None
-    max_turns: int = 1
+    max_turns: int | None = None
 
 
 def rollouts_of(run: RunConfig) -> Rollouts:
@@ -91,7 +92,7 @@ def rollouts_of(run: RunConfig) -> Rollouts:
         renderer=run.orchestrator.renderer,
         max_length=run.seq_len,
         answer_length=run.orchestrator.train.sampling.max_completion_tokens,
-        max_turns=(env.get("agent") or {}).get("max_turns") or 1,
+        max_turns=lookup(env, "agent.max_turns", lookup(env, "agent.harness.max_turns", None)),
     )
 
 
@@ -117,7 +118,8 @@ def warm_up(
         display: Display of the progress.
 
     Raises:
-        UserError: A file, folder or model is missing or invalid, or the family's success rate was not reached.
+        UserError: A file, folder or model is missing or invalid, or the target or the family's success rate was not
+            reached.
     """
     if config.family is not None and not torch.cuda.is_available():
         # Its tiny model needs one. The other cores import the workers meanwhile; spinning threads would slow that down.
@@ -136,7 +138,7 @@ def warm_up(
 
 def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: int, display: Display) -> None:
     assert config.tasks is not None and config.model is not None
-    if config.agent == PLAIN_AGENT and rollouts.max_turns > 1:
+    if config.agent == PLAIN_AGENT and (rollouts.max_turns or 1) > 1:
         what = "the warm-up teaches the plain agent one answer per trial, but the run has more turns"
         raise UserError(what, where="warmup.agent", do="set env.agent.max_turns to 1, or remove [warmup]")
     tasks = tasks_with_solution(config.tasks, display.line)
@@ -189,7 +191,7 @@ def _learn(
     mean, target = 0.0, config.target or 0.0
     with display.bar("warm-up: supervised steps", config.steps) as bar:
         for step in range(config.steps):
-            # Where a target ends the training, nobody knows when, so the rate does not fall.
+            # With a target the number of steps is not known in advance, so the learning rate stays constant.
             scale = 1.0 if measure else 1 - step / config.steps
             loss = trainer.step(rng.choices(sequences, k=config.batch_size), scale=scale)
             bar.advance()
@@ -211,7 +213,8 @@ def _learn(
             where="warmup.target",
             do="raise warmup.steps or warmup.lr, or lower warmup.target",
         )
-    trainer.save(folder)
+    if measure is None:
+        trainer.save(folder)
 
 
 def _replay_solutions(
@@ -230,7 +233,7 @@ def _replay_solutions(
         found = asyncio.run(playing)
     if not found:
         raise UserError(
-            "no solution reaches the top reward when it is typed into a terminal",
+            "no solution reaches the top reward when the agent runs it",
             where=str(config.tasks),
             do="run `harbortrainer tasks check` on this folder",
         )

@@ -1,0 +1,54 @@
+"""A warm-up with a target stops when real trials reach it, and says so when they never do. Trials are scripted here;
+`tests/e2e/test_sampled_trials.py` and `test_warmup_trials.py` play real ones."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from harbortrainer.config.run_sections import WarmupConfig
+from harbortrainer.errors import UserError
+from harbortrainer.warmup import warmup
+
+TASKS = Path(__file__).parents[2] / "datasets/quickstart/train"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """The rewards of the measurements to come; each measurement takes the first."""
+    rewards: list[list[float]] = []
+
+    async def replay(tasks: list, **_: object) -> list:
+        return [((task.instruction, "sort a > b"),) for task in tasks]
+
+    monkeypatch.setattr(warmup, "replay", replay)
+    monkeypatch.setattr(warmup, "measure_rewards", lambda *_, **__: rewards.pop(0))
+    return rewards
+
+
+def config(folder: Path, **keys: object) -> WarmupConfig:
+    table = {"tasks": TASKS, "model": str(folder), "agent": "plain", "target": 0.5, "steps": 12, "batch_size": 2}
+    return WarmupConfig.model_validate(table | keys)
+
+
+def test_stops_at_the_first_measurement_that_reaches_the_target(
+    folder: Path, tmp_path: Path, measured: list[list[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured += [[0.0, 0.5], [0.5, 0.5], [1.0]]
+    made = warmup.warm_up(config(folder), tmp_path / "warm")
+    assert measured == [[1.0]] and (made / "model.safetensors").is_file()
+    assert "10 steps" in capsys.readouterr().out
+
+
+def test_target_that_is_not_reached_is_an_error(folder: Path, tmp_path: Path, measured: list[list[float]]) -> None:
+    measured += [[0.0], [0.0], [0.25]]
+    with pytest.raises(UserError, match=r"after 12 steps is 0\.25, below the target 0\.5"):
+        warmup.warm_up(config(folder), tmp_path / "warm")
+    assert not measured and not (tmp_path / "warm").exists()
+
+
+def test_lora_goes_on_training_after_a_measurement(folder: Path, tmp_path: Path, measured: list[list[float]]) -> None:
+    measured += [[0.0], [1.0]]
+    made = warmup.warm_up(config(folder, lora_rank=2), tmp_path / "warm")
+    assert not measured and not list(made.glob("adapter*")), "the adapter is merged"
