@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 images_app = typer.Typer(help="Manage the local image cache.", no_args_is_help=True, rich_markup_mode=None)
 sandboxes_app = typer.Typer(
-    help="List sandboxes, and end those of ended runs.", no_args_is_help=True, rich_markup_mode=None
+    help="List sandboxes, and end those that killed runs left.", no_args_is_help=True, rich_markup_mode=None
 )
 config_app = typer.Typer(help="Convert old run files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
@@ -318,7 +318,7 @@ RunsArgument = Annotated[list[str] | None, typer.Argument(help="Labels or folder
 
 @sandboxes_app.command("list", epilog=examples("sandboxes list"))
 def sandboxes_list(runs: RunsArgument = None) -> None:
-    """List the sandboxes here and at providers, also those of killed runs."""
+    """List the sandboxes on this machine and at providers, with the state of their runs."""
     from harbortrainer.commands.sandboxes import list_sandboxes
 
     list_sandboxes(runs or [])
@@ -327,10 +327,10 @@ def sandboxes_list(runs: RunsArgument = None) -> None:
 @sandboxes_app.command("end", epilog=examples("sandboxes end"))
 def sandboxes_end(
     runs: RunsArgument = None,
-    all_ended: Annotated[bool, typer.Option("--all", help="End the sandboxes of every ended run of yours.")] = False,
+    all_ended: Annotated[bool, typer.Option("--all", help="End what all of your killed runs left.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """End the sandboxes of killed runs. Those of active runs stay."""
+    """End the sandboxes that killed runs left. Active runs keep theirs."""
     from harbortrainer.commands.sandboxes import end_sandboxes
 
     end_sandboxes(runs or [], all_ended=all_ended, yes=yes)

@@ -1,4 +1,4 @@
-"""`harbortrainer sandboxes`: list the sandboxes here and at providers, and end those of runs that have ended."""
+"""`harbortrainer sandboxes`: list the sandboxes here and at providers, and end those that killed runs left."""
 
 import os
 import sys

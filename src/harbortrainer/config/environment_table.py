@@ -54,7 +54,7 @@ class EnvironmentEntry:
     lifetime: Lifetime | None = None
     """The argument that limits a sandbox's lifetime at the provider; None if the class has none."""
     inventory: str | None = None
-    """Module that lists and ends sandboxes, also those of a killed process; None if none can.
+    """Module that lists and ends the sandboxes of this type, even if a killed process left them; None if there is none.
 
     It has the functions of `sandbox.inventory.Inventory`. That of a remote type runs as a script in a Python with the
     provider's package, so it imports nothing of this project.

@@ -42,7 +42,7 @@ def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> li
 
 
 def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> list[str]:
-    """End the containers and remote sandboxes of a run. Arguments and result are those of `clean_up`."""
+    """End the containers and remote sandboxes of a run. Takes and returns the same as `clean_up`."""
     found = [kind for kind in resolve_kinds(kinds) if not environment_entry(kind).needs_namespaces]
     return [line for kind in found if (line := _end(run, kind, pythons))]
 

@@ -1,4 +1,4 @@
-"""Labels of a run: what its processes and sandboxes carry, so that those of a killed run are found.
+"""Labels on the processes and sandboxes of a run, by which they are found after the run was killed.
 
 - The *run's label* is in an environment variable of its processes, and in a label of its sandboxes.
 - The *owner* is the process without which a sandbox is of no use: the one that started the run, or the trial's own.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def find(run: str) -> list[dict[str, str]]:
-    """Return the sandboxes of a run, or with "" those of all runs."""
+    """Return the sandboxes of a run. An empty `run` means all runs."""
     from daytona import Daytona, ListSandboxesQuery  # ty: ignore[import-not-found]
 
     wanted = {"harbortrainer-run": run} if run else {"harbor.managed": "true"}

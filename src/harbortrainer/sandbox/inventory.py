@@ -1,4 +1,4 @@
-"""Inventories: the sandboxes that exist now, also those of processes that were killed.
+"""Inventories list the sandboxes that exist now, including those that a killed process left.
 
 An environment type's entry names the module of its inventory, with the functions of `Inventory`. That of a remote type
 runs as a script, in a Python that has the provider's package. `MODULE find [RUN]` prints a JSON list, and
@@ -31,7 +31,7 @@ class Inventory(Protocol):
     """Lists and ends the sandboxes of one environment type. Both functions raise `InventoryError`."""
 
     def find(self, run: str, /) -> list[dict[str, str]]:
-        """Return the sandboxes of a run, or with "" those of all runs, as fields of `FoundSandbox` without `kind`."""
+        """Return the sandboxes of a run, or of all if it is empty, as the fields of `FoundSandbox` except `kind`."""
         ...
 
     def end(self, ids: Sequence[str], /) -> None:
@@ -103,7 +103,7 @@ def has_inventory(kind: str) -> bool:
 
 
 def resolve_kinds(kinds: Iterable[str]) -> list[str]:
-    """Return environment types without repetition, those that choose per task replaced by what they choose from."""
+    """Return each environment type once. A type such as `auto` is replaced by the types that it chooses from."""
     return list(dict.fromkeys(one for kind in kinds for one in environment_entry(kind).chosen_from or (kind,)))
 
 

@@ -18,7 +18,7 @@ GRACE_S = 10.0
 
 
 def find(run: str) -> list[dict[str, str]]:
-    """Return the sandboxes of a run's processes, or with "" those of all processes whose environment is readable."""
+    """Return the sandboxes of a run. An empty `run` means all processes whose environment this user can read."""
     found = []
     for monitor, starter, task in _monitors():
         try:

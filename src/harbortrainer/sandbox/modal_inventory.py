@@ -16,7 +16,7 @@ REQUESTS = 16
 
 
 def find(run: str) -> list[dict[str, str]]:
-    """Return the sandboxes of a run, or with "" those of all runs."""
+    """Return the sandboxes of a run. An empty `run` means all runs."""
     import modal  # ty: ignore[import-not-found]
 
     app = modal.App.lookup(APP, create_if_missing=True)

@@ -27,7 +27,7 @@ def _facts(number: str, run: str, owner: str, task: str, created: str) -> dict[s
 
 
 def end(ids: Sequence[str]) -> None:
-    """Remove these containers, those of their Compose projects, and the networks. Raises `InventoryError`."""
+    """Remove these containers and everything else of their Compose projects. Raises `InventoryError`."""
     form = f'{{{{.Label "{_PROJECT}"}}}}'
     projects = set(_words("ps", "-a", *(f"--filter=id={one}" for one in ids), "--format", form))
     all_ids = set(ids) | {
