@@ -151,6 +151,8 @@ class HarnessKeys(PluginKeys):
     """Context limit of Terminus-2 in tokens of prompt and answer; by default the model server's, else 32768."""
     keep_trials: KeepTrials = "failed"
     """Which of Harbor's trial folders to keep; `failed` keeps those whose outcome is not trained on."""
+    keep_trials_mb: int = Field(4000, ge=1)
+    """Maximum megabytes of the folders that `keep_trials = "failed"` keeps in `trials_dir`; the oldest are deleted."""
     trials_dir: Path | None = None
     """Folder of the trials, shared by all workers; by default $HARBORTRAINER_TRIALS_DIR, else outputs/trials."""
     max_turns: int | None = Field(None, ge=1)

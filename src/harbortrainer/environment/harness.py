@@ -260,6 +260,7 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             reward_key=config.reward_key,
             leftovers=config.leftovers,
             keep_trials=config.keep_trials,
+            keep_trials_mb=config.keep_trials_mb,
         )
 
     async def cleanup(self, trace: Trace, runtime: Runtime) -> None:

@@ -31,6 +31,7 @@ from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
 from harbortrainer.trials.harbor_result import summarize_failure
 from harbortrainer.trials.http_proxies import bypass_proxies
+from harbortrainer.trials.kept_trials import limit_kept
 from harbortrainer.trials.model_calls import record_calls
 from harbortrainer.trials.outcome import Outcome, outcome_of_stop
 from harbortrainer.trials.provider_faults import guard_environment
@@ -307,7 +308,7 @@ def _never_stopped() -> str | None:
 
 
 async def _clean_up(spec: TrialSpec, config: "TrialConfig", record: TrialRecord | None) -> None:
-    """Remove the trial's folder, or only the secrets in it, depending on `keep_trials`."""
+    """Remove the trial's folder, or only the secrets in it, depending on `keep_trials`, and the oldest kept folders."""
     from harbortrainer.trials.trial_spec import writes_key
 
     folder = Path(spec.trials_dir) / config.trial_name
@@ -316,5 +317,8 @@ async def _clean_up(spec: TrialSpec, config: "TrialConfig", record: TrialRecord 
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         if record is not None:
             record.trial_dir = None
-    elif spec.model is not None and writes_key(spec):
+        return
+    if spec.model is not None and writes_key(spec):
         await asyncio.to_thread(secrets.redact, folder, spec.model.api_key.get_secret_value())
+    if spec.keep_trials == "failed" and spec.keep_trials_mb is not None:
+        await limit_kept(folder, spec.keep_trials_mb * 1_000_000)

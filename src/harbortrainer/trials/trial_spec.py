@@ -99,6 +99,8 @@ class TrialSpec(BaseModel):
     """Whether processes that the agent left running are kept or killed before grading in its sandbox."""
     keep_trials: KeepTrials = "all"
     """Trials whose folders are kept: all, failed ones (the outcome does not train), or none."""
+    keep_trials_mb: int | None = Field(default=None, ge=1)
+    """Limit of the kept folders of failed trials in megabytes; the oldest are removed. None means no limit."""
 
     @property
     def uses_model(self) -> bool:

@@ -35,6 +35,7 @@ from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.interrupt import StopSignal
 from harbortrainer.runs.live_status import LiveStatus, LiveWriter
+from harbortrainer.runs.log_files import limit_logs
 from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
 from harbortrainer.runs.provenance import check_provenance, collect_provenance
@@ -189,6 +190,7 @@ class Session:
         work = asyncio.create_task(self._work(model, parts))
         watched = asyncio.create_task(watch(required))
         reporting = asyncio.create_task(report_holds(self.run.trials, self.display.line))
+        trimming = asyncio.create_task(limit_logs(self.run.log))
         stop_requested = asyncio.create_task(self.stop.wait())
         await asyncio.wait({work, watched, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
         idle = True
@@ -196,9 +198,10 @@ class Session:
             # Let an update in progress finish if it is quick, then cancel everything.
             self.status = "interrupted"
             idle = self.loop is None or await self.loop.wait_for_update(UPDATE_GRACE_S)
-        for task in (work, watched, stop_requested, reporting):
+        tasks = (work, watched, stop_requested, reporting, trimming)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(work, watched, stop_requested, reporting, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for server in self.servers.values():
             server.close()
         for stream in [*self.train_streams.values(), *self.eval_streams.values()]:
