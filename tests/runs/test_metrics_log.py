@@ -63,6 +63,16 @@ def test_monitor_gets_each_line_once_across_resume(tmp_path: Path) -> None:
     assert late.heard == [1, 2, 3, 4] and late.closed
 
 
+@pytest.mark.parametrize("listens", [True, False])
+def test_sent_lines_are_not_kept_in_memory(tmp_path: Path, listens: bool) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.start([Listener()] if listens else [], print)
+    steps(log, *range(20))
+    assert not log._unsent
+    log.write({"step": 20})
+    assert len(log._unsent) == 1
+
+
 def test_failing_monitor_is_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     bad, good = Listener("bad", fails_at=2), Listener("good")

@@ -6,7 +6,9 @@ the next start, which sends the missed lines. It never ends the run.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -62,33 +64,42 @@ class MetricsLog:
         """Number of lines sent to each monitor, including monitors of earlier starts."""
         self._known: dict[str, str] = {}
         self._report: Callable[[str], object] = lambda line: None
-        self._rows: list[Mapping[str, object]] = []
+        self._lines = 0
+        """Number of lines in the file."""
+        self._unsent: deque[Mapping[str, object]] = deque()
+        """The last lines, of which an open monitor lacks some."""
 
     def start(self, monitors: Sequence[MetricsMonitor], report: Callable[[str], object]) -> None:
         """Open the monitors and send the lines that they have missed; `report` prints warnings."""
         self._report = report
-        self._rows = list(read_lines(self.file))
+        self._unsent = deque(read_lines(self.file))
+        self._lines = len(self._unsent)
         for name, state in self._read_state().items():
             self._sent[name], self._known[name] = state.lines, state.known_as
         for monitor in monitors:
             with _MonitorGuard(self, monitor):
                 self._known[monitor.name] = monitor.open(self._known.get(monitor.name))
-                self._sent[monitor.name] = min(self._sent.get(monitor.name, 0), len(self._rows))
+                self._sent[monitor.name] = min(self._sent.get(monitor.name, 0), self._lines)
                 self._open[monitor.name] = monitor
         self.publish()
 
     def write(self, row: Mapping[str, object]) -> None:
         """Append a line to the file. Raises `OSError`."""
         append_line(self.file, row)
-        self._rows.append(row)
+        self._unsent.append(row)
+        self._lines += 1
 
     def publish(self) -> None:
         """Send each monitor the lines that it has not received."""
         for name, monitor in list(self._open.items()):
             with _MonitorGuard(self, monitor):
-                for row in self._rows[self._sent[name] :]:
+                first = self._lines - len(self._unsent)
+                for row in islice(self._unsent, self._sent[name] - first, None):
                     monitor.log(step_of(row), figures_of(row))
                     self._sent[name] += 1
+        sent = min((self._sent[name] for name in self._open), default=self._lines)
+        while len(self._unsent) > self._lines - sent:
+            self._unsent.popleft()
         if self._known:
             states = {name: MonitorState(known_as=own, lines=self._sent[name]) for name, own in self._known.items()}
             write_whole(self._state, MonitorStates(states).model_dump_json(indent=1) + "\n")
