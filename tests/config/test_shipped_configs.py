@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 from prime_rl_schema import SCHEMA
 
+from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
+from harbortrainer.config.prime_rl_run import prime_run
 from harbortrainer.config.prime_rl_schema import key_errors
 from harbortrainer.config.reader import load, read
 from harbortrainer.config.trainer_table import IpoLoss
 from harbortrainer.doctor import verifiers_config as sources
 from harbortrainer.engines.prime_rl import checkout
+from harbortrainer.environment.renderers_compat import with_chat_format
 from harbortrainer.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FOR_PRIME_RL = ["harbor_4b.toml", "harbor_8b.toml", "harbor_8b_modal.toml"]
+KNOWN = "Qwen/Qwen3-8B"
 ENVIRONMENT_TYPES = {"harbor_4b.toml": "local", "harbor_8b.toml": "docker", "harbor_8b_modal.toml": "modal"}
 VALIDATE = """
 import sys, tomllib, pathlib
@@ -32,8 +36,8 @@ def test_embedded_engine_reads_shipped_config(name):
     config = load(CONFIGS / name)
     assert config.run.name
     assert config.orchestrator.eval is not None, "each has held-out tasks"
-    one_turn = config.orchestrator.train.source[0].env["agent"]["max_turns"] == 1
-    assert one_turn or config.orchestrator.renderer["thinking_retention"] == "all", "a trial is one branch"
+    chat_format = with_chat_format(config).orchestrator.renderer
+    assert chat_format == APPENDING_TEMPLATE or chat_format["thinking_retention"] == "all", "a trial is one branch"
     sources.check(config, name)
 
 
@@ -162,11 +166,39 @@ def test_error_in_external_table_names_its_key(tmp_path, old, new, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_model_with_unknown_chat_format_needs_a_renderer(tmp_path):
+@pytest.fixture
+def unknown_model(tmp_path):
+    """A run file with `auto` and a model whose chat format renderers does not know."""
     path = tmp_path / "run.toml"
     text = (CONFIGS / "harbor_8b.toml").read_text()
     path.write_text(
-        text.replace('name = "Qwen/Qwen3-8B"', 'name = "me/mine"').replace('name = "qwen3"', 'name = "auto"')
+        text.replace('name = "Qwen/Qwen3-8B"', 'name = "me/mine"')
+        .replace('name = "qwen3"', 'name = "auto"')
+        .replace('thinking_retention = "all"', "")
     )
-    with pytest.raises(UserError, match="no known chat format"):
-        sources.check(load(path), str(path))
+    return path
+
+
+def test_unknown_model_has_its_own_template_on_the_embedded_engine_only(unknown_model):
+    run = load(unknown_model)
+    sources.check(run, str(unknown_model))
+    named = with_chat_format(run)
+    assert (run.orchestrator.renderer["name"], named.orchestrator.renderer) == ("auto", APPENDING_TEMPLATE)
+    assert named.notes == run.notes
+    with pytest.raises(UserError, match="'me/mine' has no known chat format"):
+        sources.check(prime_run(read(unknown_model)), str(unknown_model))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["--orchestrator.renderer.name", "default"], {"name": "default"}),
+        (["--orchestrator.renderer.thinking-retention", "all"], {**APPENDING_TEMPLATE, "thinking_retention": "all"}),
+        (["--model.name", KNOWN], {"name": "auto"}),
+        (["--warmup.model", KNOWN, "--warmup.tasks", "tasks", "--model.name", "warmup"], {"name": "qwen3"}),
+        (["--warmup.model", KNOWN, "--warmup.tasks", "tasks", "--model.name", KNOWN], {"name": "qwen3"}),
+        (["--warmup.family", "tasks.py", "--model.name", "warmup"], APPENDING_TEMPLATE),
+    ],
+)
+def test_auto_is_named_by_the_model_that_the_policy_starts_from(unknown_model, overrides, expected):
+    assert with_chat_format(load(unknown_model, overrides)).orchestrator.renderer == expected

@@ -85,6 +85,13 @@ def test_rerendering_template_proposes_appending_template(check):
     assert finding.level is Level.GREEN
 
 
+def test_auto_appends_turns_of_an_unknown_models_template(check):
+    (finding,) = check({"name": "auto"})
+    assert finding.level is Level.GREEN and finding.what.startswith("'auto' works")
+    (finding,) = check({"name": "auto"}, None, "{{ raise_exception('no system here') }}")
+    assert finding.level is Level.RED and "'auto' does not work" in finding.what
+
+
 def test_rewriting_template_proposes_another_format(check):
     rewrites = "{{ messages | length }}{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
     (finding,) = check({"name": "default"}, None, rewrites)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, Endpoint, LocalModel, NoModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
@@ -109,6 +110,8 @@ def test_rules_come_from_the_run(tmp_path: Path) -> None:
     assert (rules.renderer["name"], rules.max_model_len, rules.agent["max_turns"]) == ("qwen3", 512, 3)
     assert (rules.sampling.temperature, rules.sampling.max_completion_tokens) == (1.0, 64)
     assert rules.agent["harness"]["keep_trials"] == "all"
+    laptop = EvalRules.of(read_run(ROOT / "configs/laptop.toml"))
+    assert laptop.renderer == APPENDING_TEMPLATE
     other = rules.with_overrides(temperature=0.0, max_tokens=None, max_turns=9, max_model_len=256)
     assert (other.sampling.temperature, other.sampling.max_completion_tokens) == (0.0, 64)
     assert (other.agent["max_turns"], other.max_model_len) == (9, 256)

@@ -1,4 +1,4 @@
-"""Selection of the tasks that a warm-up replays."""
+"""Selection of the tasks that a warm-up replays, and what it takes from the run."""
 
 from pathlib import Path
 
@@ -6,10 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
+from harbortrainer.config.reader import load
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.errors import UserError
 from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
-from harbortrainer.warmup.warmup import warm_up
+from harbortrainer.warmup.warmup import Rollouts, rollouts_of, warm_up
 
 SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"
 
@@ -27,3 +29,9 @@ def test_only_multi_step_tasks_are_refused_before_model_load(tmp_path: Path):
     with pytest.raises(UserError, match=r"no task has a solution/solve\.sh"):
         warm_up(config, tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_are_as_in_the_run() -> None:
+    run = load(Path(__file__).parents[2] / "configs" / "laptop.toml")
+    expected = Rollouts(renderer=APPENDING_TEMPLATE, max_length=256, answer_length=24, max_turns=1)
+    assert rollouts_of(run) == expected

@@ -153,7 +153,9 @@ def run_here(config: RunConfig, *, resume: bool, kinds: Sequence[str]) -> int:
 def train(config: RunConfig, run: RunFolder, *, resume: bool, release: "Callable[[Status], object]") -> "Status":
     """Start or resume the run and return its status. `release` is called if the process ends without returning."""
     from harbortrainer.engines.local.session import local_run
+    from harbortrainer.environment.renderers_compat import with_chat_format
 
+    config = with_chat_format(config)
     with local_run(config, run, resume=resume) as session:
         session.before_exit = release
         if not session.complete:

@@ -21,6 +21,12 @@ from harbortrainer.config.table import Table, TomlTable
 TRAIN_EXTRA = {"top_k": -1, "min_p": 0.0, "return_token_ids": True}
 """Fields that Prime-RL adds to every training request: sample from the whole distribution, return token ids."""
 
+APPENDING_TEMPLATE: TomlTable = {
+    "name": "custom",
+    "import_path": "harbortrainer.environment.appending_template.AppendingTemplate",
+}
+"""Table `renderer` for a model's own template, turn by turn."""
+
 
 class TrainSampling(Table):
     """`[orchestrator.train.sampling]`."""
@@ -236,7 +242,8 @@ class OrchestratorConfig(Table):
     """Evaluation on held-out tasks; by default none."""
 
     renderer: TomlTable = Field(default_factory=lambda: {"name": "auto"})
-    """Table of the `renderers` package: the chat format. Passed on as written."""
+    """Table of the `renderers` package: the chat format. `auto` has a format for some model names. On the embedded
+    engine, another model has its own template, turn by turn."""
 
     concurrency: Concurrency = Concurrency()
     """Limits on the trials in flight."""

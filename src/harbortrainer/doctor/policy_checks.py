@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
@@ -53,10 +54,6 @@ def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
 _TABLE = "orchestrator.renderer"
 _ALL = {"thinking_retention": "all"}
 """Reasoning stays in the history, so that a turn only appends tokens."""
-_APPENDING = {
-    "name": "custom",
-    "import_path": "harbortrainer.environment.appending_template.AppendingTemplate",
-}
 _ANSWER = "Done."
 
 
@@ -103,26 +100,27 @@ def _check_vocabulary(
 
 
 def _table(run: RunConfig | PrimeRun) -> dict[str, object]:
-    return {"name": "auto"} | dict(run.orchestrator.renderer)
+    from harbortrainer.environment.renderers_compat import with_chat_format
+
+    named = with_chat_format(run) if isinstance(run, RunConfig) else run
+    return {"name": "auto"} | dict(named.orchestrator.renderer)
 
 
 def _check_format(plan: LaunchPlan, run: RunConfig | PrimeRun, tokenizer: "PreTrainedTokenizerBase") -> Finding:
     """Check the run's chat format with the tokenizer of its trials."""
     table, where = _table(run), plan.where(f"{_TABLE}.name")
+    name = run.orchestrator.renderer.get("name", "auto")
     try:
         renderer = _renderer(tokenizer, table)
         appends = _appends(renderer, tokenizer)
     except Exception as error:  # noqa: BLE001 - from a library, a template or the user's class
-        what = (
-            f"the chat format {table['name']!r} does not work with the tokenizer of {run.model.name}: "
-            f"{_first_line(error)}"
-        )
+        what = f"the chat format {name!r} does not work with the tokenizer of {run.model.name}: {_first_line(error)}"
         do = f'set name in [{_TABLE}] to the format of the model\'s family, or to "default" for its own template'
         return red("chat format", what, do, where)
     if appends:
-        return green("chat format", f"{table['name']!r} works with the tokenizer, and each turn only appends tokens")
+        return green("chat format", f"{name!r} works with the tokenizer, and each turn only appends tokens")
     what = (
-        f"the chat format {table['name']!r} cannot append a turn: each turn renders the whole history again "
+        f"the chat format {name!r} cannot append a turn: each turn renders the whole history again "
         f"({_cost(renderer, _max_turns(plan), run.seq_len)}) and starts a new training sequence if tokens differ"
     )
     return yellow("chat format", what, _remedy(tokenizer, table), where)
@@ -186,9 +184,10 @@ def _cost(renderer: "Renderer", turns: int, tokens: int) -> str:
 
 
 def _remedy(tokenizer: "PreTrainedTokenizerBase", table: dict[str, object]) -> str:
+    own = APPENDING_TEMPLATE["import_path"]
     remedies = (
         (table | _ALL, f'set thinking_retention = "all" in [{_TABLE}]'),
-        (_APPENDING, f'set name = "custom" and import_path = "{_APPENDING["import_path"]}" in [{_TABLE}]'),
+        (APPENDING_TEMPLATE, f'set name = "custom" and import_path = "{own}" in [{_TABLE}]'),
     )
     for other, do in remedies:
         with contextlib.suppress(Exception):  # a remedy that fails is not proposed
@@ -222,7 +221,7 @@ def choose_chat_format(model: str) -> ChatFormat:
         do = "download tokenizer.json and tokenizer_config.json again"
         raise UserError(f"the tokenizer of {model} cannot be read: {_first_line(error)}", do=do) from error
     if tokenizer is None:
-        name, reason = ({"name": known} | _ALL, "the format of this model") if known else (_APPENDING, _UNTRIED)
+        name, reason = ({"name": known} | _ALL, "the format of this model") if known else (APPENDING_TEMPLATE, _UNTRIED)
         return ChatFormat(dict(name), reason)
     if not known and not tokenizer.chat_template:
         do = "use an instruction-tuned model"
@@ -230,7 +229,7 @@ def choose_chat_format(model: str) -> ChatFormat:
     for table, reason in _candidates(known, model):
         with contextlib.suppress(Exception):  # a format that fails is not proposed
             renderer = _renderer(tokenizer, table)
-            own = known or table is _APPENDING or _equals_template(renderer, tokenizer)
+            own = known or table is APPENDING_TEMPLATE or _equals_template(renderer, tokenizer)
             if own and _appends(renderer, tokenizer):
                 return ChatFormat(dict(table), reason)
     return ChatFormat({"name": known or "default"}, "it changes earlier turns, so each turn starts a new sample")
@@ -245,7 +244,7 @@ def _candidates(known: str | None, model: str) -> Iterator[tuple[Mapping[str, ob
         yield {"name": known} | _ALL, "the format of this model"
         yield {"name": known}, "the format of this model"
         return
-    yield _APPENDING, "the model's own template, turn by turn"
+    yield APPENDING_TEMPLATE, "the model's own template, turn by turn"
     for folder in config_folders(model)[:1]:
         family = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
         yield {"name": family} | _ALL, "it renders as the model's own template does"

@@ -47,7 +47,7 @@ def check(run: RunConfig | PrimeRun, file: str) -> None:
             refuse_own_sampling(source.env, file, f"{key}.env.agent")
         with explained(file, f"{key}.serve", vf.ServeConfig.model_fields):
             vf.ServeConfig.model_validate(source.serve)
-    check_renderer(run.orchestrator.renderer, run.model.name, file)
+    check_renderer(run, file)
 
 
 @contextmanager
@@ -118,19 +118,19 @@ def known_keys(env: Mapping[str, object]) -> dict[str, frozenset[str]]:
     }
 
 
-def check_renderer(renderer: Mapping[str, object], model: str, file: str) -> None:
+def check_renderer(run: RunConfig | PrimeRun, file: str) -> None:
     """Check `[orchestrator.renderer]`.
 
     Raises:
-        UserError: An unknown key, or "auto" for a model whose chat format it does not know.
+        UserError: An unknown key, or on Prime-RL "auto" for a model whose chat format it does not know.
     """
     from renderers import RendererConfig
 
     from harbortrainer.environment.renderers_compat import known_format
 
-    where, table = "orchestrator.renderer", {"name": "auto"} | dict(renderer)
+    where, table = "orchestrator.renderer", {"name": "auto"} | dict(run.orchestrator.renderer)
     with explained(file, where):
         TypeAdapter(RendererConfig).validate_python(table)
-    if table["name"] == "auto" and known_format(model) is None:
+    if isinstance(run, PrimeRun) and table["name"] == "auto" and known_format(model := run.model.name) is None:
         do = f'set name in [{where}], e.g. "qwen3" for Qwen3 and models with its chat format, else "default"'
         raise UserError(f"{model!r} has no known chat format", where=f"{file}: {where}.name", do=do)

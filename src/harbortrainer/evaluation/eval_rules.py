@@ -70,8 +70,10 @@ class EvalRules(BaseModel):
         rules = cls(agent=table | {"harness": harness})
         if config is None:
             return rules
+        from harbortrainer.environment.renderers_compat import with_chat_format
+
         settings = {
-            "renderer": config.orchestrator.renderer,
+            "renderer": with_chat_format(config).orchestrator.renderer,
             "max_model_len": config.max_model_len,
             "seed": config.seed,
         }

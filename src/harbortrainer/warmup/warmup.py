@@ -22,6 +22,7 @@ from harbortrainer.config.agent_table import PLAIN_AGENT
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import lookup
+from harbortrainer.environment.renderers_compat import with_chat_format
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.durable import atomic_folder
@@ -89,7 +90,7 @@ def rollouts_of(run: RunConfig) -> Rollouts:
     """Return what the warm-up takes from a run file."""
     env = run.orchestrator.train.source[0].env
     return Rollouts(
-        renderer=run.orchestrator.renderer,
+        renderer=with_chat_format(run).orchestrator.renderer,
         max_length=run.seq_len,
         answer_length=run.orchestrator.train.sampling.max_completion_tokens,
         max_turns=lookup(env, "agent.max_turns", lookup(env, "agent.harness.max_turns", None)),
