@@ -1,5 +1,6 @@
 """Keys of the plugin reach the trial."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from harbortrainer.environment.harness import HarborHarness
@@ -25,5 +26,6 @@ def test_keys_reach_the_trial():
     ctx = SimpleNamespace(model="m", sampling=SimpleNamespace(max_tokens=3))
     trace = SimpleNamespace(id="0" * 32, agent=SimpleNamespace(config=SimpleNamespace(max_turns=None)))
     data = HarborTaskData.model_construct(path="task", task_key="k", name="t")
-    spec = harness._spec(ctx, trace, data, "http://127.0.0.1:9/v1", "secret")  # ty: ignore[invalid-argument-type]
+    spec = harness._spec(ctx, trace, data, Path("here"), "http://127.0.0.1:9/v1", "secret")  # ty: ignore[invalid-argument-type]
+    assert spec.task_dir == Path("here")
     assert {key: getattr(spec, key) for key in KEYS} == KEYS

@@ -30,6 +30,7 @@ from harbortrainer.environment.verifiers_compat import PRIVATE_APIS, adapt_train
 from harbortrainer.harbor_compat import keep_litellm_offline
 from harbortrainer.runs.memory import freeze_gc
 from harbortrainer.runs.open_files import raise_open_files_limit
+from harbortrainer.tasks.local_tasks import LocalTasks, OtherTaskError
 from harbortrainer.tasks.task_store import fetch
 from harbortrainer.trials.http_proxies import bypass_proxies
 
@@ -41,13 +42,14 @@ class HarborEnvironment(Env[HarborEnvConfig]):
 
     _worker_state: WorkerState | None = None
     _run_key: RunKey | None = None
+    _local_tasks = LocalTasks({})
 
     async def start(self) -> None:
         """Import the modules that a trial needs before the first request."""
         PRIVATE_APIS.check()
         raise_open_files_limit()
         adapt_train_clients()
-        self._run_key = RunKey.of_process()
+        self._run_key, self._local_tasks = RunKey.of_process(), LocalTasks.of_process()
         if self._run_key is not None:
             os.environ[self._run_key.sampler_variable] = self._run_key.sampler_key
         harness = self.config.agent.harness
@@ -61,10 +63,12 @@ class HarborEnvironment(Env[HarborEnvConfig]):
 
         Raises:
             RequestRefusedError: The task comes from a request that is not the run's.
+            OtherTaskError: The task is missing on this machine, or has other files than where it was loaded.
         """
         if isinstance(slot.task, HarborTask):
             self._check_request(slot.task, ctx)
             slot.task = slot.task.without_permit()
+            await self._find_folder(slot.task)
         bypass_proxies([ctx.client.base_url])
         return await super().run_slot(slot, with_flat_sampling(ctx), *args, **kwargs)  # ty: ignore[invalid-argument-type]
 
@@ -79,6 +83,17 @@ class HarborEnvironment(Env[HarborEnvConfig]):
                 _warn_without_key()
                 check_unsigned(Path(task.data.path), fetch(self.config.taskset.source).folder, ctx.client)
         except RequestRefusedError as error:
+            logger.warning("%s", error)
+            raise
+
+    async def _find_folder(self, task: HarborTask) -> None:
+        """Find the task of a request on this machine."""
+        if task.loaded_here:
+            return
+        data = task.data
+        try:
+            task.folder = await asyncio.to_thread(self._local_tasks.find, data.name or "", data.path, data.task_key)
+        except OtherTaskError as error:
             logger.warning("%s", error)
             raise
 

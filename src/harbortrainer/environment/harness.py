@@ -182,7 +182,7 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             raise TypeError("harbor_env runs Harbor tasks only; use it with the taskset harbor_env")
         state = harbor_state(trace)
         await asyncio.sleep(state.attempts.pause_s)
-        spec = self._spec(ctx, trace, data, endpoint, secret)
+        spec = self._spec(ctx, trace, data, state.folder or Path(data.path), endpoint, secret)
         async with self._model_proxy(spec) as proxy:
             record = await self._run_trial(ctx, trace, spec, proxy)
         record.failed_attempts = state.attempts.count
@@ -231,14 +231,16 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             spec.model.base_url, spec.model.api_key = proxy.url, proxy.key
             yield proxy
 
-    def _spec(self, ctx: ModelContext, trace: Trace, data: HarborTaskData, endpoint: str, secret: str) -> TrialSpec:
+    def _spec(
+        self, ctx: ModelContext, trace: Trace, data: HarborTaskData, folder: Path, endpoint: str, secret: str
+    ) -> TrialSpec:
         """Return the spec of the rollout's trial."""
         config = self.config
         direct = config.capture == "rollout_details"
         limits = [limit for limit in (config.max_turns, trace.agent.config.max_turns) if limit is not None]
         kwargs = direct_kwargs(ctx.sampling, config.agent_kwargs) if direct else {}
         return TrialSpec(
-            task_dir=Path(data.path),
+            task_dir=folder,
             task_key=data.task_key,
             trials_dir=config.trials_folder,
             trial_name=f"{(data.name or 'task').replace('/', '.')[:32]}__{trace.id[:12]}",

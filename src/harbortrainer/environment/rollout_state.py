@@ -11,6 +11,7 @@
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import ConfigDict, Field
 from verifiers.v1.errors import RolloutError
@@ -107,6 +108,8 @@ class HarborState(State):
 
     attempts: Attempts = Field(default_factory=Attempts)
     """Failed attempts of the episode so far; shared by all its attempts."""
+    folder: Path | None = None
+    """The task's folder on this machine, if it may differ from the path in the task's data."""
     phases: AgentPhases = Field(default_factory=AgentPhases)
     """Starts and ends of the agent's phases."""
     call_arrivals: list[float] = Field(default_factory=list)

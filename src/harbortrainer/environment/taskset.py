@@ -13,6 +13,7 @@ import copy
 import logging
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
@@ -61,6 +62,8 @@ class HarborTask(Task[HarborTaskData, HarborState]):
     """Failed attempts of the running episode, see `for_episode`."""
     loaded_here: bool = False
     """Whether this process loaded the task; false for a task of a request."""
+    folder: Path | None = None
+    """The task's folder on this machine, if it may differ from the path in its data."""
 
     @property
     def key(self) -> str:
@@ -84,7 +87,8 @@ class HarborTask(Task[HarborTaskData, HarborState]):
         return task
 
     async def setup(self, trace: Trace, runtime: Runtime) -> None:
-        """Share the episode's attempts with the harness."""
+        """Tell the harness the task's folder, and share the episode's attempts with it."""
+        harbor_state(trace).folder = self.folder
         if self.attempts is not None:
             harbor_state(trace).attempts = self.attempts
 
