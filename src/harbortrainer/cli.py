@@ -236,6 +236,22 @@ def serve(
     raise typer.Exit(serve_model(model, port=port, max_model_len=max_model_len, seed=seed))
 
 
+@app.command("serve-env", context_settings=PASS_ON, epilog=examples("serve-env"))
+def serve_env(
+    context: typer.Context,
+    config: ConfigOption,
+    address: Annotated[
+        str | None, typer.Option(help="tcp://HOST:PORT to listen on. Default: the source's serve.address.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Source to serve, if sources have several servers.")] = None,
+    engine: EngineOption = "auto",
+) -> None:
+    """Run a run's trials on this machine, while another one trains."""
+    from harbortrainer.commands.serve_env import serve_env as run_server
+
+    raise typer.Exit(run_server(config, context.args, address=address, source=source, engine=engine))
+
+
 @app.command(epilog=examples("rollout"))
 def rollout(
     task: Annotated[str, typer.Argument(help="Folder of one Harbor task.")],

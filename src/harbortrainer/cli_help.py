@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 GROUPS = {
     "Prepare": ("init", "tasks", "doctor"),
-    "Train": ("train", "warmup"),
+    "Train": ("train", "warmup", "serve-env"),
     "Evaluate and inspect": ("eval", "rollout", "view"),
     "Use the model": ("export", "serve"),
     "Maintain": ("config", "images", "sandboxes"),
@@ -29,6 +29,10 @@ EXAMPLES = {
     ),
     "export": ("export outputs/run", "export outputs/run --merged --push ORG/NAME"),
     "serve": ("serve outputs/run", "serve Qwen/Qwen3-0.6B --port 8000"),
+    "serve-env": (
+        "serve-env --config run.toml",
+        "serve-env --config run.toml --address tcp://10.0.0.7:6000 --source hard-tasks",
+    ),
     "rollout": ("rollout my-tasks/first --agent oracle", "rollout my-tasks/first --model outputs/run"),
     "view": ("view outputs/run", "view outputs"),
     "images list": ("images list", "images list --cache-dir /data/images"),

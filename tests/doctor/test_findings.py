@@ -28,6 +28,7 @@ from harbortrainer.doctor.finding import Finding, Level
 from harbortrainer.engines import engine_choice
 from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.engines.prime_rl.checkout import Checkout
+from harbortrainer.environment.request_check import RUN_KEY_VARIABLE
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.images import image_choice
 from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, write_rates
@@ -135,6 +136,17 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
     yield run_file_checks.check_echo_roles(plan(orchestrator={"algo": {"type": "echo"}}))
     odd = {"batch_size": 3, "group_size": 2, "concurrency": {"max_inflight": 1}}
     yield run_file_checks.check_numbers(plan("prime-rl", orchestrator=odd))
+
+
+def several_machines(plan, source, monkeypatch):
+    """Findings on environment servers on other machines."""
+    elsewhere = {"model": {"client": {"base_url": "http://192.0.2.1:8000/v1"}}}
+    yield machine_checks.check_ports(plan(orchestrator=elsewhere))
+    run = plan(sources=[source() | {"serve": {"address": "tcp://192.0.2.1:6000"}}])
+    monkeypatch.delenv(RUN_KEY_VARIABLE, raising=False)
+    yield machine_checks.check_env_servers(run)
+    monkeypatch.setenv(RUN_KEY_VARIABLE, "0123456789abcdef")
+    yield machine_checks.check_env_servers(run)
 
 
 def root_mistakes(plan, tmp_path, monkeypatch):
@@ -299,6 +311,7 @@ def test_every_red_and_yellow_finding_has_remedy_and_key(recorded_findings, plan
     scenarios = chain(
         file_mistakes(plan, source, tmp_path, monkeypatch),
         hub_mistakes(plan, monkeypatch, tmp_path),
+        several_machines(plan, source, monkeypatch),
         key_mistakes(plan, source, monkeypatch),
         format_mistakes(plan, tmp_path),
         docker_mistakes(plan, source, monkeypatch, tmp_path),

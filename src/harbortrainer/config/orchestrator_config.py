@@ -198,7 +198,7 @@ class PolicyClient(Table):
     """`[orchestrator.model.client]`: address of the served policy."""
 
     base_url: str = "http://localhost:8000/v1"
-    """Address of the server. The embedded sampler listens on its port if set, else on a free port."""
+    """Address of the server. The embedded sampler listens there if it is set, else on a free port of this machine."""
 
     @property
     def port(self) -> int:
@@ -206,15 +206,16 @@ class PolicyClient(Table):
         is_set = "base_url" in self.model_fields_set
         return (urlsplit(self.base_url).port or 0) if is_set else 0
 
+    @property
+    def host(self) -> str:
+        """Address or name that the embedded sampler listens on."""
+        host = urlsplit(self.base_url).hostname or ""
+        return "127.0.0.1" if host in ("localhost", "0.0.0.0") else host
+
     @model_validator(mode="after")
-    def _check_local(self) -> Self:
+    def _check_port(self) -> Self:
         url = urlsplit(self.base_url)
-        if url.hostname not in ("localhost", "127.0.0.1", "0.0.0.0"):
-            do = "remove base_url, or run with --engine prime-rl"
-            raise ValueError(
-                f"{url.hostname} is another machine, but the embedded engine serves the policy itself; {do}"
-            )
-        if url.port is None:
+        if not url.hostname or url.port is None:
             raise ValueError(f"{self.base_url} has no port; use e.g. http://localhost:8000/v1, or remove base_url")
         return self
 

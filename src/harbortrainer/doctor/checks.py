@@ -48,6 +48,7 @@ def examine_machine(plan: LaunchPlan) -> list[Finding]:
         credentials.check_dotenv,
         credentials.check_wandb,
         machine_checks.check_ports,
+        machine_checks.check_env_servers,
         machine_checks.check_open_files,
         machine_checks.check_proxies,
         machine_checks.check_disk,

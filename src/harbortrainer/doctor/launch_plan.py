@@ -66,10 +66,18 @@ class LaunchPlan:
         return {key: agent.harness for key, agent in agents.items() if agent.harness is not None}
 
     @cached_property
+    def remote_servers(self) -> dict[str, str]:
+        """Addresses of the environment servers that this run does not start, by the dotted key of their source."""
+        sources = sources_of(self.run) if self.run is not None else {}
+        return {key: str(source.serve["address"]) for key, source in sources.items() if source.serve.get("address")}
+
+    @cached_property
     def environment_types(self) -> dict[str, str]:
-        """The environment types of the run, each with the first key that selects it."""
+        """The environment types of the trials that run on this machine, each with the first key that selects it."""
         types: dict[str, str] = {}
         for key, harness in self.harnesses.items():
+            if key.removesuffix(".env.agent.harness") in self.remote_servers:
+                continue
             for kind in self._types(key, harness):
                 types.setdefault(kind, self.where(f"{key}.environment_type"))
         return types

@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.plugin import HarnessKeys, TasksetKeys
@@ -14,6 +15,7 @@ from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.gpus import parameters
 from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.environment.request_check import require_shared_key
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.open_files import needed_open_files, raise_open_files_limit, trials_within
@@ -48,6 +50,11 @@ def local_sandbox(where: str) -> Finding:
 
 def check_ports(plan: LaunchPlan) -> Iterator[Finding]:
     """Check that the run's ports are free."""
+    if isinstance(plan.run, RunConfig) and not is_own((client := plan.run.orchestrator.model.client).host):
+        do = "name an address of this machine, which serves the policy itself, or run with --engine prime-rl"
+        where = plan.where("orchestrator.model.client.base_url")
+        yield red("ports", f"{client.host} is not an address of this machine", do, where)
+        return
     taken = [(name, port, key) for name, port, key in plan.ports if not is_free(port)]
     for name, port, key in taken:
         do = "stop the program that listens there, or set another port"
@@ -78,6 +85,37 @@ def check_proxies(plan: LaunchPlan) -> Iterator[Finding]:
         yield green("proxies", f"through {', '.join(names)} go {what}")
 
 
+def check_env_servers(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that the environment servers on other machines know the run's key and reach the embedded sampler."""
+    about = "env servers"
+    for key, address in plan.remote_servers.items():
+        where = plan.where(f"{key}.serve.address")
+        try:
+            require_shared_key()
+        except UserError as error:
+            yield red(about, f"{error.where} {error.what}", error.do, where)
+            return
+        host = urlsplit(address).hostname or ""
+        if isinstance(plan.run, RunConfig) and host not in _THIS_MACHINE:
+            policy = plan.run.orchestrator.model.client.host
+            if policy in _THIS_MACHINE:
+                do = "set [orchestrator.model.client] base_url to an address of this machine that it reaches"
+                yield yellow(about, f"{host} cannot reach the sampler, which listens on {policy} only", do, where)
+                return
+    if plan.remote_servers:
+        yield green(about, f"at {', '.join(dict.fromkeys(plan.remote_servers.values()))}; not contacted yet")
+
+
+def is_own(host: str) -> bool:
+    """Whether an address or a name is this machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
 def is_free(port: int) -> bool:
     """Whether a local port is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -88,6 +126,8 @@ def is_free(port: int) -> bool:
             return False
     return True
 
+
+_THIS_MACHINE = ("127.0.0.1", "localhost")
 
 GIB = 1024**3
 LITTLE_GIB, LITTLE_IMAGES_GIB = 2, 20

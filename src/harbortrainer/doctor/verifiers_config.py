@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pydantic import TypeAdapter, ValidationError
 
 from harbortrainer.config.explain import explain
+from harbortrainer.config.orchestrator_config import SourceConfig
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.prime_rl_schema import value_types
@@ -38,16 +39,25 @@ def check(run: RunConfig | PrimeRun, file: str) -> None:
     Raises:
         UserError: A mistake, with its dotted key.
     """
+    check_sources(sources_of(run), file)
+    check_renderer(run, file)
+
+
+def check_sources(sources: Mapping[str, SourceConfig], file: str) -> None:
+    """Check sources, given by dotted key.
+
+    Raises:
+        UserError: A mistake, with its dotted key.
+    """
     with loading("verifiers and the plugin", "verifiers"):
         import verifiers.v1 as vf
 
-    for key, source in sources_of(run).items():
+    for key, source in sources.items():
         check_env(source.env, file, f"{key}.env")
         if key.startswith("orchestrator.train."):
             refuse_own_sampling(source.env, file, f"{key}.env.agent")
         with explained(file, f"{key}.serve", vf.ServeConfig.model_fields):
             vf.ServeConfig.model_validate(source.serve)
-    check_renderer(run, file)
 
 
 @contextmanager

@@ -183,6 +183,17 @@ class RunKey:
 _PASS_THE_KEY = f"start this server and the process that sends requests with the same {RUN_KEY_VARIABLE}"
 
 
+def require_shared_key() -> None:
+    """Check that the environment has a run key, which this machine shares with another one.
+
+    Raises:
+        UserError: The variable is not set, or its value is too short.
+    """
+    if not _given():
+        do = f"export {RUN_KEY_VARIABLE} with the same value on both machines; make one with `openssl rand -hex 32`"
+        raise UserError("is not set: the machines of a run have no common key", where=f"${RUN_KEY_VARIABLE}", do=do)
+
+
 def check_unsigned(task_dir: Path, folder: Path, client: Client) -> None:
     """Check a request to a server that has no key.
 

@@ -45,6 +45,7 @@ class EnvServer:
         serve: Its `serve` table; if it has an `address`, that external server is used and none is started.
         log: Log file of the server.
         variables: Additional environment variables.
+        listen: ZMQ address to listen on; None means a private socket, or no server if `serve` has an `address`.
     """
 
     def __init__(
@@ -55,18 +56,22 @@ class EnvServer:
         *,
         log: Path,
         variables: Mapping[str, str],
+        listen: str | None = None,
     ) -> None:
         self.name, self.env, self.serve, self.log = name, env, serve, log
-        self.variables = variables
+        self.variables, self._listen = variables, listen
         self.process: subprocess.Popen[str] | None = None
         self.serving = False
         self._sockets: SocketFolder | None = None
 
     def start(self) -> None:
         """Start the process without waiting for it, so that its imports overlap with other work."""
-        if self.serve.get("address"):
-            return
-        self._sockets = SocketFolder("env-server-", name_length=len("/s"))
+        address = self._listen
+        if address is None:
+            if self.serve.get("address"):
+                return
+            self._sockets = SocketFolder("env-server-", name_length=len("/s"))
+            address = f"ipc://{self._sockets.path}/s"
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"{__name__}.env_main"],
@@ -79,7 +84,7 @@ class EnvServer:
                 start_new_session=True,
             )
         assert self.process.stdin is not None
-        request = {"env": self.env, "serve": self.serve, "address": f"ipc://{self._sockets.path}/s"}
+        request = {"env": self.env, "serve": self.serve, "address": address}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
 

@@ -69,9 +69,8 @@ def start_sampler(
         torch.set_num_threads(1)
     if Path(model).is_dir():
         disable_progress_bar()
-    port = config.orchestrator.model.client.port
     if config.inference.engine == "vllm":
-        return _start_vllm(model, config, RunFolder(config.run_dir), port, api_key)
+        return _start_vllm(model, config, RunFolder(config.run_dir), api_key)
     from harbortrainer.engines.local.sampler import Sampler
 
     cached = plan.cache(config.max_model_len, config.seq_len) if plan else None
@@ -79,14 +78,15 @@ def start_sampler(
         model,
         max_model_len=config.max_model_len,
         seed=config.seed,
-        port=port,
+        host=config.orchestrator.model.client.host,
+        port=config.orchestrator.model.client.port,
         cache_tokens=cached,
         quantization=config.model.quantization,
         api_key=api_key,
     ).start()
 
 
-def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int, api_key: str | None) -> ServedPolicy:
+def _start_vllm(model: str, config: RunConfig, run: RunFolder, api_key: str | None) -> ServedPolicy:
     from harbortrainer.engines.local.learner.policies import adapted_layers
     from harbortrainer.engines.vllm.vllm_sampler import VllmSampler
 
@@ -102,7 +102,8 @@ def _start_vllm(model: str, config: RunConfig, run: RunFolder, port: int, api_ke
         lora_layers=adapted_layers(model, config.lora),
         seed=config.seed,
         variables={RUN_VARIABLE: run_label(run.path)},
-        port=port,
+        host=config.orchestrator.model.client.host,
+        port=config.orchestrator.model.client.port,
         api_key=api_key,
     ).start()
 

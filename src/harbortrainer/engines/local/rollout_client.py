@@ -21,6 +21,7 @@ from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
 from harbortrainer.config.algorithm_config import Algo
 from harbortrainer.config.orchestrator_config import EvalSource, TrainSource
+from harbortrainer.engines.env_server.remote_server import RemoteServer, ServerLostError
 from harbortrainer.engines.local.protocols import CompletionLogProtocol
 from harbortrainer.engines.local.rollouts.curriculum import Curriculum
 from harbortrainer.engines.local.rollouts.rollout import Rollout
@@ -28,10 +29,13 @@ from harbortrainer.engines.local.rollouts.trace_samples import fill_rollout
 from harbortrainer.environment.request_check import RunKey
 from harbortrainer.environment.taskset import HarborTaskset, request_data
 from harbortrainer.environment.verifiers_compat import SamplingConfig
-from harbortrainer.errors import UserError
+from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.live_status import ActiveTrial
 from harbortrainer.runs.provenance import TaskOrigin
 from harbortrainer.trials.outcome import Outcome
+
+CONNECT_S = 120.0
+"""Seconds to wait for a server that this run did not start."""
 
 
 class TaskStream:
@@ -61,6 +65,17 @@ class TaskStream:
         self.policy: TrainClientConfig | None = None
         self.model = ""
         self.key: RunKey | None = None
+        self._remote: RemoteServer | None = None
+
+    @property
+    def alive(self) -> bool:
+        """False if the server is at an address of the run file and has been silent for too long."""
+        return self._remote is None or self._remote.alive
+
+    def exit_error(self) -> RunStoppedError:
+        """Return the error of a silent server."""
+        assert self._remote is not None
+        return self._remote.exit_error()
 
     @property
     def temperature(self) -> float:
@@ -79,7 +94,13 @@ class TaskStream:
             within: Seconds to wait for the server.
         """
         self.policy, self.model, self.key, self.client = policy, model, key, EnvClient(address=address)
-        await self.client.wait_for_server_startup(timeout=within, interval=0.5)
+        within = min(within, CONNECT_S) if self.config.serve.get("address") else within
+        try:
+            await self.client.wait_for_server_startup(timeout=within, interval=0.5)
+        except TimeoutError:
+            raise RemoteServer.unreachable(self.name, address) from None
+        if self.config.serve.get("address"):
+            self._remote = RemoteServer(self.name, self.client)
 
     async def run(self, index: int, *, seed: int | None = None) -> WireEpisode:
         """Run task `index` once.
@@ -91,12 +112,13 @@ class TaskStream:
         assert self.client is not None and self.policy is not None and self.key is not None
         given = self.sampling.get("extra_body")
         extra = (given if isinstance(given, dict) else {}) | ({} if seed is None else {"seed": seed})
-        return await self.client.run(
+        request = self.client.run(
             client=self.policy,
             model=self.model,
             sampling=SamplingConfig.model_validate({**self.sampling, "extra_body": extra}),
             task_data=request_data(self.tasks[index], self.key, self.policy),
         )
+        return await (self._remote.guard(request) if self._remote else request)
 
     def rollout(self, index: int) -> Rollout:
         """Return a rollout of task `index` with its source and task only."""
@@ -119,6 +141,9 @@ class TaskStream:
 
     async def close(self) -> None:
         """Disconnect from the server."""
+        if self._remote is not None:
+            await self._remote.close()
+            self._remote = None
         if self.client is not None:
             await self.client.close()
             self.client = None
@@ -180,6 +205,7 @@ class RolloutClient:
         except RuntimeError as error:
             # The server's reply to a request that it could not serve.
             rollout.error = " ".join(str(error).split())[:500]
+            rollout.outcome = Outcome.sandbox_error if isinstance(error, ServerLostError) else rollout.outcome
             return rollout
         completions = [entry for trace in episode.traces for entry in self.completion_log.pop(trace.id)]
         rollout.logged_tokens = sum(len(entry.token_ids) for entry in completions)

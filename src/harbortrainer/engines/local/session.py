@@ -183,7 +183,7 @@ class Session:
         shown = redact(self.config.model_dump(mode="json", exclude_none=True))
         self.run.metrics.start(monitors_of(self.config, self.run.path, shown=shown), self.display.line)
         with frozen_gc():
-            asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes]))
+            asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes, *streams]))
 
     async def _run(self, model: str, parts: LoopComponents, required: Sequence[WatchedProcess]) -> None:
         """Run until the loop ends, a required process exits, or a stop is requested."""

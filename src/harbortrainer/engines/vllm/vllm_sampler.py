@@ -49,6 +49,7 @@ class VllmSampler:
         lora_rank: The adapters' rank.
         lora_layers: See `ServeSettings`.
         variables: Environment variables for vLLM.
+        host: The proxy's address or name.
         port: The proxy's port; 0 picks a free one.
         api_key: Key that requests to the proxy must send; None for `default_key()`.
 
@@ -72,6 +73,7 @@ class VllmSampler:
         lora_layers: Sequence[str],
         seed: int = 0,
         variables: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
         api_key: str | None = None,
     ) -> None:
@@ -96,11 +98,11 @@ class VllmSampler:
         self._process: VllmProcess | None = None
         self._proxy: VllmProxy | None = None
         try:
-            self._listener = bind("127.0.0.1", port)
+            self._listener = bind(host, port)
         except UserError:
             self._sockets.remove()
             raise
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"http://{host}:{self._listener.getsockname()[1]}"
         self._server = HttpServer(self._listener, self._open, self._close)
 
     @property

@@ -158,10 +158,10 @@ async def _wait_disconnected(request: Request) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket to `port`; 0 picks a free one.
+    """Bind a socket to a port of an address of this machine; port 0 picks a free one.
 
     Raises:
-        UserError: The port is in use, or may not be used.
+        UserError: The address is another machine's, or the port is in use or may not be used.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -169,6 +169,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            do = "name one of this machine, which serves the policy itself"
+            raise UserError("is not an address of this machine", where=host, do=do) from error
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
         raise UserError(f"port {port} {reason}", where=host, do="name another port, or 0 for any free one") from error
     listener.set_inheritable(False)

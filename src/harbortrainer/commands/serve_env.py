@@ -1,0 +1,157 @@
+"""`harbortrainer serve-env`: run the trials of a run that trains on another machine."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from harbortrainer.commands.opening import open_run
+from harbortrainer.config.orchestrator_config import SourceConfig
+from harbortrainer.config.plugin import HarnessKeys
+from harbortrainer.config.prime_rl_run import sources_of
+from harbortrainer.config.reader import read
+from harbortrainer.doctor import verifiers_config
+from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.doctor.preflight import refused_tasks
+from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
+from harbortrainer.engines.env_server import EnvServer, refuse_rollout_details, server_key, server_variables
+from harbortrainer.engines.prime_rl.checkout import dotenv
+from harbortrainer.environment.request_check import require_shared_key
+from harbortrainer.errors import UserError
+from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.label import run_label
+from harbortrainer.runs.locks import RunLock
+from harbortrainer.tasks.local_tasks import LOCAL_TASKS_VARIABLE, LocalTasks
+from harbortrainer.tasks.task_errors import inspected
+from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_selection import select_tasks
+
+_ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}")
+_POLL_S = 0.5
+
+
+def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, source: str | None, engine: str) -> int:
+    """Serve sources of a run file until SIGINT or SIGTERM. Call it from the main thread, which handles the signals.
+
+    Args:
+        file: The run file, the same as on the machine that trains.
+        overrides: Keys of the run file, as for `train`.
+        address: `tcp://HOST:PORT` to listen on; None means the source's `serve.address`.
+        source: Name of a source; sources that differ only in their tasks are served with it. None if all sources with a
+            `serve.address` do.
+        engine: As for `train`.
+
+    Raises:
+        UserError: A mistake in the file or the options, there is no run key, or no task can run here.
+        RunStoppedError: The server ended.
+    """
+    os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+    raw = read(file, overrides)
+    with raw.locating_errors():
+        plan = open_run(raw, engine=engine)
+        sources = choose_sources(plan, source)
+        key, first = next(iter(sources.items()))
+        listen = address or str(first.serve["address"])
+        if not _ADDRESS.fullmatch(listen):
+            where = "command line: --address" if address else plan.where(f"{key}.serve.address")
+            raise UserError(f"{listen} is not an address", where=where, do="write tcp://HOST:PORT")
+        require_shared_key()
+        verifiers_config.check_sources(sources, plan.file)
+        tasks, kinds = tasks_of(plan, sources)
+    assert plan.run is not None
+    port = listen.rpartition(":")[2]
+    folder = RunFolder(plan.run.run_dir.with_name(f"{plan.run.run_dir.name}-env-{port}"))
+    for part in (folder.trials, folder.log):
+        part.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder.path)
+    print_lines(clean_up_predecessor(folder.path, kinds, folder.trials))
+    _, variables = server_variables(folder.path, folder.trials, folder.log)
+    listed = folder.log / "tasks.json"
+    LocalTasks({task.key: str(task.path) for task in tasks}).write(listed)
+    log = folder.log / "env.log"
+    names = _names(sources.values())
+    server = EnvServer(
+        names, first.env, first.serve, log=log, variables=variables | {LOCAL_TASKS_VARIABLE: str(listed)}, listen=listen
+    )
+    try:
+        serve(server, f"serving {names} ({len(tasks)} tasks) at {{}}; log: {log}")
+    finally:
+        server.stop()
+        print_lines(end_sandboxes(run_label(folder.path), kinds))
+        lock.release()
+    return 0
+
+
+def serve(server: EnvServer, message: str) -> None:
+    """Serve until a signal, and print the message with the server's address once it is ready.
+
+    Raises:
+        RunStoppedError: The server ended.
+    """
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    server.start()
+    ready = threading.Thread(target=lambda: print(message.format(server.address()), flush=True), daemon=True)
+    ready.start()
+    while not stopping.wait(_POLL_S):
+        if not server.alive:
+            raise server.exit_error()
+
+
+def choose_sources(plan: LaunchPlan, name: str | None) -> dict[str, SourceConfig]:
+    """Return the sources of one server by dotted key.
+
+    Args:
+        plan: The run.
+        name: Name of one of them; None means the first with a `serve.address`, if the others share its server.
+
+    Raises:
+        UserError: There is no such source, or the sources need several servers.
+    """
+    assert plan.run is not None
+    every = sources_of(plan.run)
+    if name is not None:
+        named = [source for source in every.values() if source.resolved_name == name]
+        missing = f"no source is named {name!r}; the file has {_names(every.values())}"
+    else:
+        named = [source for source in every.values() if source.serve.get("address")]
+        missing = "no source has a serve.address"
+    if not named:
+        do = 'set serve = { address = "tcp://HOST:PORT" } in the source whose trials this machine runs'
+        raise UserError(missing, where=plan.file, do=do)
+    servers = {server_key(source) for source in named}
+    if len(servers) > 1:
+        what = f"these sources need a server each: {_names(named)}"
+        raise UserError(what, where=plan.file, do="name one with --source")
+    chosen = {key: source for key, source in every.items() if server_key(source) in servers}
+    for source in chosen.values():
+        refuse_rollout_details(source)
+    return chosen
+
+
+def _names(sources: Iterable[SourceConfig]) -> str:
+    return ", ".join(dict.fromkeys(source.resolved_name for source in sources))
+
+
+def tasks_of(plan: LaunchPlan, sources: Mapping[str, SourceConfig]) -> tuple[list[TaskRef], list[str]]:
+    """Return the tasks of the sources and their environment types; a task set that is not here is fetched.
+
+    Raises:
+        UserError: The tasks cannot be read, or none of them can run here.
+    """
+    tasks: list[TaskRef] = []
+    kinds: dict[str, None] = {}
+    for key in sources:
+        env, where = plan.envs.get(f"{key}.env"), plan.where(f"{key}.env.agent.harness.environment_type")
+        if env is None:  # another plugin's tasks
+            continue
+        found = select_tasks(env.taskset).tasks
+        harness = env.agent.harness or HarnessKeys()
+        placed = list(inspected(found, harness.environment_type, harness.environment_kwargs))
+        print_lines([f"warning: {error}" for error in refused_tasks(placed, where).values()])
+        kinds |= dict.fromkeys(choice.kind for _, choice, _ in placed)
+        tasks += found
+    return tasks, list(kinds)
