@@ -1,4 +1,7 @@
-"""Filter for tar archives of strangers: nothing is written, linked or changed outside the target folder.
+"""Filter and reader for tar archives of strangers.
+
+The filter: nothing is written, linked or changed outside the target folder. The reader: an archive of a few kilobytes
+that would unpack to any size is refused.
 
 The filters of Python before 3.12.11 and 3.13.4 let crafted archives write to any file (CVE-2025-4517, CVE-2025-4330,
 CVE-2025-4138). The rules here do not depend on how a path resolves:
@@ -9,12 +12,17 @@ CVE-2025-4138). The rules here do not depend on how a path resolves:
 - targets of symbolic links are normalized, so that a later link cannot change where they lead.
 """
 
+import gzip
+import io
 import os
 import tarfile
 from pathlib import Path
+from typing import override
 
 MAX_NAME = 1024
 """Most characters of a member's name, or of its link's target."""
+HEADER, AT_ONCE = 1024, 1 << 20
+"""Bytes of a tar header, allowed for each entry; most bytes of one read."""
 
 
 class UnsafeMemberError(tarfile.FilterError):
@@ -68,3 +76,35 @@ def _path_without_links(name: str, target: str) -> Path:
 def use_for_all_archives() -> None:
     """Make this process's filter "data" strict. Harbor extracts archives from sandboxes and registries with it."""
     tarfile._NAMED_FILTERS["data"] = strict_filter  # ty: ignore[missing-attribute]
+
+
+class BoundedReader(io.RawIOBase):
+    """A stream of at most `limit` bytes, and at most `AT_ONCE` bytes per read.
+
+    tarfile reads the data of a header in one call, whatever length the header claims.
+    """
+
+    def __init__(self, stream: io.BytesIO | gzip.GzipFile, limit: int) -> None:
+        self._stream, self._limit = stream, limit
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    @override
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._need(offset)
+        return self._stream.seek(offset, whence)
+
+    @override
+    def read(self, size: int = -1) -> bytes:
+        self._need(self.tell() + size if 0 <= size <= AT_ONCE else self._limit + 1)
+        return self._stream.read(size)
+
+    def _need(self, end: int) -> None:
+        if end > self._limit:
+            raise tarfile.ReadError("its unpacked size exceeds the limit")

@@ -6,6 +6,7 @@ Real trials with the oracle agent, whose solution makes the artifacts, and a sep
 import base64
 import gzip
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -130,16 +131,33 @@ async def test_sparse_terabyte_and_devices_are_not_copied_from_container(tmp_pat
     assert found_in(record) == [*kept, "artifacts/manifest.json"]
 
 
-async def test_archive_of_agents_own_tar_writes_nothing_outside(tmp_path: Path, environment_type: str):
-    attack = base64.b64encode(gzip.compress(packed(unresolvable_path("..")).getvalue())).decode()
-    tar = 'case " $* " in *" czf "*) cp /archive "$2";; *) exec /bin/honest "$@";; esac'
+async def test_archive_of_agents_own_tar_writes_nothing_outside_and_fills_no_disk(
+    tmp_path: Path, environment_type: str
+):
+    escape = gzip.compress(packed(unresolvable_path("..")).getvalue())
+    (large := tarfile.TarInfo("large")).size = 100 << 20
+    bomb = gzip.compress(gzip.compress(large.tobuf() + bytes(large.size)))
+    tar = 'case " $* " in *" czf "*/data*) cp /escape "$2";; *" czf "*) cp /bomb "$2";; *) exec /bin/honest "$@";; esac'
     solution = (
-        f"echo {attack} | base64 -d > /archive; mkdir /data; mv /bin/tar /bin/honest\n"
+        f"echo {base64.b64encode(escape).decode()} | base64 -d > /escape; mkdir /data /more; mv /bin/tar /bin/honest\n"
+        f"echo {base64.b64encode(bomb).decode()} | base64 -d | gunzip > /bomb\n"
         f"cat > /bin/tar <<'END'\n#!/bin/sh\n{tar}\nEND\nchmod +x /bin/tar"
     )
-    artifacts = '[{ source = "/data", exclude = ["nothing"] }]'
-    record = await play(tmp_path, environment_type, artifacts, solution, "echo 1 > /logs/verifier/reward.txt")
+    sources = "/data", "/more"
+    artifacts = ", ".join(f'{{ source = "{source}", exclude = ["nothing"] }}' for source in sources)
+    test, storage = "echo 1 > /logs/verifier/reward.txt", "[environment]\nstorage_mb = 64\n"
+    record = await play(tmp_path, environment_type, f"[{artifacts}]", solution, test, storage)
     assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
     folder = Path(str(record.trial_dir)) / "artifacts"
-    (entry,) = (entry for entry in json.loads((folder / "manifest.json").read_text()) if entry["source"] == "/data")
-    assert entry["status"] == "failed" and not (folder / "new").exists()
+    entries = {entry["source"]: entry["status"] for entry in json.loads((folder / "manifest.json").read_text())}
+    assert [entries[source] for source in sources] == ["failed", "failed"]
+    assert not (folder / "new").exists() and not [path for path in folder.rglob("*") if path.name == "large"]
+
+
+async def test_artifact_with_exclude_arrives(tmp_path: Path, environment_type: str):
+    solution = "mkdir -p /data/sub; cd /data/sub; echo 1 > kept; echo 2 > left.out; ln -s kept link; mkfifo pipe"
+    artifacts = '[{ source = "/data", exclude = ["*.out"] }]'
+    test = "cd /data/sub; test ! -e left.out && cat link > /logs/verifier/reward.txt"
+    record = await play(tmp_path, environment_type, artifacts, solution, test)
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    assert found_in(record) == ["artifacts/data/sub/kept", "artifacts/data/sub/link", "artifacts/manifest.json"]

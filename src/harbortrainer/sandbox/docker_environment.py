@@ -40,6 +40,7 @@ from harbortrainer.sandbox.containers.verifier_waits import PhaseClock
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.start_check import StartCheckedEnvironment
+from harbortrainer.sandbox.tar_downloads import TarDownloads
 from harbortrainer.sandbox.uploaded_tests import Uploads
 
 _TRIAL_LABEL = "harbortrainer.trial"
@@ -49,7 +50,7 @@ IMAGE_LABEL = "harbortrainer.image"
 type _Command = tuple[str, str | None, dict[str, str] | None, int | None, str | int | None]
 
 
-class DockerSandbox(StartCheckedEnvironment, ComposeOverrideDocker):
+class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker):
     """Harbor's `docker`, with containers that stop at once and carry the run's label.
 
     Args:

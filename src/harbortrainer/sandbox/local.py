@@ -22,7 +22,7 @@ from harbor.environments.definition import effective_exec_cwd, should_use_prebui
 from harbor.utils.path_filter import filter_paths_by_patterns
 
 from harbortrainer.harbor_compat.open_environment import OpenEnvironment
-from harbortrainer.sandbox import archives, host_root_build, host_view, local_examination, network_choice
+from harbortrainer.sandbox import archives, host_root_build, host_view, local_examination, network_choice, tar_downloads
 from harbortrainer.sandbox.errors_and_changes import SandboxChanges, SandboxDiedError, SandboxError
 from harbortrainer.sandbox.images import host_terminal, image_cache, image_choice
 from harbortrainer.sandbox.images.entrypoint import EntrypointProcess, make_workdir
@@ -43,7 +43,7 @@ _LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _warned: set[Path] = set()  # environment folders whose warning this process has logged
 
 
-class LocalEnvironment(FileCheckedEnvironment, OpenEnvironment):
+class LocalEnvironment(tar_downloads.TarDownloads, FileCheckedEnvironment, OpenEnvironment):
     """A sandbox on this machine.
 
     Args:

@@ -10,50 +10,15 @@ import os
 import stat
 import tarfile
 from pathlib import Path
-from typing import override
 
 from harbortrainer.errors import UserError
-from harbortrainer.tar_filter import strict_filter
+from harbortrainer.tar_filter import AT_ONCE, HEADER, BoundedReader, strict_filter
 from harbortrainer.tasks.content_key import MAX_DEPTH
 from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe
 from harbortrainer.tasks.task_folder import TASK_FILE
 
 MAX_BYTES = 4 << 30
 MAX_FILES = 100_000
-HEADER, AT_ONCE = 1024, 1 << 20
-"""Bytes of a tar header, allowed for each entry; most bytes of one read."""
-
-
-class BoundedReader(io.RawIOBase):
-    """A stream of at most `limit` bytes, and at most `AT_ONCE` bytes per read.
-
-    tarfile reads the data of a header in one call, whatever length the header claims.
-    """
-
-    def __init__(self, stream: io.BytesIO | gzip.GzipFile, limit: int) -> None:
-        self._stream, self._limit = stream, limit
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    @override
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._need(offset)
-        return self._stream.seek(offset, whence)
-
-    @override
-    def read(self, size: int = -1) -> bytes:
-        self._need(self.tell() + size if 0 <= size <= AT_ONCE else self._limit + 1)
-        return self._stream.read(size)
-
-    def _need(self, end: int) -> None:
-        if end > self._limit:
-            raise tarfile.ReadError("its unpacked size exceeds the limit for a task")
 
 
 def unpack_task(packed: bytes, folder: Path, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:

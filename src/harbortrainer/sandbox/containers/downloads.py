@@ -72,9 +72,17 @@ def _unpack(archive: BinaryIO, target: Path, name: str, limit: int) -> None:
             tar.extractall(target, _members(tar, name, limit, done), filter=_keep)
     except BaseException:
         for entry in done:
-            shutil.rmtree(target / entry, ignore_errors=True)
-            (target / entry).unlink(missing_ok=True)
+            remove(target / entry)
         raise
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or any other entry, which may be missing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _members(tar: tarfile.TarFile, name: str, limit: int, done: set[str]) -> Iterator[tarfile.TarInfo]:

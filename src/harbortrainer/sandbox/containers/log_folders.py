@@ -20,6 +20,7 @@ from pathlib import Path
 
 from harbor.models.trial.paths import TrialPaths
 
+from harbortrainer.sandbox.containers.downloads import remove
 from harbortrainer.sandbox.containers.shell import MAIN
 from harbortrainer.sandbox.inside.regular_files import open_regular
 
@@ -58,7 +59,7 @@ class MountedFolder:
         """Begin another agent. The last one's files are removed if Harbor has moved the copies away."""
         if self._copied is not None and not any(self.path.iterdir()):
             for name in self._copied:
-                _remove(self.mounted / name)
+                remove(self.mounted / name)
         self._copied = None
 
     def remove_mounted(self) -> None:
@@ -115,7 +116,7 @@ class Artifacts(MountedFolder):
         if self._copied is not None and not any(self.path.iterdir()):
             self.begin()
         for entry in self.path.iterdir():
-            _remove(entry)
+            remove(entry)
         if (size := _apparent_bytes(self.mounted)) > _MAX_ARTIFACT_BYTES:
             _log.warning("%s: not copied, since its files have %d bytes", self.FOLDER, size)
             return False
@@ -153,7 +154,7 @@ class VerifierLogs:
             return
         if not any(self._path.iterdir()):
             for name in self._copied:
-                _remove(self._mounted / name)
+                remove(self._mounted / name)
         shutil.rmtree(self._path)
         self._mounted.rename(self._path)
 
@@ -198,14 +199,6 @@ def _replace_file(path: Path, folder: int) -> None:
 def _copy_and_warn(source: Path, target: Path) -> None:
     if left := _copy_regular(source, target):
         _log.warning("%s: left out %d files that are not regular, unreadable or too large", target, left)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
 
 
 def _copy_regular(source: Path, target: Path) -> int:
