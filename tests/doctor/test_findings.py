@@ -282,13 +282,18 @@ def format_mistakes(plan, tmp_path):
     yield policy_checks.check_chat_format(plan(model={"name": "words"}))
 
 
+DAEMON = {"ServerVersion": "1", "SecurityOptions": ["name=seccomp,profile=default", "name=userns"]}
+NOT_SEEN = "Error response from daemon: invalid mount config for type: bind source path does not exist: /x"
+
+
 def docker_mistakes(plan, source, monkeypatch, tmp_path):
     """Findings on Docker."""
     run = plan(sources=[source("docker", on_tampering="drop")])
     monkeypatch.setattr(docker_daemon, "daemon", lambda: "docker is not installed")
     yield docker_daemon.check(run)
-    monkeypatch.setattr(docker_daemon, "daemon", lambda: DaemonInfo.model_validate({"ServerVersion": "1"}))
+    monkeypatch.setattr(docker_daemon, "daemon", lambda: DaemonInfo.model_validate(DAEMON))
     monkeypatch.setattr(docker_daemon, "program_output", lambda *arguments: None)
+    monkeypatch.setattr(docker_daemon, "error_output", lambda *arguments: NOT_SEEN)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
     yield docker_daemon.check(run)
     yield docker_daemon.needed("run.toml: environment_type", closed=True)

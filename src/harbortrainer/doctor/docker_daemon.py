@@ -1,4 +1,4 @@
-"""Checks of Docker: daemon, Compose v2, buildx, address pools and login."""
+"""Checks of Docker: daemon, Compose v2, buildx, this machine's folders, users, address pools and login."""
 
 import ipaddress
 import json
@@ -6,13 +6,15 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, Field
 
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.doctor.finding import Finding, green, red, red_ones, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
-from harbortrainer.engines.programs import program_output
+from harbortrainer.doctor.machine_checks import existing
+from harbortrainer.engines.programs import error_output, program_output
 from harbortrainer.errors import UserError
 from harbortrainer.sandbox.containers.container_changes import can_read_layers
 from harbortrainer.sandbox.environment_types import EnvironmentChoice
@@ -22,6 +24,10 @@ from harbortrainer.tasks.task_folder import TaskRef
 
 DEFAULT_NETWORKS = 31
 """Networks in Docker's default address pools: 15 of 172.17.0.0/12 in /16 and 16 of 192.168.0.0/16 in /20."""
+
+_NO_IMAGE, _NOT_SEEN = "harbortrainer.invalid/none", "bind source path does not exist"
+_REMAPPED = {"userns": "userns-remap", "rootless": "rootless mode"}
+"""Names of security options of a daemon whose users are not this machine's, and what they are called."""
 
 POOLS = '{"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}'
 
@@ -40,6 +46,13 @@ class DaemonInfo(BaseModel):
     driver: str = Field("", alias="Driver")
     data_root: str = Field("", alias="DockerRootDir")
     pools: list[AddressPool] | None = Field(None, alias="DefaultAddressPools")
+    security: list[str] | None = Field(None, alias="SecurityOptions")
+
+    @property
+    def remapping(self) -> str:
+        """Why a container's users are not this machine's; "" if they are."""
+        options = {option.split(",")[0].removeprefix("name=") for option in self.security or []}
+        return ", ".join(name for option, name in _REMAPPED.items() if option in options)
 
 
 def check(plan: LaunchPlan) -> Iterator[Finding]:
@@ -48,7 +61,8 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
     if where is None:
         return
     info = daemon()
-    yield from needed(where, closed=closes_networks(plan), info=info)
+    folder = plan.run.run_dir if plan.run else Path.cwd()
+    yield from needed(where, closed=closes_networks(plan), info=info, folder=folder)
     if isinstance(info, str):
         return
     yield from tampering(plan, info)
@@ -56,13 +70,16 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
     yield login(Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker")) / "config.json")
 
 
-def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) -> Iterator[Finding]:
-    """Check what task containers need: daemon, Compose, and buildx if a task restricts its network.
+def needed(
+    where: str, *, closed: bool, info: "DaemonInfo | str | None" = None, folder: Path | None = None
+) -> Iterator[Finding]:
+    """Check what task containers need: daemon, folders, Compose, and buildx if a task restricts its network.
 
     Args:
         where: The key or option that selects Docker.
         closed: Whether a task restricts its network.
         info: The daemon's information, or its error message; fetched when None.
+        folder: The folder in which trials will be; None for the current one. It may be missing.
     """
     info = daemon() if info is None else info
     if isinstance(info, str):
@@ -71,6 +88,10 @@ def needed(where: str, *, closed: bool, info: "DaemonInfo | str | None" = None) 
         yield red("Docker", info, do, where)
         return
     yield green("Docker", f"daemon {info.version}")
+    if info.remapping:
+        what = f"the daemon remaps users ({info.remapping}), which was not tested: log folders may be unreadable"
+        yield yellow("Docker users", what, "run one trial first, or turn remapping off", where)
+    yield from folders(folder or Path.cwd(), where)
     yield compose(where)
     if closed and program_output("docker", "buildx", "version") is None:
         what = "docker has no `buildx` command, which Harbor needs for a network_mode other than public"
@@ -128,6 +149,25 @@ def daemon() -> DaemonInfo | str:
         return "docker is not installed"
     info = DaemonInfo.model_validate_json(program_output("docker", "info", "--format", "{{json .}}") or "{}")
     return info if info.version else "the daemon does not answer"
+
+
+def folders(folder: Path, where: str) -> Iterator[Finding]:
+    """Check that the daemon sees this machine's folders: a trial mounts its log folders, also for the reward.
+
+    A daemon on another machine does not, nor one whose socket is mounted into the container that this process runs in.
+    """
+    place = existing(folder)
+    if os.access(place, os.W_OK) and not sees(place):
+        what = f"the daemon does not see this machine's folder {place}, so no trial would have a reward"
+        do = "run on the daemon's machine, or mount the folder there under the same path; see DOCKER_HOST"
+        yield red("Docker folders", what, do, where)
+
+
+def sees(folder: Path) -> bool:
+    """Whether the daemon sees a new folder in `folder`. It looks for that before it looks for the image."""
+    with TemporaryDirectory(dir=folder) as fresh:
+        mount = f"type=bind,source={fresh},target=/mounted"
+        return _NOT_SEEN not in error_output("docker", "create", "--pull=never", "--mount", mount, _NO_IMAGE)
 
 
 def compose(where: str) -> Finding:

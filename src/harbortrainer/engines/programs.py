@@ -3,7 +3,7 @@
 import ctypes
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from harbortrainer.errors import RunStoppedError
@@ -21,11 +21,21 @@ class WatchedProcess(Protocol):
 
 def program_output(*command: str, timeout_s: float = 20.0) -> str | None:
     """Return a program's stdout; None if it is missing, takes too long or fails."""
+    done = _run(command, timeout_s)
+    return done.stdout if done is not None and done.returncode == 0 else None
+
+
+def error_output(*command: str, timeout_s: float = 20.0) -> str:
+    """Return a program's stderr; "" if it is missing or takes too long."""
+    done = _run(command, timeout_s)
+    return "" if done is None else done.stderr
+
+
+def _run(command: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str] | None":
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def terminate_with_parent() -> Callable[[], object]:
