@@ -133,6 +133,8 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
     context_limit = {"model_info": {"max_input_tokens": 9000}}
     yield run_file_checks.check_numbers(plan(sources=[source(agent_kwargs=context_limit)]))
     yield task_checks.check_agent_names(plan(sources=[source(agent="mini-swe-agnt")]))
+    other = {"eval": {"source": [source(context_limit=9)]}}
+    yield run_file_checks.check_same_trials(plan(orchestrator=other))
     yield run_file_checks.check_echo_roles(plan(orchestrator={"algo": {"type": "echo"}}))
     odd = {"batch_size": 3, "group_size": 2, "concurrency": {"max_inflight": 1}}
     yield run_file_checks.check_numbers(plan("prime-rl", orchestrator=odd))

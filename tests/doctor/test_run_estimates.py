@@ -86,6 +86,32 @@ def test_evaluation_warns_where_a_key_can_change_it(a_run, tmp_path):
     assert finding(split="eval").do.startswith("raise eval_share")
 
 
+@pytest.mark.parametrize(
+    ("agent", "keys"),
+    [
+        ({}, ["agent.harness.environment_type", "agent.harness.timeout_multiplier", "agent.max_turns"]),
+        ({"max_turns": 20, "harness": {"environment_type": "local", "timeout_multiplier": 2.0}}, []),
+        ({"max_turns": 20, "harness": {"environment_type": "local", "timeout_multiplier": 2, "starts_per_s": 1}}, []),
+        (
+            {"max_turns": 20, "harness": {"agent_kwargs": {"a": 1, "b": 2}, "environment_type": "local"}},
+            ["agent.harness.agent_kwargs.b"],
+        ),
+        ({"max_turns": 9, "harness": {"id": "bash"}}, []),
+    ],
+)
+@pytest.mark.parametrize("engine", ["local", "prime-rl"])
+def test_evaluation_of_other_trials_names_the_keys(plan, tmp_path, engine, agent, keys):
+    trained = [
+        source(tmp_path, timeout_multiplier=2.0) | {"name": "slow"},
+        source(tmp_path, agent_kwargs={"a": 1}) | {"name": "quick"},
+    ]
+    env = {"taskset": {"id": "harbor_env"}} | ({"agent": agent} if agent else {})
+    run = plan(engine, sources=trained, orchestrator={"eval": {"source": [{"env": env}]}})
+    found = list(run_file_checks.check_same_trials(run))
+    assert [finding.where for finding in found] == [f"run.toml: orchestrator.eval.source[0].env.{key}" for key in keys]
+    assert all(finding.level is Level.YELLOW for finding in found)
+
+
 def test_evaluation_without_reasoning_parser_is_yellow(a_run, tmp_path):
     findings = list(run_file_checks.check_evaluation_size(a_run(held_out=tasks(tmp_path / "held", 100))))
     assert "reasoning_parser" in findings[-1].do and findings[-1].level is Level.YELLOW

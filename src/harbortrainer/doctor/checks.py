@@ -17,6 +17,7 @@ def examine_file(plan: LaunchPlan) -> list[Finding]:
         model_files.check,
         model_files.check_quantization,
         run_file_checks.check_numbers,
+        run_file_checks.check_same_trials,
         run_file_checks.check_echo_roles,
         run_file_checks.check_served_adapter,
     )

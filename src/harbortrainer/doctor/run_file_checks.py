@@ -3,17 +3,19 @@
 - Numbers: context lengths, batch and group sizes, trials in flight.
 - ECHO: whether it predicts the messages that show the terminal.
 - vLLM: whether it can serve the trained adapter.
-- Evaluation: its standard error, and whether thinking is separated from the answer.
+- Evaluation: its standard error, whether its trials run as in training, and whether thinking is separated from the
+  answer.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from harbortrainer.config.algorithm_config import NamedAlgo
-from harbortrainer.config.plugin import TRAINABLE_TERMINUS
+from harbortrainer.config.plugin import TRAINABLE_TERMINUS, HarnessKeys
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.prime_rl_schema import needs_reasoning_parser
 from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.table import lookup
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
@@ -164,6 +166,44 @@ def evaluation_error(plan: LaunchPlan, key: str, tasks: int) -> Iterator[Finding
         yield yellow(_EVALUATION, f"only {count}{noise}", do, plan.where(f"{key}.taskset"))
     else:
         yield green(_EVALUATION, f"{count}{noise}")
+
+
+REWARD_KEYS = HarnessKeys.model_fields.keys() - {
+    *("id", "capture", "vllm_base_url", "model_name"),
+    *("keep_trials", "keep_trials_mb", "trials_dir", "trusted_tasks"),
+    *("n_parallel_envs", "starts_per_s", "stall_factor", "stall_min_s"),
+}
+"""Keys of the harness that affect a trial's reward."""
+
+
+def check_same_trials(plan: LaunchPlan) -> Iterator[Finding]:
+    """Warn about keys that make the trials of an evaluation differ from those of the most similar training source.
+
+    Prime-RL's schema has an `env` table per source and no shared one, so a run file repeats these keys.
+    """
+    trials = {key: dict(_trial_settings(plan, key)) for key in plan.envs}
+    trained = [settings for key, settings in trials.items() if key.startswith("orchestrator.train.") and settings]
+    for key, own in trials.items():
+        if key.startswith("orchestrator.eval.") and own and trained:
+            for name in min((_differences(own, other) for other in trained), key=len):
+                what = "differs from training, so the evaluation measures other trials than it trains on"
+                yield yellow(_EVALUATION, what, "set both to the same value", plan.where(f"{key}.{name}"))
+
+
+def _trial_settings(plan: LaunchPlan, key: str) -> Iterator[tuple[str, object]]:
+    """Yield the keys of an `env` table that affect a trial's reward; none for another plugin's harness."""
+    harness = plan.envs[key].agent.harness
+    if plan.run is not None and harness is not None:
+        yield "agent.max_turns", lookup(sources_of(plan.run)[key.removesuffix(".env")].env, "agent.max_turns")
+        for name, value in harness.model_dump(include=set(REWARD_KEYS)).items():
+            inner = value.items() if isinstance(value, dict) else ()
+            yield from ((f"agent.harness.{name}.{at}", one) for at, one in inner)
+            if not isinstance(value, dict):
+                yield f"agent.harness.{name}", value
+
+
+def _differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    return [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
 
 
 def unparsed_thinking(plan: LaunchPlan) -> Iterator[Finding]:
