@@ -4,6 +4,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prime_rl_configs import write_prime_rl_configs
 from tiny_model import build_tiny_model
 
 from harbortrainer.environment.request_check import RunKey
@@ -34,6 +35,21 @@ def write_adapter(folder: Path, base: Path, *, does_something: bool) -> Path:
     return folder
 
 
+def write_prime_rl_run(run: Path, trained: Path, base: Path) -> Path:
+    """Write a run of Prime-RL with a copy of an adapter, whose tensors have Prime-RL's names."""
+    from safetensors.torch import load_file, save_file
+
+    write_prime_rl_configs(run, str(base))
+    folder = run / "broadcasts/step_1"
+    folder.mkdir(parents=True)
+    name = "adapter_model.safetensors"
+    tensors = load_file(trained / name)
+    save_file({key.removeprefix("base_model.model."): value for key, value in tensors.items()}, folder / name)
+    (folder / "adapter_config.json").write_bytes((trained / "adapter_config.json").read_bytes())
+    (folder / "STABLE").touch()
+    return run
+
+
 def said_by(policy: Path) -> str:
     """Return the greedy answer of a policy."""
     with LocalModel(PolicyFiles.find(str(policy))).serve(RULES, RunKey.random()) as served:
@@ -49,7 +65,10 @@ def said_by(policy: Path) -> str:
 def test_local_model_samples_with_adapter(tmp_path: Path, base: Path) -> None:
     alone = said_by(base)
     assert said_by(write_adapter(tmp_path / "fresh", base, does_something=False)) == alone
-    assert said_by(write_adapter(tmp_path / "trained", base, does_something=True)) != alone
+    trained = write_adapter(tmp_path / "trained", base, does_something=True)
+    answer = said_by(trained)
+    assert answer != alone
+    assert said_by(write_prime_rl_run(tmp_path / "prime", trained, base)) == answer
 
 
 def test_checkpoint_is_served_on_its_quantized_base(tmp_path: Path, base: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from prime_rl_configs import write_prime_rl_configs
 
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.errors import UserError
@@ -96,6 +97,55 @@ def test_finds_last_intact_checkpoint_of_run(tmp_path: Path) -> None:
     (kept / "step_3" / "progress.json").unlink()
     with pytest.raises(UserError, match=rf"no intact checkpoint in this run \(step_10: {what}\)"):
         PolicyFiles.find(str(tmp_path / "run"))
+
+
+@pytest.fixture
+def prime_rl_run(tmp_path: Path) -> Path:
+    """A run of Prime-RL: sharded checkpoints, the base as broadcast 0, an adapter without base name, a torn one."""
+    run, base = tmp_path / "prime", model(tmp_path / "base")
+    harness = {"id": "harbor_env", "environment_type": "local", "n_parallel_envs": None, "capture": "interception"}
+    agent = {"max_turns": 7, "harness": harness, "model": None}
+    write_prime_rl_configs(run, str(base), env={"taskset": {"id": "harbor_env"}, "agent": agent})
+    (run / "checkpoints/step_2").mkdir(parents=True)
+    for step in (0, 2, 3):
+        adapter(run / f"broadcasts/step_{step}", None)
+        (run / f"broadcasts/step_{step}/STABLE").touch()
+    (run / "broadcasts/step_3/STABLE").unlink()
+    return run
+
+
+def test_finds_last_complete_adapter_of_prime_rl_run(prime_rl_run: Path, tmp_path: Path) -> None:
+    found = PolicyFiles.find(str(prime_rl_run))
+    assert (found.base, found.adapter) == (str(tmp_path / "base"), prime_rl_run / "broadcasts/step_2")
+    assert [line.endswith("step_3: STABLE is missing, so it is incomplete") for line in found.passed_over] == [True]
+    assert PolicyFiles.find(str(found.adapter)) == found
+    with pytest.raises(UserError, match=r"no complete weights \(step_3: STABLE is missing"):
+        PolicyFiles.find(str(prime_rl_run / "broadcasts/step_3"))
+    (prime_rl_run / "broadcasts/step_2/adapter_config.json").unlink()
+    with pytest.raises(UserError, match=f"without its config; run `harbortrainer export {prime_rl_run}`"):
+        PolicyFiles.find(str(prime_rl_run))
+
+
+def test_rules_come_from_the_prime_rl_run(prime_rl_run: Path) -> None:
+    file = prime_rl_run / "configs/orchestrator.json"
+    for policy in (prime_rl_run, prime_rl_run / "broadcasts/step_2"):
+        assert run_file(str(policy), None) == file
+    config = json.loads(file.read_text())
+    config |= {"seq_len": 4096, "renderer": {"name": "qwen3"}, "concurrency": {"max_inflight": 5}}
+    config["train"]["source"][0]["sampling"] = {"temperature": 0.9, "seed": None, "max_completion_tokens": 50}
+    held_out = config["train"]["source"][0] | {"sampling": {"temperature": 0.4, "top_p": None, "top_k": 9}}
+    for sources, expected in (([], (0.9, 50, None)), ([held_out], (0.4, None, 9))):
+        file.write_text(json.dumps(config | {"eval": {"source": sources} if sources else None}))
+        run = read_run(file)
+        rules = EvalRules.of(run)
+        sampling = rules.sampling
+        assert (sampling.temperature, sampling.max_completion_tokens, sampling.top_k) == expected
+        assert (rules.renderer["name"], rules.max_model_len, rules.agent["max_turns"]) == ("qwen3", 4096, 7)
+        assert rules.environment_type == "local" and "capture" not in rules.agent["harness"]
+        assert run is not None and run.orchestrator.concurrency.max_inflight == 5
+    file.write_text("{}")
+    with pytest.raises(UserError, match=r"orchestrator\.json: orchestrator\.train: is missing"):
+        read_run(file)
 
 
 def test_rules_come_from_the_run(tmp_path: Path) -> None:

@@ -9,18 +9,23 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
+from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import EvalSampling
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.reader import load
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.config.table import TomlTable
+from harbortrainer.config.table import TomlTable, TomlValue, lookup
+from harbortrainer.evaluation.policy_files import prime_rl_run
+from harbortrainer.runs.provenance import run_config
 
 ONE_WORKER: TomlTable = {"pool": {"type": "static", "num_workers": 1}}
 TRAINING_ONLY_KEYS = ("capture", "vllm_base_url", "model_name", "trials_dir")
 """Harness keys for training only: the source of tokens, and the folder of trials."""
+PRIME_RL_CONFIG = Path("configs/orchestrator.json")
+"""Config of Prime-RL's orchestrator in a run folder, with all defaults."""
 
 
 class EvalRules(BaseModel):
@@ -117,6 +122,8 @@ def run_file(policy: str | None, config: Path | None) -> Path | None:
     if config is not None or policy is None:
         return config
     folder = Path(policy)
+    if prime_run := prime_rl_run(folder):
+        return prime_run / PRIME_RL_CONFIG
     for above in (folder, folder.parent, folder.parent.parent):
         if (above / "config.toml").is_file() and (above / "checkpoints").is_dir():
             return above / "config.toml"
@@ -124,8 +131,58 @@ def run_file(policy: str | None, config: Path | None) -> Path | None:
 
 
 def read_run(file: Path | None) -> RunConfig | None:
-    """Read a run file. Raises `UserError` if it cannot be read."""
+    """Read a run file, or the config of a run of Prime-RL. Raises `UserError` if it cannot be read."""
+    if file is not None and file.parts[-2:] == PRIME_RL_CONFIG.parts:
+        return read_prime_rl(file)
     return load(file) if file is not None else None
+
+
+def read_prime_rl(file: Path) -> RunConfig:
+    """Return the settings of a run of Prime-RL that its evaluations need; other settings are defaults.
+
+    Raises:
+        UserError: The config cannot be read.
+    """
+    found = run_config(file.parents[1])
+    orchestrator = found.get("orchestrator") or {}
+    tables = {kind: _sources_of(orchestrator, kind) for kind in ("train", "eval")}
+    chosen: TomlTable = {
+        "model": {"name": lookup(orchestrator, "model.name")},
+        "seq_len": orchestrator.get("seq_len"),
+        "inference": {"vllm": {"max_model_len": lookup(found, "inference.vllm.max_model_len")}},
+        "orchestrator": {
+            "renderer": orchestrator.get("renderer"),
+            "concurrency": {"max_inflight": lookup(orchestrator, "concurrency.max_inflight")},
+            **{kind: {"source": sources} for kind, sources in tables.items() if sources},
+        },
+    }
+    try:
+        return RunConfig.model_validate(_without_nulls(chosen))
+    except ValidationError as error:
+        raise explain(error, str(file)) from None
+
+
+def _sources_of(orchestrator: TomlTable, kind: str) -> list[TomlTable]:
+    """Return the sources of a kind with the keys that an evaluation needs."""
+    keys = {"train": ("temperature", "max_completion_tokens"), "eval": tuple(EvalSampling.model_fields)}[kind]
+    return [
+        {
+            "name": source.get("name"),
+            "env": {
+                "taskset": lookup(source, "env.taskset"),
+                "agent": {key: lookup(source, f"env.agent.{key}") for key in ("max_turns", "harness")},
+            },
+            "sampling": {key: lookup(source, f"sampling.{key}") for key in keys},
+        }
+        for source in lookup(orchestrator, f"{kind}.source") or []
+    ]
+
+
+def _without_nulls(value: TomlValue) -> TomlValue:
+    """Return a copy without null entries, whose keys then have their defaults."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _source(config: RunConfig):

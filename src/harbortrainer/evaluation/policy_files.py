@@ -1,4 +1,7 @@
-"""A policy on disk: a model, an adapter on a model, a checkpoint of a run, or a run (its last good checkpoint).
+"""A policy on disk: a model, an adapter on a model, a checkpoint of a run, or a run (its newest complete weights).
+
+Prime-RL's weights are those of `broadcasts/step_N/`, complete once the folder contains `STABLE`
+(src/prime_rl/transports/weights/filesystem.py, 559b44772).
 
 Contract: `find` checks that the files exist. The adapter is loaded as in the run's own sampler.
 """
@@ -13,11 +16,13 @@ from harbortrainer.config.runfile import ModelName, Quantization
 from harbortrainer.engines.model_folder import check_model_folder
 from harbortrainer.errors import UserError
 from harbortrainer.runs.checkpoints import checkpoint_damage, newest_intact, passed_over_lines, steps_in
+from harbortrainer.runs.provenance import base_policy, find_engine
 
 if TYPE_CHECKING:
     from harbortrainer.engines.local.sampler import Sampler
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+BROADCASTS, STABLE = "broadcasts", "STABLE"
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class PolicyFiles:
             if folder.exists() or named.startswith((".", "/", "~")) or (folder.parent.name and folder.parent.is_dir()):
                 raise UserError("no such folder", where=named, do="pass a model folder or a hub id")
             return cls(named)
-        if (folder / "checkpoints").is_dir():
+        run = prime_rl_run(folder)
+        if run is not None:
+            folder, passed_over = _last_broadcast(folder, run)
+        elif (folder / "checkpoints").is_dir():
             folder, passed_over = _last_checkpoint(folder)
         if not (folder / ADAPTER_CONFIG).is_file():
             check_model_folder(folder)
@@ -56,7 +64,7 @@ class PolicyFiles:
                 where=str(folder),
                 do="pass the folder of a complete adapter",
             )
-        return cls(_base_of(folder), folder, _quantization_of(folder), passed_over)
+        return cls(_base_of(folder, run), folder, _quantization_of(folder), passed_over)
 
     def __str__(self) -> str:
         base = f"{self.base} in {self.quantization}" if self.quantization else self.base
@@ -107,14 +115,61 @@ def _last_checkpoint(run: Path) -> tuple[Path, tuple[str, ...]]:
     return found, passed_over_lines(folder, damaged)
 
 
-def _base_of(adapter: Path) -> str:
+def prime_rl_run(folder: Path) -> Path | None:
+    """Return the run of Prime-RL that `folder` is, or whose broadcast it is; None if there is none."""
+    run = folder.absolute().parents[1] if folder.absolute().parent.name == BROADCASTS else folder
+    return run if find_engine(run) == "prime-rl" else None
+
+
+def _last_broadcast(folder: Path, run: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return the newest complete adapter of a run of Prime-RL, or the named one."""
+    kept = run / BROADCASTS
+    own = [step for step in steps_in(kept) if step and folder in (run, folder.parent / f"step_{step}")]  # 0 is the base
+    found, faults = newest_intact(kept, own, lambda one: weights_fault(one, "prime-rl"))
+    if found is None:
+        what = "".join(f" (step_{step}: {fault})" for step, fault in list(faults.items())[:1])
+        raise UserError(f"no complete weights{what}", where=str(folder), do=no_weights_hint(run, "prime-rl"))
+    if not (found / ADAPTER_CONFIG).is_file():
+        do = f"run `harbortrainer export {run}`, and evaluate the export"
+        raise UserError("Prime-RL keeps a whole model without its config", where=str(found), do=do)
+    return found, passed_over_lines(kept, faults)
+
+
+def _base_of(adapter: Path, run: Path | None) -> str:
     file = adapter / ADAPTER_CONFIG
     try:
         base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
         base = None
+    if run is not None:
+        base = base or base_policy(run)
     if not isinstance(base, str) or not base:
         raise UserError("no base_model_name_or_path", where=str(file), do="add the model that it was trained on")
     if base.startswith(("/", ".")) and not Path(base).is_dir():
         raise UserError(f"its base model {base} does not exist", where=str(file), do="restore it, or correct the name")
     return base
+
+
+def weights_fault(folder: Path, engine: str) -> str | None:
+    """Describe the damage of a step's weights; None if they are complete."""
+    if engine == "local" and (wrong := checkpoint_damage(folder)):
+        return wrong
+    if engine == "prime-rl" and not (folder / STABLE).exists():
+        return f"{STABLE} is missing, so it is incomplete"
+    if (folder / ADAPTER_CONFIG).is_file():
+        return None if (folder / ADAPTER_FILE).is_file() else f"{ADAPTER_FILE} is missing"
+    if next(folder.glob("*.safetensors"), None) is None:
+        return "there are no *.safetensors"
+    whole = engine == "prime-rl" or (folder / "config.json").is_file()
+    return None if whole else f"{ADAPTER_CONFIG} is missing"
+
+
+def no_weights_hint(run: Path, engine: str) -> str:
+    """Return the advice for a run without trained weights."""
+    if engine == "local":
+        return "wait until the run has finished a step"
+    if next((run / "checkpoints").glob("step_*"), None):
+        return (
+            'its checkpoints are sharded, which is not supported; set weight_broadcast.type = "filesystem" and --resume'
+        )
+    return 'wait until the run has finished a step; only runs with weight_broadcast.type = "filesystem" can be exported'

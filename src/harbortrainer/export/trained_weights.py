@@ -16,12 +16,10 @@ from typing import Self, cast
 
 from harbortrainer.config.table import TomlTable
 from harbortrainer.errors import UserError
-from harbortrainer.evaluation.policy_files import ADAPTER_CONFIG, ADAPTER_FILE
+from harbortrainer.evaluation.policy_files import ADAPTER_CONFIG, no_weights_hint, weights_fault
 from harbortrainer.export.hub_push import BaseModelOrigin
-from harbortrainer.runs.checkpoints import checkpoint_damage, newest_intact, passed_over_lines, steps_in
+from harbortrainer.runs.checkpoints import newest_intact, passed_over_lines, steps_in
 from harbortrainer.runs.provenance import FILE, Provenance, base_policy, engine_of, run_config
-
-STABLE = "STABLE"
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,12 @@ class TrainedWeights:
     def _of(cls, run: Path, engine: str, kept: Path, step: int | None) -> Self:
         steps = [number for number in steps_in(kept) if engine == "local" or number]  # Prime-RL's 0 is the base
         if not steps:
-            raise UserError("no trained weights in this run", where=str(kept), do=_no_weights_hint(run, engine))
+            raise UserError("no trained weights in this run", where=str(kept), do=no_weights_hint(run, engine))
         if step is not None and step not in steps:
             kept_steps = ", ".join(map(str, steps))
             raise UserError(f"step {step} is not kept here", where=str(kept), do=f"choose --step among {kept_steps}")
         found, faults = newest_intact(
-            kept, [step] if step is not None else steps, lambda folder: _fault(folder, engine)
+            kept, [step] if step is not None else steps, lambda folder: weights_fault(folder, engine)
         )
         if found is not None:
             return cls(run, engine, int(found.name.removeprefix("step_")), found, passed_over_lines(kept, faults))
@@ -113,27 +111,3 @@ class TrainedWeights:
         if self.is_adapter and not self.config.get("warmup"):
             named = self.adapter_config.get("base_model_name_or_path")
         return BaseModelOrigin.of(str(named or base_policy(self.run)), self.provenance.weights)
-
-
-def _fault(folder: Path, engine: str) -> str | None:
-    """Describe the damage of a step's weights; None if they are complete."""
-    if engine == "local" and (wrong := checkpoint_damage(folder)):
-        return wrong
-    if engine == "prime-rl" and not (folder / STABLE).exists():
-        return f"{STABLE} is missing, so it is incomplete"
-    if (folder / ADAPTER_CONFIG).is_file():
-        return None if (folder / ADAPTER_FILE).is_file() else f"{ADAPTER_FILE} is missing"
-    if next(folder.glob("*.safetensors"), None) is None:
-        return "there are no *.safetensors"
-    whole = engine == "prime-rl" or (folder / "config.json").is_file()
-    return None if whole else f"{ADAPTER_CONFIG} is missing"
-
-
-def _no_weights_hint(run: Path, engine: str) -> str:
-    if engine == "local":
-        return "wait until the run has finished a step"
-    if next((run / "checkpoints").glob("step_*"), None):
-        return (
-            'its checkpoints are sharded, which is not supported; set weight_broadcast.type = "filesystem" and --resume'
-        )
-    return 'wait until the run has finished a step; only runs with weight_broadcast.type = "filesystem" can be exported'

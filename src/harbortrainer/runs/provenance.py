@@ -188,12 +188,15 @@ PRIME_TABLES = ("trainer", "orchestrator", "inference")
 
 def engine_of(run: Path) -> str:
     """Return the engine of a run, `local` or `prime-rl`. Raises `UserError` if the folder has no config of either."""
-    if (run / LOCAL_CONFIG).is_file():
-        return "local"
-    if _prime_rl_files(run):
-        return "prime-rl"
+    if engine := find_engine(run):
+        return engine
     what = f"no run here (neither {LOCAL_CONFIG} nor configs/{PRIME_TABLES[0]}.json)"
     raise UserError(what, where=str(run), do="pass a run folder, e.g. outputs/NAME")
+
+
+def find_engine(run: Path) -> str | None:
+    """Return the engine of a run, `local` or `prime-rl`; None if the folder has no config of either."""
+    return "local" if (run / LOCAL_CONFIG).is_file() else "prime-rl" if _prime_rl_files(run) else None
 
 
 def run_config(run: Path) -> TomlTable:
