@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from huggingface_hub import ModelCard
+
 OID = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -37,6 +39,7 @@ def serve_model_hub() -> Generator[HubModels]:
     class Server(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             name, _, rest = self.path.partition("?")[0].removeprefix("/api/models/").partition("/tree/")
+            name = name.partition("/revision/")[0]
             files = hub.files.get(name)
             if files is None:
                 self.answer(404, {})
@@ -45,7 +48,9 @@ def serve_model_hub() -> Generator[HubModels]:
                 self.answer(200, listed)
             else:
                 siblings = [{"rfilename": path} for path in files]
-                self.answer(200, {"id": name, "sha": OID, "private": hub.private[name], "siblings": siblings})
+                card = ModelCard(files.get("README.md", b"").decode()).data.to_dict()
+                known = {"id": name, "sha": OID, "private": hub.private[name], "siblings": siblings, "cardData": card}
+                self.answer(200, known)
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -6,7 +6,7 @@ import pytest
 from hub_models import serve_model_hub
 
 from harbortrainer.errors import UserError
-from harbortrainer.export.hub_push import HubRepo
+from harbortrainer.export.hub_push import BaseModelOrigin, HubRepo
 
 
 @pytest.fixture
@@ -60,3 +60,31 @@ def test_check_rejects_invalid_name_and_missing_token(export: Path, monkeypatch:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UserError, match="no token for the hub"):
         HubRepo("org/policy").check()
+
+
+@pytest.mark.parametrize(
+    ("folder", "hub", "expected"),
+    [
+        ("license: mit", "license: apache-2.0", "mit"),
+        ("tags: [a]", "license: apache-2.0", "apache-2.0"),
+        (None, "license: apache-2.0", "apache-2.0"),
+        (None, "tags: [a]", None),
+        ('license: "mit\\ntags: b"', None, None),
+        ("license: [", None, None),
+    ],
+)
+def test_license_is_that_of_the_base(
+    export: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, hub: str | None, expected: str | None
+) -> None:
+    base = export.parent / "base"
+    base.mkdir()
+    if folder is not None:
+        (base / "README.md").write_text(f"---\n{folder}\n---\n# base\n")
+    origin = BaseModelOrigin(str(base), "org/base" if hub else None, None, {})
+    with serve_model_hub() as models:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", models.url)
+        models.private["org/base"] = False
+        models.files["org/base"] = {"README.md": f"---\n{hub}\n---\n# base\n".encode()}
+        assert origin.license() == expected
+    if folder is None and hub:
+        assert origin.license() is None, "the hub cannot be reached"

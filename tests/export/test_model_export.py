@@ -120,6 +120,7 @@ def test_run_on_local_base_exports_whole_model(local_base_run: TrainedRun, tmp_p
     assert has_no_local_path_or_secret(tmp_path / "lora", local_base_run.path.parents[1])
     card = (tmp_path / "lora" / "README.md").read_text()
     assert "model.safetensors" in card, "the card identifies the base by its file hashes"
+    assert "license: apache-2.0\n" in card and "Its own card names the license `apache-2.0`." in card
 
 
 def test_prime_rl_weights_get_peft_names(local_base_run: TrainedRun, tmp_path: Path) -> None:
@@ -127,7 +128,8 @@ def test_prime_rl_weights_get_peft_names(local_base_run: TrainedRun, tmp_path: P
     assert main(["export", str(prime_rl_run), "--adapter", "--out", str(out)]) == 0
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(local_base_run.model), str(out))
     assert torch.equal(logprobs_of(loaded), local_base_run.logprobs)
-    assert "after 2 steps" in (out / "README.md").read_text(), "step 3 is incomplete"
+    card = (out / "README.md").read_text()
+    assert "after 2 steps" in card, "step 3 is incomplete"
     config = json.loads((out / "run_config.json").read_text())
     assert config.keys() == {"trainer", "orchestrator"} and config["trainer"]["model"]["lora"]["rank"] == 4
     assert has_no_local_path_or_secret(out, tmp_path)

@@ -113,3 +113,40 @@ class BaseModelOrigin:
         if change := first_change(self.files, model_fingerprints(self.loads_from)):
             what = f"differs from the model that the run started from: {change}"
             raise UserError(what, where=self.loads_from, do=do)
+
+    def license(self) -> str | None:
+        """Return the license that the base's own card names, an identifier of the hub; None if it is unknown.
+
+        The card lies in the base's folder, or on the hub, which gets one request.
+        """
+        named = _license_of_folder(Path(self.loads_from))
+        if named is None and self.hub_id is not None:
+            named = _license_on_hub(self.hub_id, self.commit)
+        return named if isinstance(named, str) and LICENSE.fullmatch(named) else None
+
+
+LICENSE = re.compile(r"\w[\w.+-]*")
+HUB_S = 10.0
+"""Longest wait for the hub's answer in seconds."""
+
+
+def _license_of_folder(folder: Path) -> object:
+    import yaml
+    from huggingface_hub import ModelCard
+
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        return ModelCard(text, ignore_metadata_errors=True).data.get("license")
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def _license_on_hub(name: str, commit: str | None) -> object:
+    import httpx
+    from huggingface_hub import HfApi
+
+    try:
+        card = HfApi().model_info(name, revision=commit, timeout=HUB_S).card_data
+    except (httpx.HTTPError, OSError, ValueError):
+        return None
+    return card.get("license") if card else None

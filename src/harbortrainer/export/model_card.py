@@ -40,7 +40,7 @@ class CardContent:
     renderer: str | None = None
     """Name of the renderer that made prompts of the agent's messages."""
     license: str | None = None
-    """License that the base model's own card names, as an identifier of the hub."""
+    """License that the base model's own card names, as an identifier of the hub; None if it is unknown."""
     quantization: str | None = None
     """Quantization of the base during training."""
     vllm_obstacles: Sequence[str] = ()
@@ -68,7 +68,7 @@ def _head(card: CardContent) -> str:
     if card.base.hub_id:
         lines += [f"base_model: {card.base.hub_id}"]
         lines += [f"base_model_relation: {'finetune' if card.merged else 'adapter'}"]
-    lines += [f"license: {card.license}"] if card.license else []
+    lines += [f"license: {card.license or 'unknown'}"]
     tags = ["harbor", "reinforcement-learning", "agent", *(["lora"] if card.rank else [])]
     return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
 
@@ -156,12 +156,15 @@ def _as_agent(card: CardContent) -> list[str]:
 
 
 def _base(card: CardContent) -> str:
+    """Return the section on the base model and its license."""
+    unknown = "Its license is unknown: read its terms before you share this model."
+    terms = f"Its own card names the license `{card.license}`." if card.license else unknown
     if card.base.hub_id:
         commit = f", commit `{card.base.commit}`" if card.base.commit else ""
-        return f"## The base model\n\n[{card.base.hub_id}](https://huggingface.co/{card.base.hub_id}){commit}."
+        return f"## The base model\n\n[{card.base.hub_id}](https://huggingface.co/{card.base.hub_id}){commit}. {terms}"
     rows = "\n".join(f"| `{name}` | `{digest}` |" for name, digest in sorted(card.base.files.items()))
     return (
-        "## The base model\n\nIt is not on the hub. Its files have these fingerprints (as in a run's "
+        f"## The base model\n\nIt is not on the hub. {terms} Its files have these fingerprints (as in a run's "
         f"made_of.json):\n\n| file | fingerprint |\n|---|---|\n{rows}"
     )
 

@@ -115,7 +115,7 @@ class ModelExport:
             merged=self.merged,
             agents=_agents(weights.config),
             renderer=_text(lookup(weights.config, "orchestrator.renderer.name")),
-            license=_license(weights.base.loads_from),
+            license=weights.base.license(),
             quantization=lookup(weights.config, "model.quantization"),
             vllm_obstacles=vllm_obstacles(weights.adapter_config, tensors) if weights.is_adapter else (),
             tasks={
@@ -139,17 +139,6 @@ def _agents(config: TomlTable) -> list[str]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _license(folder: str) -> str | None:
-    """Return the license in the metadata of a base model's card; None if its folder has none."""
-    from huggingface_hub import ModelCard
-
-    card = Path(folder) / CARD
-    try:
-        return _text(ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license"))
-    except (OSError, ValueError):
-        return None
 
 
 def _json(table: object) -> str:
