@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from prime_rl_schema import SCHEMA
+from project_folder import write_project
 
+from harbortrainer.cli import main
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.config.prime_rl_run import prime_run
 from harbortrainer.config.prime_rl_schema import key_errors
@@ -163,7 +165,44 @@ def test_error_in_external_table_names_its_key(tmp_path, old, new, message):
     path.write_text(text.replace(old, new))
     with pytest.raises(UserError) as caught:
         sources.check(load(path), str(path))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    lines = str(caught.value).splitlines()
+    assert message in lines[0] and all(line.startswith(f"{path}: orchestrator.") for line in lines)
+
+
+def test_mistakes_of_all_readers_are_reported_at_once(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changes = {
+        "batch_size = 128": "batch_size = 0",
+        "n_parallel_envs = 24": "n_parallel_envs = 0",
+        "max_turns = 64": 'max_turns = "many"',
+        "num_workers": "num_worker",
+        'thinking_retention = "all"': 'thinking_retention = "some"',
+        "environment_type": "enviroment_type",
+    }
+    text = (CONFIGS / "harbor_8b.toml").read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "run.toml").write_text(text)
+    (tmp_path / "datasets/harbor_tasks").mkdir(parents=True)
+    for command in ("train", "doctor"):
+        assert main([command, "--config", "run.toml", "--engine", "local"]) == 2
+        shown = capfd.readouterr().err
+        env = "run.toml: orchestrator.{}.source[0].env.agent."
+        for key in ("harness.n_parallel_envs", "max_turns", "harness.enviroment_type"):
+            assert all(f"{env.format(kind)}{key}: " in shown for kind in ("train", "eval")), shown
+        for key in ("orchestrator.batch_size", "orchestrator.train.source[0].serve.pool", "orchestrator.renderer"):
+            assert f"run.toml: {key}" in shown, shown
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_missing_tasks_and_mistakes_of_verifiers_tables_are_reported_at_once(tmp_path, capfd, monkeypatch, command):
+    monkeypatch.chdir(write_project(tmp_path))
+    text = Path("run.toml").read_text().replace('tasks_dir = "tasks"', 'tasks_dir = "none"')
+    Path("run.toml").write_text(text.replace("agent = {", 'agent = { max_turns = "many",'))
+    assert main([command, "--config", "run.toml", "--engine", "local"]) == 2
+    shown = capfd.readouterr().err
+    assert "taskset.tasks_dir: none: no such folder" in shown and "env.agent.max_turns: input should be" in shown
 
 
 @pytest.fixture

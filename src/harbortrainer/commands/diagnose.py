@@ -9,8 +9,8 @@ from harbortrainer.config.reader import read
 from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.capabilities import examine_capabilities
 from harbortrainer.doctor.checks import examine_file, examine_machine, examine_policy
-from harbortrainer.doctor.finding import red_ones, show
-from harbortrainer.errors import EXIT_USER_ERROR, UserError
+from harbortrainer.doctor.finding import error_of, red_ones, show
+from harbortrainer.errors import EXIT_USER_ERROR, UserError, joined
 
 
 def diagnose(file: Path | None, overrides: Sequence[str], *, engine: str) -> int:
@@ -24,9 +24,10 @@ def diagnose(file: Path | None, overrides: Sequence[str], *, engine: str) -> int
     raw = None if file is None else read(file, overrides)
     with nullcontext() if raw is None else raw.locating_errors():
         plan = open_run(raw, engine=engine)
-        if plan.run is not None:
-            verifiers_config.check(plan.run, plan.file)
-    findings = [*examine_file(plan), *examine_machine(plan), *examine_policy(plan)]
+        findings = examine_file(plan)
+        if plan.run is not None and (wrong := verifiers_config.errors(plan.run, plan.file)):
+            raise joined([*wrong, *map(error_of, red_ones(findings))]) or wrong[0]
+    findings += [*examine_machine(plan), *examine_policy(plan)]
     if raw is None:
         findings = [*examine_capabilities(plan), *findings]
     show(findings)

@@ -6,23 +6,26 @@ imported only here. harbor is not imported.
 
 import difflib
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from functools import partial
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import SourceConfig
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
-from harbortrainer.config.prime_rl_schema import value_types
+from harbortrainer.config.prime_rl_schema import SOURCES, value_types
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.config.table import lookup
-from harbortrainer.errors import UserError
+from harbortrainer.config.table import TomlTable, lookup
+from harbortrainer.errors import UserError, joined
 from harbortrainer.runs.display import loading
 
 ID_KEYS = {"taskset": "taskset.id", "harness": "agent.harness.id", "environment": "id"}
 """Key in `env` of the id of each kind of plugin."""
+
+_RENDERER = "orchestrator.renderer"
 
 RUN_WIDE_KEYS = {
     "sampling": "[orchestrator.train.sampling]",
@@ -37,27 +40,79 @@ def check(run: RunConfig | PrimeRun, file: str) -> None:
     """Check every source of a run and its renderer.
 
     Raises:
-        UserError: A mistake, with its dotted key.
+        UserError: All mistakes, with their dotted keys.
     """
-    check_sources(sources_of(run), file)
-    check_renderer(run, file)
+    raise_all(errors(run, file))
 
 
 def check_sources(sources: Mapping[str, SourceConfig], file: str) -> None:
     """Check sources, given by dotted key.
 
     Raises:
-        UserError: A mistake, with its dotted key.
+        UserError: All mistakes, with their dotted keys.
     """
+    raise_all(source_errors({key: (source.env, source.serve) for key, source in sources.items()}, file))
+
+
+def raise_all(found: list[UserError]) -> None:
+    """Raise the mistakes as one error, if there are any."""
+    if error := joined(found):
+        raise error
+
+
+def errors(run: RunConfig | PrimeRun, file: str) -> list[UserError]:
+    """Return the mistakes in every source of a run and its renderer."""
+    sources = {key: (source.env, source.serve) for key, source in sources_of(run).items()}
+    found = [*source_errors(sources, file), *renderer_errors(dict(run.orchestrator.renderer), file)]
+    return found or (unnamed_format(run, file) if isinstance(run, PrimeRun) else [])
+
+
+def further_errors(data: TomlTable, file: str) -> list[UserError]:
+    """Return the mistakes in these tables of a file that has other mistakes already, so that all are reported at once.
+
+    Args:
+        data: The run file's tables, which need not be valid.
+        file: Name of the file.
+    """
+    sources: dict[str, tuple[TomlTable, TomlTable]] = {}
+    for table in SOURCES:
+        entries = lookup(data, table)
+        for index, entry in enumerate(entries if isinstance(entries, list) else []):
+            own = [entry.get(name) or {} for name in ("env", "serve")] if isinstance(entry, dict) else [None]
+            if all(isinstance(one, dict) for one in own) and own[0]:
+                sources[f"{table}[{index}]"] = own[0], own[1]
+    renderer = lookup(data, "orchestrator.renderer") or {}
+    return source_errors(sources, file) + (renderer_errors(renderer, file) if isinstance(renderer, dict) else [])
+
+
+def source_errors(sources: Mapping[str, tuple[TomlTable, TomlTable]], file: str) -> list[UserError]:
+    """Return the mistakes in the tables `env` and `serve` of sources, by the sources' dotted keys."""
     with loading("verifiers and the plugin", "verifiers"):
         import verifiers.v1 as vf
 
-    for key, source in sources.items():
-        check_env(source.env, file, f"{key}.env")
+    found: list[UserError] = []
+    for key, (env, serve) in sources.items():
+        checks = [partial(check_env, env, file, f"{key}.env")]
         if key.startswith("orchestrator.train."):
-            refuse_own_sampling(source.env, file, f"{key}.env.agent")
-        with explained(file, f"{key}.serve", vf.ServeConfig.model_fields):
-            vf.ServeConfig.model_validate(source.serve)
+            checks.append(partial(refuse_own_sampling, env, file, f"{key}.env.agent"))
+        checks.append(partial(check_table, vf.ServeConfig, serve, file, f"{key}.serve"))
+        found += filter(None, map(error_in, checks))
+    return found
+
+
+def error_in(check: Callable[[], None]) -> UserError | None:
+    """Return the error that a check raises."""
+    try:
+        check()
+    except UserError as error:
+        return error
+    return None
+
+
+def check_table(kind: type[BaseModel], table: TomlTable, file: str, where: str) -> None:
+    """Raise `UserError` if a table is invalid."""
+    with explained(file, where, kind.model_fields):
+        kind.model_validate(table)
 
 
 @contextmanager
@@ -73,14 +128,24 @@ def check_env(env: Mapping[str, object], file: str, where: str) -> None:
     """Check one `env` table.
 
     Raises:
-        UserError: An unknown key, an invalid value, or a plugin that cannot be imported.
+        UserError: Unknown keys, invalid values, or a plugin that cannot be imported.
     """
-    import verifiers.v1 as vf
-
     known = known_keys(env)
     for key, taken in known.items():
         if isinstance(lookup(dict(env), key), bool) and not taken & {"bool", "any"}:
             raise UserError("is not true or false", where=f"{file}: {where}.{key}", do="set its value")
+    found = error_in(partial(_resolve_env, env, file, where, known))
+    if found is not None:
+        # verifiers does not read the rest of an agent whose harness is wrong
+        agent = env.get("agent")
+        rest = {key: value for key, value in agent.items() if key != "harness"} if isinstance(agent, dict) else {}
+        further = error_in(partial(_resolve_env, {**env, "agent": rest}, file, where, known))
+        raise (joined([found, further]) if further else None) or found
+
+
+def _resolve_env(env: Mapping[str, object], file: str, where: str, known: Iterable[str]) -> None:
+    import verifiers.v1 as vf
+
     try:
         with explained(file, where, known):
             vf.resolve_env_config(dict(env))
@@ -128,19 +193,23 @@ def known_keys(env: Mapping[str, object]) -> dict[str, frozenset[str]]:
     }
 
 
-def check_renderer(run: RunConfig | PrimeRun, file: str) -> None:
-    """Check `[orchestrator.renderer]`.
-
-    Raises:
-        UserError: An unknown key, or on Prime-RL "auto" for a model whose chat format it does not know.
-    """
+def renderer_errors(renderer: TomlTable, file: str) -> list[UserError]:
+    """Return the mistakes in `[orchestrator.renderer]`."""
     from renderers import RendererConfig
 
+    def check() -> None:
+        with explained(file, _RENDERER):
+            TypeAdapter(RendererConfig).validate_python({"name": "auto"} | renderer)
+
+    return [error for error in [error_in(check)] if error]
+
+
+def unnamed_format(run: PrimeRun, file: str) -> list[UserError]:
+    """Return the error of "auto" on Prime-RL for a model whose chat format it does not know."""
     from harbortrainer.environment.renderers_compat import known_format
 
-    where, table = "orchestrator.renderer", {"name": "auto"} | dict(run.orchestrator.renderer)
-    with explained(file, where):
-        TypeAdapter(RendererConfig).validate_python(table)
-    if isinstance(run, PrimeRun) and table["name"] == "auto" and known_format(model := run.model.name) is None:
-        do = f'set name in [{where}], e.g. "qwen3" for Qwen3 and models with its chat format, else "default"'
-        raise UserError(f"{model!r} has no known chat format", where=f"{file}: {where}.name", do=do)
+    model = run.model.name
+    if run.orchestrator.renderer.get("name", "auto") != "auto" or known_format(model) is not None:
+        return []
+    do = f'set name in [{_RENDERER}], e.g. "qwen3" for Qwen3 and models with its chat format, else "default"'
+    return [UserError(f"{model!r} has no known chat format", where=f"{file}: {_RENDERER}.name", do=do)]
