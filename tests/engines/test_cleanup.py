@@ -11,7 +11,10 @@ import pytest
 from harbortrainer.commands import local_run
 from harbortrainer.config.environment_table import ENVIRONMENT_TYPES, EnvironmentEntry
 from harbortrainer.config.reader import load
+from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.cleanup import clean_up, clean_up_predecessor, end_processes, end_sandboxes
+from harbortrainer.errors import UserError
+from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import owner_state, run_label
 from harbortrainer.sandbox.environment_types import environment_config
 
@@ -221,6 +224,25 @@ def test_embedded_run_ends_sandboxes_of_killed_start(
             local_run.run_here(config, resume=resume, kinds=["toy"])
     assert started == ["", "s1\n"] and toy.read_text() == "s1\ns1\n", "before the second start, and after it"
     assert "cleaned up: 1 toy sandboxes" in capsys.readouterr().err
+
+
+def test_mistake_at_the_start_is_reported_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from project_folder import RUN_FILE, write_project
+
+    from harbortrainer.engines.local.session import local_run as local_session
+
+    monkeypatch.chdir(write_project(tmp_path))
+    Path("run.toml").write_text(RUN_FILE)
+
+    def train(config: RunConfig, run: RunFolder, **_: object) -> None:
+        with local_session(config, run, resume=False):
+            raise UserError("the warm-up's tasks are the same")
+
+    monkeypatch.setattr(local_run, "train", train)
+    config = load("run.toml")
+    with pytest.raises(UserError, match=r"^the warm-up's tasks are the same$"):
+        local_run.run_here(config, resume=False, kinds=["local"])
+    assert not config.run_dir.exists(), "the run can be started again under its name"
 
 
 def test_sandboxes_have_labels_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
