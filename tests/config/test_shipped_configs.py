@@ -139,6 +139,7 @@ def test_choices_in_comments_are_valid(tmp_path):
     [
         ("environment_type", "enviroment_type", "environment_type"),
         ("max_turns = 64", 'max_turns = "many"', "orchestrator.train.source[0].env.agent.max_turns"),
+        ("max_turns = 64", "max_turns = 0", "agent.max_turns: input should be greater than or equal to 1"),
         (
             'id = "harbor_env", tasks_dir',
             'id = "harbor_en", tasks_dir',
@@ -199,10 +200,10 @@ def test_mistakes_of_all_readers_are_reported_at_once(tmp_path, capfd, monkeypat
 def test_missing_tasks_and_mistakes_of_verifiers_tables_are_reported_at_once(tmp_path, capfd, monkeypatch, command):
     monkeypatch.chdir(write_project(tmp_path))
     text = Path("run.toml").read_text().replace('tasks_dir = "tasks"', 'tasks_dir = "none"')
-    Path("run.toml").write_text(text.replace("agent = {", 'agent = { max_turns = "many",'))
+    Path("run.toml").write_text(text.replace("agent = {", 'agent = { max_turn = 3,'))
     assert main([command, "--config", "run.toml", "--engine", "local"]) == 2
     shown = capfd.readouterr().err
-    assert "taskset.tasks_dir: none: no such folder" in shown and "env.agent.max_turns: input should be" in shown
+    assert "taskset.tasks_dir: none: no such folder" in shown and "env.agent.max_turn: " in shown
 
 
 @pytest.fixture

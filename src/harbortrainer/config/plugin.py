@@ -225,7 +225,10 @@ class HarnessKeys(PluginKeys):
 
 
 class AgentKeys(BaseModel):
-    """`env.agent`: our keys."""
+    """`env.agent`: our keys, and one of verifiers'."""
+
+    max_turns: int | None = Field(None, ge=1)
+    """Maximum turns of a trial. verifiers accepts 0, with which no trial has an answer."""
 
     harness: HarnessKeys | None = HarnessKeys()
     """Our harness; None for another plugin's harness."""
