@@ -200,7 +200,7 @@ def test_mistakes_of_all_readers_are_reported_at_once(tmp_path, capfd, monkeypat
 def test_missing_tasks_and_mistakes_of_verifiers_tables_are_reported_at_once(tmp_path, capfd, monkeypatch, command):
     monkeypatch.chdir(write_project(tmp_path))
     text = Path("run.toml").read_text().replace('tasks_dir = "tasks"', 'tasks_dir = "none"')
-    Path("run.toml").write_text(text.replace("agent = {", 'agent = { max_turn = 3,'))
+    Path("run.toml").write_text(text.replace("agent = {", "agent = { max_turn = 3,"))
     assert main([command, "--config", "run.toml", "--engine", "local"]) == 2
     shown = capfd.readouterr().err
     assert "taskset.tasks_dir: none: no such folder" in shown and "env.agent.max_turn: " in shown

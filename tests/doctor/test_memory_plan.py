@@ -111,6 +111,7 @@ def test_shared_prefixes_stay_within_the_plan(folder):
     assert saved < plan.learner(1000)
 
 
+@pytest.mark.long
 def test_8b_model_fits_48_gb_with_32_768_tokens(tmp_path):
     """Numbers by hand: two bytes each; a layer's norms have 2 x 4096 + 2 x 128 weights, the final norm 4096."""
     EIGHT_BILLION.save_pretrained(tmp_path)

@@ -68,7 +68,7 @@ async def test_leased_answer_gets_zero_in_a_container(tmp_path: Path, container:
         "fcntl(F, 1024, 1) or die; sleep 500' &\n"
         "until grep -q LEASE /proc/locks; do sleep 0.1; done"
     )
-    record = await play(tmp_path, container, lease, verifier_s=30)  # the kernel ends a lease after 45 s
+    record = await play(tmp_path, container, lease, verifier_s=15)  # the kernel ends a lease after 45 s
     assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
     assert "waited to open '/app/answer', on which another process holds a lease" in record.evidence
 

@@ -137,7 +137,13 @@ def test_detects_batch_prepared_on_learner_stream(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"dtype": "bfloat16"}, {"lora": None}, {"quantization": "nf4"}], ids=["lora", "bf16", "full", "nf4"]
+    "changes",
+    [
+        pytest.param({}, id="lora"),
+        pytest.param({"dtype": "bfloat16"}, id="bf16"),
+        pytest.param({"lora": None}, id="full", marks=pytest.mark.long),
+        pytest.param({"quantization": "nf4"}, id="nf4", marks=pytest.mark.long),
+    ],
 )
 def test_steps_and_weight_updates_pass_logprob_check(folder, changes):
     rig = replace(LogprobCheckRig(folder, "float32", PROMPTS), **changes)

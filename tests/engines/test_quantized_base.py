@@ -152,7 +152,14 @@ def rig_of(folder):
     return lambda dtype, scheme: LogprobCheckRig(folder, dtype, prompts, group=6, quantization=scheme)
 
 
-@pytest.mark.parametrize(("scheme", "dtype"), [("int8", "bfloat16"), ("nf4", "bfloat16"), ("nf4", "float32")])
+@pytest.mark.parametrize(
+    ("scheme", "dtype"),
+    [
+        ("nf4", "bfloat16"),
+        pytest.param("int8", "bfloat16", marks=pytest.mark.long),
+        pytest.param("nf4", "float32", marks=pytest.mark.long),
+    ],
+)
 def test_logprob_check_passes_correct_run(rig_of, scheme, dtype):
     rig = rig_of(dtype, scheme)
     assert rig.stopped_at(5) is None, rig.message
@@ -191,6 +198,7 @@ def test_plan_matches_allocated_bytes(folder, scheme):
     assert plan.saved_per_token == pytest.approx(whole.saved_per_token, rel=0.01)
 
 
+@pytest.mark.long
 def test_plan_fits_4_bit_8b_model_on_24_gb(tmp_path):
     """Expected by hand: 4.5 bits per weight; embeddings, output matrix and norms in bfloat16."""
     Qwen3Config(
