@@ -10,10 +10,10 @@ from harbortrainer.config.reader import RawRun, read
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.checks import examine_file, examine_machine, examine_policy
-from harbortrainer.doctor.finding import Finding, error_of, red_ones, show, stop_on_red, warn
+from harbortrainer.doctor.finding import Finding, red_ones, show, stop_on_red, warn
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.doctor.task_checks import placement_lines
-from harbortrainer.errors import UserError, joined
+from harbortrainer.errors import UserError
 from harbortrainer.runs.display import next_lines
 from harbortrainer.tasks.task_store import fetch, is_available
 
@@ -30,7 +30,7 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
         if restarts and not plan.on_prime_rl:
             what = "the embedded engine does not support restarts"
             raise UserError(what, where="command line: --restarts", do="remove it, and use --resume after a failure")
-        findings = check_plan(plan, raw, dry_run=dry_run)
+        findings = check_plan(plan, dry_run=dry_run)
     if dry_run:
         show(findings)
         return finish_dry_run(raw, plan, overrides, findings)
@@ -87,18 +87,16 @@ def fetch_tasksets(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan) if missing else plan
 
 
-def check_plan(plan: LaunchPlan, raw: RawRun, *, dry_run: bool) -> list[Finding]:
+def check_plan(plan: LaunchPlan, *, dry_run: bool) -> list[Finding]:
     """Run all checks. Mistakes in the run file are reported before tasks are fetched or slow packages are imported.
 
     Raises:
         UserError: Tasks cannot be fetched, or there is a red finding; in a dry run, only red findings of the run file.
     """
     findings = examine_file(plan)
-    wrong = red_ones(findings)
-    if dry_run and wrong:
+    if dry_run and red_ones(findings):
         show(findings)
-    if wrong and (error := joined([*map(error_of, wrong), *verifiers_config.further_errors(raw.data, raw.file)])):
-        raise error
+    stop_on_red(findings)
     if not dry_run and (complete := fetch_tasksets(plan)) is not plan:
         plan, findings = complete, examine_file(complete)
         stop_on_red(findings)

@@ -2,12 +2,9 @@
 
 from harbortrainer.config.prime_rl_run import plugin_envs, prime_run
 from harbortrainer.config.reader import RawRun, from_raw
-from harbortrainer.config.runfile import RunConfig
-from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import choose, find_gpus
 from harbortrainer.engines.prime_rl.checkout import find
-from harbortrainer.errors import UserError, joined
 
 
 def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: bool = False) -> LaunchPlan:
@@ -28,11 +25,12 @@ def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: 
     print(f"engine: {choice.engine} ({choice.reason})")
     if raw is None:
         return LaunchPlan(choice=choice, checkout=checkout, gpus=gpus)
-    try:
-        run = prime_run(raw, resume=resume, dry_run=dry_run) if choice.engine == "prime-rl" else from_raw(raw)
-    except UserError as error:
-        raise joined([error, *verifiers_config.further_errors(raw.data, raw.file)]) or error from error
-    notes = run.notes if isinstance(run, RunConfig) else raw.notes
+    if choice.engine == "prime-rl":
+        run = prime_run(raw, resume=resume, dry_run=dry_run)
+        notes = raw.notes
+    else:
+        run = from_raw(raw)
+        notes = run.notes
     envs = plugin_envs(run, raw.file)
     for note in notes:
         print(note)

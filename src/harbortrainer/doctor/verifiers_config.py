@@ -16,7 +16,7 @@ from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import SourceConfig
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
-from harbortrainer.config.prime_rl_schema import SOURCES, value_types
+from harbortrainer.config.prime_rl_schema import value_types
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import UserError, joined
@@ -65,24 +65,6 @@ def errors(run: RunConfig | PrimeRun, file: str) -> list[UserError]:
     sources = {key: (source.env, source.serve) for key, source in sources_of(run).items()}
     found = [*source_errors(sources, file), *renderer_errors(dict(run.orchestrator.renderer), file)]
     return found or (unnamed_format(run, file) if isinstance(run, PrimeRun) else [])
-
-
-def further_errors(data: TomlTable, file: str) -> list[UserError]:
-    """Return the mistakes in these tables of a file that has other mistakes already, so that all are reported at once.
-
-    Args:
-        data: The run file's tables, which need not be valid.
-        file: Name of the file.
-    """
-    sources: dict[str, tuple[TomlTable, TomlTable]] = {}
-    for table in SOURCES:
-        entries = lookup(data, table)
-        for index, entry in enumerate(entries if isinstance(entries, list) else []):
-            own = [entry.get(name) or {} for name in ("env", "serve")] if isinstance(entry, dict) else [None]
-            if all(isinstance(one, dict) for one in own) and own[0]:
-                sources[f"{table}[{index}]"] = own[0], own[1]
-    renderer = lookup(data, "orchestrator.renderer") or {}
-    return source_errors(sources, file) + (renderer_errors(renderer, file) if isinstance(renderer, dict) else [])
 
 
 def source_errors(sources: Mapping[str, tuple[TomlTable, TomlTable]], file: str) -> list[UserError]:
@@ -208,8 +190,8 @@ def unnamed_format(run: PrimeRun, file: str) -> list[UserError]:
     """Return the error of "auto" on Prime-RL for a model whose chat format it does not know."""
     from harbortrainer.environment.renderers_compat import known_format
 
-    model = run.model.name
-    if run.orchestrator.renderer.get("name", "auto") != "auto" or known_format(model) is not None:
+    model, table = run.model.name, {"name": "auto"} | dict(run.orchestrator.renderer)
+    if table["name"] != "auto" or known_format(model) is not None:
         return []
     do = f'set name in [{_RENDERER}], e.g. "qwen3" for Qwen3 and models with its chat format, else "default"'
     return [UserError(f"{model!r} has no known chat format", where=f"{file}: {_RENDERER}.name", do=do)]
