@@ -19,6 +19,7 @@ from patience import wait_until
 
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images import container_engine, image_choice
+from harbortrainer.sandbox.images.child_process import Output
 from harbortrainer.sandbox.images.container_engine import ContainerEngine
 from harbortrainer.sandbox.images.image_cache import IMAGE_PREFIX, ImageCache
 from harbortrainer.sandbox.layer_store import Store
@@ -119,6 +120,30 @@ async def test_concurrent_requests_share_one_build_and_unpacked_image_is_not_sav
     again = await make_image_sandbox(dockerfile=f"{text}ENV A=1\n")
     assert (await again.exec("cat /stamp; echo $A")).stdout.split() == [str(os.getpid()), "1"]
     assert (commands.count("build"), commands.count("save")) == (2, 1)
+
+
+REMOVED_STEP = f"Step 4/7 : COPY --from=whole /slim /\nunable to find image {json.dumps('sha256:' + 64 * '6')}\n"
+
+
+@pytest.mark.parametrize(("failures", "builds"), [(2, 3), (3, 3)])
+async def test_build_whose_cached_step_was_removed_is_repeated(make_image_sandbox, monkeypatch, failures, builds):
+    """`docker rmi` of another image removes steps that this build has just found in Docker's cache."""
+    commands, real = [], ContainerEngine._run
+
+    async def run_with_removals(self, *arguments, **more):
+        commands.append(arguments[0])
+        if arguments[0] == "build" and commands.count("build") <= failures:
+            return Output(1, REMOVED_STEP, "")
+        return await real(self, *arguments, **more)
+
+    monkeypatch.setattr(ContainerEngine, "_run", run_with_removals)
+    text = f"{SLIM}RUN echo {failures}\n"
+    if failures < builds:
+        assert (await (await make_image_sandbox(dockerfile=text)).exec("echo plays")).stdout == "plays\n"
+    else:
+        with pytest.raises(SandboxBuildError, match="unable to find image"):
+            await make_image_sandbox(dockerfile=text)
+    assert commands.count("build") == builds
 
 
 async def test_build_and_pull_errors_have_reason(make_image_sandbox):

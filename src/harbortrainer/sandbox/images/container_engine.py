@@ -38,6 +38,9 @@ PROGRAMS: tuple[Program, ...] = ("docker", "podman")
 LABEL = "harbortrainer.image=sandbox"
 """Label of the built images: `docker image prune -a --filter label=harbortrainer.image` removes them."""
 _HEREDOC_VERSIONS = {"docker": ("{{.Server.Version}}", (23, 0)), "podman": ("{{.Client.Version}}", (4, 8))}
+_MAX_BUILDS = 3
+_REMOVED_STEP = 'unable to find image "sha256:'
+"""What Docker's builder says when another process removed, during the build, the result of a step that it reuses."""
 _MAX_SAVES = 4
 _TEMPORARY = "/var/tmp"  # podman keeps the caches of RUN there, unless TMPDIR names another folder
 _QUERY_S = 60.0
@@ -84,7 +87,10 @@ class ContainerEngine:
                     arguments = ("--isolation", "oci", "--network", "host", *arguments)
                 else:
                     env, options = {}, ()
-                result = await self._run("build", *arguments, options=options, seconds=seconds, env=env)
+                for _ in range(_MAX_BUILDS):
+                    result = await self._run("build", *arguments, options=options, seconds=seconds, env=env)
+                    if not result.code or _REMOVED_STEP not in result.tail:
+                        break
         if result.code:
             raise SandboxBuildError(f"the Dockerfile cannot be built: {result.tail}")
         return await self._inspect_image(name)
