@@ -27,6 +27,7 @@ ATTACKS = {
     "cp -a /usr/local/sbin /x; rm -rf /usr/local/sbin; mv /x /usr/local/sbin": "folder /usr/local/sbin was replaced",
     "cp -a /opt/tool /x; rm -rf /opt/tool; ln -s /x /opt/tool": "folder /opt/tool was replaced by a link",
     "rm -rf /usr/local/sbin": "/usr/local/sbin was removed",
+    "cp -as /usr/bin /b; mv -T /bin /old; mv -T /b /bin": "the folder /bin was replaced",
     "cd /usr/lib; cp -a python3.11 /x; rm -rf python3.11; ln -s /x python3.11": "/usr/lib/python3.11 was replaced",
     f"rm -rf {_DIST}; mkdir /x; ln -s /x {_DIST}": f"folder {_DIST} was replaced by a link",
     "cd /usr/lib/python3.11; mv json /x; ln -s /x json": "Python's own /usr/lib/python3.11/json was changed",

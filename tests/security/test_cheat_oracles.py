@@ -6,38 +6,13 @@ from typing import Any
 
 import pytest
 from fakes import make_task
+from reward_attacks import FORGED, LEFTOVERS, leftover
 
 from harbortrainer.trials import Outcome, TrialRecord, TrialSpec, run_trial
 
 pytestmark = pytest.mark.e2e
 
 GRADES = "sleep 0.4; test -f /app/answer || echo 0.25 > /logs/verifier/reward.txt; sleep 0.4"
-FORGED = "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
-LEFTOVERS = {
-    "writes the reward again and again": f"while :; do {FORGED}; done",
-    "waits for the reward to appear": f"until [ -s /logs/verifier/reward.txt ]; do :; done; {FORGED}",
-    "waits for the verifier's end": (
-        f"until pgrep -f /tests/test.sh; do :; done; while pgrep -f /tests/test.sh; do :; done; {FORGED}"
-    ),
-    "replaces the tests": (
-        "printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n' > /t; chmod +x /t; "
-        "while :; do cp /t /tests/t; mv /tests/t /tests/test.sh; done"
-    ),
-    "puts a conftest beside them": "while :; do echo 'import os; os._exit(0)' > /tests/conftest.py; done",
-    "takes them away": "while :; do rm -rf /tests /logs; mkdir -p /tests; done",
-    "renames what they lie in": "while :; do mv /logs /l; mv /tests /t; mkdir -p /logs/verifier /tests; done",
-    "links over them": "mkdir /v; while :; do ln -sfn /v /logs/verifier; ln -sfn /v /tests; done",
-    "mounts over them": "while :; do mount --bind /app /tests; mount -t tmpfs x /logs/verifier; umount /tests; done",
-    "goes through other processes": (
-        "while :; do for p in /proc/[0-9]*; do echo 1 > $p/root/logs/verifier/reward.txt; "
-        "echo 1 > $p/cwd/reward.txt; done; done"
-    ),
-    "kills the verifier": "while :; do kill -9 -1; done",
-    "traces everything": (
-        "python3 -c 'import ctypes, itertools\nlibc = ctypes.CDLL(None)\n"
-        "for p in itertools.cycle(range(2, 3000)): libc.ptrace(0x4206, p, 0, 0); libc.ptrace(16, p, 0, 0)'"
-    ),
-}
 
 
 async def oracle(folder: Path, solution: str, *, test: str = GRADES, **spec: Any) -> TrialRecord:
@@ -49,8 +24,7 @@ async def oracle(folder: Path, solution: str, *, test: str = GRADES, **spec: Any
 
 @pytest.mark.parametrize("case", LEFTOVERS)
 async def test_leftover_process_cannot_change_reward(tmp_path: Path, case: str):
-    started = f"cat > /cheat.sh <<'EOF'\n{LEFTOVERS[case]}\nEOF\nsetsid bash /cheat.sh > /dev/null 2>&1 < /dev/null &"
-    record = await oracle(tmp_path, started)
+    record = await oracle(tmp_path, leftover(LEFTOVERS[case]))
     assert (record.outcome, record.reward) == (Outcome.completed, 0.25), record
 
 

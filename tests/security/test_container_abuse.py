@@ -33,14 +33,19 @@ GRADED = {
     "a file where the tests go, again and again": "(while :; do rm -rf /tests; touch /tests; done) 2>/dev/null &",
     "a link where the tests go": "rm -rf /tests; ln -s /app /tests",
     **LOOPS,
+    "every process traced": (
+        "(perl -e 'while (1) { syscall(101, 0x4206, $_, 0, 0) for 2..3000 }') 2>/dev/null & disown"
+    ),
     "a link there again and again": "(while :; do rm -rf /tests; ln -s /app /tests; done) &",
 }
+SLOW = {"every process traced": pytest.mark.long}
 BROKEN = {
     "the shell removed": ("rm -f /bin/bash /usr/bin/bash", "removed"),
     "the shell replaced": ("printf '#!/bin/sh\\nexit 0\\n' > /b; chmod +x /b; mv /b /usr/bin/bash", "replaced"),
     "everything removed": ("rm -rf --no-preserve-root / 2>/dev/null", "the shell ended with code"),
     "everything removed but links to themselves": (LEAVES_LOOPS, "the shell ended with code"),
     "everything killed": ("kill -9 -1", "it ended from inside with code 137"),
+    "the logs moved away": ("mv /logs /l; mkdir -p /logs/verifier", "/logs/verifier was moved to another place"),
     "the first process told to end": ("kill 1", "it ended from inside with code 143"),
 }
 
@@ -55,7 +60,7 @@ def is_not_retried(trial: Played) -> bool:
     return trace_error(trial.record, Attempts()) is None
 
 
-@pytest.mark.parametrize("case", GRADED)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW.get(case, ())) for case in GRADED])
 async def test_container_abuse_is_still_graded(tmp_path: Path, container: str, case: str):
     """On a busy machine a repeated attack may still remove the tests, which is self-inflicted."""
     trial = await attempt(tmp_path, GRADED[case], container)

@@ -4,78 +4,35 @@ Each attack first shows that it forges the reward where the verifier uses the ag
 """
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from fakes import make_task
 from image_setup import needs_images
+from reward_attacks import SETUP, TEST, TOOLS, build_library
 
 from harbortrainer.trials import Outcome, TrialSpec, run_trial
 
 pytestmark = pytest.mark.e2e
 
-GRADES = "sleep 0; python3 -c 'import base64, json; print(json.dumps(0.25))' > /logs/verifier/reward.txt"
-SETUP = r"""
-mkdir -p /evil/bin
-printf '#!/bin/bash\necho 1 > /logs/verifier/reward.txt\nkill -9 $PPID\n' > /evil/bin/sleep
-cat > /evil/forge.py <<'EOF'
-import os
-with open("/logs/verifier/reward.txt", "w") as file:
-    file.write("1")
-os.kill(os.getppid(), 9)
-os._exit(0)
-EOF
-cat > /evil/bash <<'EOF'
-#!/usr/bin/bash
-case "$*" in /tests/*) echo 1 > /logs/verifier/reward.txt; exit;; esac
-exec /usr/bin/bash "$@"
-EOF
-chmod +x /evil/bin/sleep /evil/bash
-LIB=$(python3 -c 'import os; print(os.path.dirname(os.__file__))')
-SITE=$(python3 -c 'import site; print(site.getsitepackages()[0])')
-ZIP=$(python3 -c 'import sys; print(next(path for path in sys.path if path.endswith(".zip")))')
-"""
-ATTACKS = {
-    "a program replaced": "cp --remove-destination /evil/bin/sleep /usr/bin/sleep",
-    "a program in front": "cp /evil/bin/sleep /usr/local/bin/sleep",
-    "a folder of programs replaced by a link": "rm -rf /usr/local/bin; ln -s /evil/bin /usr/local/bin",
-    "a link at the top replaced by a folder": (
-        "cp -as /usr/bin /b; cp --remove-destination /evil/bash /b/bash; mv -T /bin /old; mv -T /b /bin"
-    ),
-    "an alternative": "ln -s /evil/bin/sleep /etc/alternatives/sleep; ln -sf /etc/alternatives/sleep /usr/bin/sleep",
-    "a library's folder replaced by a link": (
-        "cp -a $LIB /evil/lib; cat /evil/forge.py >> /evil/lib/json/__init__.py; rm -rf $LIB; ln -s /evil/lib $LIB"
-    ),
-    "a module of the standard library changed": "cat /evil/forge.py >> $LIB/json/__init__.py",
-    "a package beside a module": "mkdir $LIB/base64; cp /evil/forge.py $LIB/base64/__init__.py",
-    "the standard library as an archive": (
-        "cp /evil/forge.py /evil/json.py; cd /evil; python3 -m zipfile -c $ZIP json.py"
-    ),
-    "a file that Python runs": "mkdir -p $SITE; cp /evil/forge.py $SITE/forge.py; echo 'import forge' > $SITE/x.pth",
-    "a user's site": (
-        "U=$(python3 -m site --user-site); mkdir -p $U; cp /evil/forge.py $U/forge.py; echo 'import forge' > $U/x.pth"
-    ),
-}
-PRELOADED = """
-#define _GNU_SOURCE
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-__attribute__((constructor)) void forge() {
-    if (strcmp(program_invocation_short_name, "sleep")) return;
-    FILE *file = fopen("/logs/verifier/reward.txt", "w");
-    fputs("1", file);
-    fclose(file);
-    kill(getppid(), 9);
-}
-"""
+ATTACKS = (
+    "a program replaced",
+    "a program in front",
+    "a folder of programs replaced by a link",
+    "a link at the top replaced by a folder",
+    "a library for all programs",
+    "the standard library replaced by a link",
+    "a package beside a module",
+    "a file that Python runs",
+    "Git's configuration of the user",
+)
+"""Attacks of each run; `--long` plays all."""
+OTHERS = sorted(set(TOOLS) - set(ATTACKS))
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 ROOTS = ["host", pytest.param("build", marks=needs_images)]
 
 
-def make_oracle(folder: Path, solution: str, test: str = GRADES) -> Path:
+def make_oracle(folder: Path, solution: str, test: str = TEST) -> Path:
     """Write a task with the solution; return its folder."""
     dockerfile = "FROM debian:12-slim\nRUN mkdir -p /app\nWORKDIR /app\n"
     task_dir = make_task(folder / "task", test=test, dockerfile=dockerfile)
@@ -97,34 +54,35 @@ async def forges_with_agents_tools_only(task_dir: Path, root: str) -> bool:
     return (agent, image) == ((Outcome.completed, 1.0), (Outcome.completed, 0.25))
 
 
-@pytest.mark.parametrize("root", ROOTS)
-@pytest.mark.parametrize("case", ATTACKS)
-async def test_attack_on_tools_forges_no_reward(tmp_path: Path, case: str, root: str):
-    assert await forges_with_agents_tools_only(make_oracle(tmp_path, SETUP + ATTACKS[case]), root)
-
-
 @pytest.fixture(scope="session")
-def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that forges the reward in a program named sleep."""
-    library = tmp_path_factory.mktemp("preloaded") / "forge.so"
-    compiler = ["gcc", "-x", "c", "-shared", "-fPIC", "-o", str(library), "-"]
-    subprocess.run(compiler, input=PRELOADED, text=True, check=True)
-    return library
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that forges the reward."""
+    build_library(path := tmp_path_factory.mktemp("library") / "forge.so")
+    return path
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+@needs_gcc
 @pytest.mark.parametrize("root", ROOTS)
-async def test_preloaded_library_forges_no_reward(tmp_path: Path, root: str, preloaded: Path):
-    task_dir = make_oracle(tmp_path, "echo /solution/forge.so > /etc/ld.so.preload")
-    shutil.copy(preloaded, task_dir / "solution" / "forge.so")
+@pytest.mark.parametrize("case", [*ATTACKS, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
+async def test_attack_on_tools_forges_no_reward(tmp_path: Path, case: str, root: str, library: Path):
+    task_dir = make_oracle(tmp_path, SETUP + TOOLS[case])
+    shutil.copy(library, task_dir / "solution")
     assert await forges_with_agents_tools_only(task_dir, root)
+
+
+@needs_gcc
+@pytest.mark.parametrize("root", ROOTS)
+async def test_all_attacks_together_forge_no_reward(tmp_path: Path, root: str, library: Path):
+    task_dir = make_oracle(tmp_path, "\n".join([SETUP, *TOOLS.values()]))
+    shutil.copy(library, task_dir / "solution")
+    assert await play(task_dir, root, verifier_tools="image") == (Outcome.completed, 0.25)
 
 
 async def test_leftover_process_cannot_change_tools(tmp_path: Path):
     """A program that the verifier has just installed is out of reach too."""
     test = (
         "mkdir -p /usr/local/bin; cp /usr/bin/sleep /usr/local/bin/sleep; touch /app/grading; "
-        f"until test -e /app/changed; do :; done; {GRADES}"
+        f"until test -e /app/changed; do :; done; {TEST}"
     )
     change = (
         "until test -e /app/grading; do :; done; cp --remove-destination /evil/bin/sleep /usr/local/bin/sleep; "

@@ -36,7 +36,7 @@ from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
 from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs
 from harbortrainer.sandbox.containers.shell import MAIN, parse_download
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
-from harbortrainer.sandbox.containers.verifier_waits import PhaseClock
+from harbortrainer.sandbox.containers.verifier_waits import PhaseClock, mount_points
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.start_check import StartCheckedEnvironment
@@ -62,6 +62,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
     _watch: asyncio.Task[None] | None = None  # of the disk, while the container runs
     _events: ExitEvents | None = None  # listened to from before the start
     _pid = 0  # of the container's first process, if it is on this machine
+    _mount_points: frozenset[str] = frozenset()  # the same
     _release: asyncio.Task[None] | None = None  # of the daemon, while the container runs
     _changes: ContainerChanges | None = None  # of the agent's part; None before it, and if they are unknown
     _is_local = False  # whether the daemon is on this machine
@@ -162,6 +163,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         self._watch = asyncio.create_task(self._watch_disks(self._disks))
         container = self._direct.container
         self._pid = await docker_examination.local_pid(self._label, container.details if container else None)
+        self._mount_points = frozenset(mount_points(self._pid)) if self._pid else frozenset()
         self._release = asyncio.create_task(keep_released(self._pid)) if self._pid else None
 
     async def _watch_disks(self, disks: ContainerDisks) -> None:
@@ -296,11 +298,17 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
             found.signs.append(self._full_disk)
             await docker_examination.check_fresh_container(found, self.image)
         else:
-            found.signs += self._phases.describe_waits(self._pid) if self._pid else []
+            found.signs += [*self._phases.describe_waits(self._pid), *self._moved_mounts()] if self._pid else []
             await docker_examination.examine(found, self._label, self._events, self.task_env_config.workdir)
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found
+
+    def _moved_mounts(self) -> list[str]:
+        """Describe mounted folders that were moved: a verifier's reward would not reach this machine."""
+        if not (now := mount_points(self._pid)):
+            return []  # the container has ended
+        return [f"{path} was moved to another place" for path in sorted(self._mount_points - now)]
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:

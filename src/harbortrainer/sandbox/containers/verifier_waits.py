@@ -1,4 +1,6 @@
-"""Pipes and leased files that the verifier in a container waits for, read by root on the daemon's machine.
+"""What a verifier in a container suffers from, read by root on the daemon's machine.
+
+These are pipes and leased files that it waits for, and folders of the harness that were moved away.
 
 The daemon starts each command of the harness as a child of the container's shim, outside the container's process
 namespace. No process inside can start one there, so the commands since the start of grading are the verifier's.
@@ -49,6 +51,12 @@ class PhaseClock:
             if _stat_field(child, _START) >= self.grading_ticks - 1 and process_namespace(child) == namespace:
                 yield child
                 yield from descendants(child)
+
+
+def mount_points(pid: int) -> set[str]:
+    """Return the paths at which something is mounted for a process; none if that cannot be read."""
+    lines = read(f"/proc/{pid}/mountinfo").splitlines()
+    return {fields[4] for line in lines if len(fields := line.split(" ")) > 4}
 
 
 def _stat_field(pid: int, place: int) -> int:

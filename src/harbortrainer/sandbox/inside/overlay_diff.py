@@ -1,6 +1,7 @@
 """Changed files of a sandbox, read from outside from the upper layer of its overlay, and tampered tools among them.
 
-A change leaves a file or a whiteout in the upper layer; a folder that was removed and made again is opaque there. The
+A change leaves a file or a whiteout in the upper layer; a folder that was removed and made again is opaque there, or
+takes the place of a link. The
 ctime of a change is set by the kernel and cannot be forged from inside. Changes before `UpperLayer.mark` are not
 counted.
 
@@ -133,20 +134,20 @@ class UpperLayer:
                 yield _Entry(path, os.stat(source)), self._disk
 
     def _walk(self, name: str, parent: int, path: str, depth: int) -> Iterator[tuple[_Entry, int]]:
-        """Yield the changes in a folder, its direct entries first."""
+        """Yield the changes in a folder: itself, its direct entries, then those below."""
         try:
             opened = os.open(name, _FOLDER, dir_fd=parent)
         except OSError:
             return  # removed meanwhile
         try:
+            here, before = _Entry(path, os.fstat(opened)), self._at_start(path)
+            if here.info.st_ctime_ns > self._since and before and (before == "other" or _is_opaque(opened)):
+                yield here, parent
             inner = []
             for entry in self._scan(opened, path):
                 inner += [entry.path.rpartition("/")[2]] if entry.kind == "folder" else []
                 if entry.kind != "folder" and entry.info.st_ctime_ns > self._since:
                     yield entry, opened
-            here = _Entry(path, os.fstat(opened))
-            if here.info.st_ctime_ns > self._since and _is_opaque(opened) and self._existed(path):
-                yield here, parent
             for below in inner if depth else ():
                 yield from self._walk(below, opened, f"{path}/{below}", depth - 1)
         finally:
@@ -167,6 +168,10 @@ class UpperLayer:
 
     def _existed(self, path: str) -> bool:
         """Return whether the sandbox had this path at its start."""
+        return bool(self._at_start(path))
+
+    def _at_start(self, path: str) -> str:
+        """Return what the sandbox had at a path at its start: a `folder`, something `other`, or "" for nothing."""
         area, rest = "root", path
         if self._view is not None:
             for shown in self._view.shown:
@@ -174,15 +179,16 @@ class UpperLayer:
                     area, rest = f"over/{shown.strip('/').replace('/', '%')}", path[len(shown) :]
             lowers = [path] if area != "root" else []
             if area == "root" and (path in self._view.plain or path in self._view.links):
-                return True
+                return "other"
         else:
             lowers = [f"{lower}{path}" for lower in self._spec.lowers or [self._spec.rootfs]]
         layer = [f"{self._spec.layer}/{area}{rest}"] if self._spec.layer else []
         for candidate in (*layer, *lowers):
             with contextlib.suppress(OSError):
                 info = os.lstat(candidate)
-                return not (stat.S_ISCHR(info.st_mode) and info.st_rdev == 0)
-        return False
+                removed = stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
+                return "folder" if stat.S_ISDIR(info.st_mode) else "" if removed else "other"
+        return ""
 
 
 @contextlib.contextmanager
