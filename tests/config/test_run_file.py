@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.config import overrides
+from harbortrainer.config.prime_rl_run import prime_run
 from harbortrainer.config.reader import from_raw, load, read
 from harbortrainer.config.trainer_table import DefaultLoss
 from harbortrainer.errors import UserError, parts_of
@@ -105,6 +106,12 @@ def test_shared_setting_is_read_from_any_table(write):
 def test_contradicting_shared_settings_are_refused(write):
     error = error_of(write("[model]\nname = 'a/a'\n[trainer.model]\nname = 'b/b'\n"))
     assert "trainer.model.name" in error.where and "keep one" in error.do
+
+
+def test_dtype_of_half_precision_is_vllms_alone(write):
+    file = write("[inference.vllm]\ndtype = 'float16'\n")
+    assert "'float16' is not one of 'auto', 'bfloat16', 'float32'" in error_of(file).what
+    assert prime_run(read(file)).inference is not None
 
 
 def test_text_none_is_null(write):

@@ -32,6 +32,35 @@ def test_sampler_and_learner_follow_plan(folder, tmp_path):
     assert learner._micro_batch_tokens == plan.micro_batch(context, seq_len) < 2048
 
 
+def test_sampler_and_learner_have_the_dtype_of_the_run_file(folder, tmp_path):
+    config = ScriptedRun(tmp_path).config
+    config.inference.vllm.dtype = "bfloat16"
+    sampler = start_sampler(str(folder), config)
+    try:
+        assert sampler.model is not None and sampler.model.dtype is torch.bfloat16
+        own = load_learner(str(folder), config, sampler)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(sampler), "model", None)  # as with vLLM: the learner loads its own weights
+            alone = load_learner(str(folder), config, sampler)
+    finally:
+        sampler.stop()
+    for learner in (own, alone):
+        assert {weight.dtype for weight in learner.weights(0).values()} == {torch.bfloat16}
+
+
+def test_plan_counts_the_dtype_of_the_run_file(folder, tmp_path, monkeypatch):
+    config = ScriptedRun(tmp_path).config
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 4 * GIB))
+    sizes = []
+    for dtype in ("auto", "bfloat16", "float32"):
+        config.inference.vllm.dtype = dtype
+        plan = memory_plan(str(folder), config)
+        assert plan is not None
+        sizes.append(plan.weights)
+    assert sizes[0] == sizes[1] and sizes[2] == 2 * sizes[1]
+
+
 def test_lora_on_cpu_has_no_plan(folder, tmp_path):
     assert torch.cuda.is_available() or memory_plan(str(folder), ScriptedRun(tmp_path).config) is None
 

@@ -26,6 +26,9 @@ FOLDER_NAME = re.compile(r"[\w+@=,-][\w+@=, .-]{0,199}")
 Quantization = Literal["int8", "nf4"]
 """Number format of a quantized base model: 8 or 4 bits."""
 
+Dtype = Literal["auto", "bfloat16", "float32"]
+"""Number format of a base model without quantization; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+
 VLLM_SHARE = 0.5
 """vLLM's default share of the GPU's memory beside a learner."""
 
@@ -80,7 +83,7 @@ WARMUP = "warmup"
 
 
 class VllmConfig(Table):
-    """`[inference.vllm]`: the keys that the embedded engine supports."""
+    """`[inference.vllm]`: the keys that both engines read."""
 
     max_model_len: int | None = Field(None, ge=1)
     """Maximum tokens of prompt and answer together; by default `seq_len`."""
@@ -89,14 +92,22 @@ class VllmConfig(Table):
     """vLLM's share of the GPU's memory if vLLM samples, by default half. The learner uses the rest."""
 
 
+class SamplerConfig(VllmConfig):
+    """`[inference.vllm]` of the embedded engine."""
+
+    dtype: Dtype = "auto"
+    """Number format of the base model, for sampling and learning: `bfloat16` or `float32`. `auto` is bfloat16 on a GPU
+    and float32 on a CPU. A CPU with instructions for it (AVX512-BF16, AMX) samples faster in bfloat16."""
+
+
 class InferenceConfig(Table):
     """`[inference]`."""
 
     engine: Literal["embedded", "vllm"] = "embedded"
     """Our own key. Sampler of the embedded engine: its own, or a `vllm serve` process that it starts."""
 
-    vllm: VllmConfig = VllmConfig()
-    """Limits of the sampler."""
+    vllm: SamplerConfig = SamplerConfig()
+    """Limits and number format of the sampler."""
 
     @property
     def vllm_share(self) -> float:

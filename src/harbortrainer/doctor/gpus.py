@@ -106,7 +106,13 @@ def counted(run: RunConfig, folder: Path, device: str, room: int, where: Callabl
     """Count the memory of the embedded engine; None if the model cannot be built without its weights."""
     try:
         plan = memory_plan(
-            folder, run.lora, device, room, run.model.quantization, run.orchestrator.max_off_policy_steps
+            folder,
+            run.lora,
+            device,
+            room,
+            run.model.quantization,
+            run.orchestrator.max_off_policy_steps,
+            run.inference.vllm.dtype,
         )
     except UserError as error:
         return red("memory", error.what, error.do, where(error.where))
@@ -124,6 +130,7 @@ def memory_plan(
     room: int,
     quantization: Quantization | None = None,
     off_policy: int = 8,
+    dtype: str = "auto",
 ) -> "MemoryPlan | None":
     """Plan the memory of the embedded engine; None if the model cannot be built without its weights.
 
@@ -134,6 +141,7 @@ def memory_plan(
         room: Usable bytes of the device, as `usable_memory` returns them.
         quantization: Of the base.
         off_policy: `max_off_policy_steps`.
+        dtype: Of the base, as `inference.vllm.dtype`.
 
     Raises:
         UserError: As `plan_memory`.
@@ -144,7 +152,13 @@ def memory_plan(
     capacity = room - (LIBRARIES if kind == "cpu" else 0)
     try:
         return plan_memory(
-            folder, lora, device_type=kind, capacity=capacity, quantization=quantization, off_policy=off_policy
+            folder,
+            lora,
+            device_type=kind,
+            capacity=capacity,
+            quantization=quantization,
+            off_policy=off_policy,
+            dtype=dtype,
         )
     except RuntimeError:
         return None
@@ -173,7 +187,8 @@ def host_room() -> int:
 
 def embedded_bytes(device: str, run: RunConfig) -> float:
     """Bytes per parameter on the embedded engine. Of an unquantized LoRA run, two thirds are the weights."""
-    whole, quantization = EMBEDDED_BYTES[device], run.model.quantization
+    sized_as = {"auto": device, "bfloat16": "GPU", "float32": "CPU"}[run.inference.vllm.dtype]
+    whole, quantization = EMBEDDED_BYTES[sized_as], run.model.quantization
     if run.lora is None:
         kept = VERSION_BYTES * (run.orchestrator.max_off_policy_steps + 4) if device == "CPU" else 0.0
         return FULL_BYTES[device] + kept

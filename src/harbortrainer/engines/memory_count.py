@@ -52,6 +52,7 @@ def plan_memory(
     capacity: int,
     quantization: Quantization | None = None,
     off_policy: int = 8,
+    dtype: str = "auto",
 ) -> MemoryPlan:
     """Plan the memory of a run. Of the model's folder only the config is read.
 
@@ -61,6 +62,7 @@ def plan_memory(
         capacity: Bytes available.
         quantization: Of the base's linear layers.
         off_policy: `max_off_policy_steps`.
+        dtype: Of the base, as `inference.vllm.dtype`.
 
     Raises:
         UserError: The config is unreadable or its architecture unsupported, no linear layer matches
@@ -68,8 +70,8 @@ def plan_memory(
         RuntimeError: The forward pass depends on tensor values, such as the choice of experts, and cannot run on fake
             tensors.
     """
-    dtype = resolve_dtype("auto", torch.device(device_type))
-    base, weights = build_without_weights(model, lora, dtype, quantization)
+    resolved = resolve_dtype(dtype, torch.device(device_type))
+    base, weights = build_without_weights(model, lora, resolved, quantization)
     text = base.config.get_text_config()
     saved, recomputed, masked_layers = saved_bytes_per_token(base), 0, text.num_hidden_layers
     if device_type != "cpu":
@@ -79,7 +81,7 @@ def plan_memory(
     return MemoryPlan(
         device_type=device_type,
         capacity=capacity,
-        weights=(2 if lora is None else 1) * weights + 2 * dtype.itemsize * largest_layer(base),
+        weights=(2 if lora is None else 1) * weights + 2 * resolved.itemsize * largest_layer(base),
         trained=full_training_bytes(base) if lora is None else adapter_training_bytes(base),
         version=weights if lora is None else 0,
         versions=off_policy + 1 + EXTRA_VERSIONS,
@@ -87,7 +89,7 @@ def plan_memory(
         forward=ForwardPass.for_model(base, device_type),
         saved_per_token=saved,
         recomputed_per_token=recomputed,
-        mask_per_pair=0 if full_attention else BOOLEAN_MASKS + masked_layers * dtype.itemsize,
+        mask_per_pair=0 if full_attention else BOOLEAN_MASKS + masked_layers * resolved.itemsize,
         vocab=text.vocab_size,
         model_limit=context_limit(base.config, None),
     )

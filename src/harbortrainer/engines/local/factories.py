@@ -42,6 +42,7 @@ def memory_plan(model: str, config: RunConfig) -> "MemoryPlan | None":
             capacity=int(USABLE_SHARE * torch.cuda.mem_get_info()[1]) if on_gpu else host,
             quantization=config.model.quantization,
             off_policy=config.orchestrator.max_off_policy_steps,
+            dtype=config.inference.vllm.dtype,
         )
     except RuntimeError:
         return None
@@ -76,6 +77,7 @@ def start_sampler(
     cached = plan.cache(config.max_model_len, config.seq_len) if plan else None
     return Sampler(
         model,
+        dtype=config.inference.vllm.dtype,
         max_model_len=config.max_model_len,
         seed=config.seed,
         host=config.orchestrator.model.client.host,
@@ -96,7 +98,7 @@ def _start_vllm(model: str, config: RunConfig, run: RunFolder, api_key: str | No
         max_model_len=config.max_model_len,
         folder=run.path / "served_adapters",
         log=run.log / "vllm.log",
-        dtype="bfloat16" if _device() == "cuda" else "float32",
+        dtype=_dtype(config),
         memory_share=config.inference.vllm_share,
         lora_rank=config.lora.rank,
         lora_layers=adapted_layers(model, config.lora),
@@ -109,10 +111,19 @@ def _start_vllm(model: str, config: RunConfig, run: RunFolder, api_key: str | No
 
 
 def _device() -> str:
-    """Return the device of a learner that loads its own weights; it also determines the dtype."""
+    """Return the device of a learner that loads its own weights."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(config: RunConfig) -> str:
+    """Return the dtype of a base that vLLM and a learner with its own weights load."""
+    import torch
+
+    from harbortrainer.engines.local.sampler.sampled_model import resolve_dtype
+
+    return str(resolve_dtype(config.inference.vllm.dtype, torch.device(_device()))).removeprefix("torch.")
 
 
 def load_learner(model: str, config: RunConfig, sampler: ServedPolicy, plan: "MemoryPlan | None" = None) -> "Learner":
@@ -139,6 +150,7 @@ def load_learner(model: str, config: RunConfig, sampler: ServedPolicy, plan: "Me
         seq_len=config.seq_len,
         base=sampler.model,
         device=_device(),
+        dtype=_dtype(config),
         seed=config.seed,
         keep_versions=config.orchestrator.max_off_policy_steps + 1,
         micro_batch_tokens=plan.micro_batch(config.max_model_len, config.seq_len) if plan else None,
