@@ -115,11 +115,14 @@ def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Run file to check this machine for.")] = None,
     engine: EngineOption = "auto",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Load the model and measure the embedded sampler's tokens per second.")
+    ] = False,
 ) -> None:
     """Show what this machine can run, or check a run file."""
     from harbortrainer.commands.diagnose import diagnose
 
-    raise typer.Exit(diagnose(config, context.args, engine=engine))
+    raise typer.Exit(diagnose(config, context.args, engine=engine, measure=measure))
 
 
 @app.command(context_settings=PASS_ON, epilog=examples("warmup"))

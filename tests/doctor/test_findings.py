@@ -19,8 +19,10 @@ from harbortrainer.doctor import (
     gpus,
     machine_checks,
     model_files,
+    pace,
     policy_checks,
     run_file_checks,
+    sampling_speed,
     task_checks,
 )
 from harbortrainer.doctor.docker_daemon import DaemonInfo
@@ -42,8 +44,10 @@ MODULES = (
     gpus,
     machine_checks,
     model_files,
+    pace,
     policy_checks,
     run_file_checks,
+    sampling_speed,
     task_checks,
 )
 IN_OTHER_TESTS = {
@@ -284,6 +288,19 @@ def format_mistakes(plan, tmp_path):
     yield policy_checks.check_chat_format(plan(model={"name": "words"}))
 
 
+def slow_sampling(plan, source, tmp_path):
+    """Findings on the speed of sampling, estimated and measured."""
+    task = tmp_path / "short" / "one"
+    task.mkdir(parents=True)
+    (task / "task.toml").write_text("[agent]\ntimeout_sec = 1\n")
+    (task / "instruction.md").write_text("do it")
+    env = source()["env"] | {"taskset": {"id": "harbor_env", "tasks_dir": "short"}}
+    big = {"name": "Qwen/Qwen3-8B"}
+    yield pace.check(plan("prime-rl", inference={}, model=big, sources=[{"env": env}], orchestrator={"batch_size": 8}))
+    Qwen3Config().save_pretrained(tmp_path / "empty")
+    yield sampling_speed.check(plan(model={"name": "empty"}, sources=[{"env": env}]))
+
+
 DAEMON = {"ServerVersion": "1", "SecurityOptions": ["name=seccomp,profile=default", "name=userns"]}
 NOT_SEEN = "Error response from daemon: invalid mount config for type: bind source path does not exist: /x"
 
@@ -321,6 +338,7 @@ def test_every_red_and_yellow_finding_has_remedy_and_key(recorded_findings, plan
         several_machines(plan, source, monkeypatch),
         key_mistakes(plan, source, monkeypatch),
         format_mistakes(plan, tmp_path),
+        slow_sampling(plan, source, tmp_path),
         docker_mistakes(plan, source, monkeypatch, tmp_path),
         prime_rl_mistakes(plan, monkeypatch, tmp_path),
         machine_mistakes(plan, source, monkeypatch, tmp_path),

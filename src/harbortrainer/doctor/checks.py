@@ -59,6 +59,13 @@ def examine_machine(plan: LaunchPlan) -> list[Finding]:
     return [finding for check in checks for finding in check(plan)]
 
 
+def measure_policy(plan: LaunchPlan) -> list[Finding]:
+    """Load the policy into the embedded engine's sampler and measure its speed. Run it last."""
+    from harbortrainer.doctor import sampling_speed
+
+    return list(sampling_speed.check(plan))
+
+
 def examine_policy(plan: LaunchPlan) -> list[Finding]:
     """Check the policy with its own libraries, which take seconds to import. Run it after the other checks."""
     from harbortrainer.doctor import policy_checks

@@ -1,4 +1,4 @@
-"""Estimate of the wall time of a trial and a training step on a GPU.
+"""Estimate of the wall time of a trial and a training step on a GPU; for the embedded engine see `sampling_speed`.
 
 Decoding a token reads the weights and the KV caches of all trials on the GPU once. So each trial gets
 `SHARE * bandwidth / (weights + trials * context * cache)` tokens per second. The estimate is meant to be right within a
@@ -42,11 +42,13 @@ class Pace:
     """Max tokens over all turns."""
     tokens_a_second: float
     card: str
-    """Name of the GPU that samples."""
+    """Name of what samples."""
+    turn_s: float = TURN_S
+    """Seconds per turn without sampling."""
 
     def trial_seconds(self, share: float = 1.0) -> float:
         """Seconds of a trial that samples this share of its token limit."""
-        return share * (self.tokens / self.tokens_a_second + self.turns * TURN_S)
+        return share * (self.tokens / self.tokens_a_second + self.turns * self.turn_s)
 
 
 def check(plan: LaunchPlan) -> Iterator[Finding]:
