@@ -4,8 +4,13 @@ from dataclasses import dataclass, field, replace
 
 from loop_fakes import rollout
 
-from harbortrainer.engines.local.evaluation import eval_metrics, eval_result, plan_evaluation, sources_at
+from harbortrainer.config.runfile import RunConfig
+from harbortrainer.engines.local.evaluation import Evaluator, eval_metrics, eval_result, plan_evaluation, sources_at
+from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.estimates.interval import mean_reward
+from harbortrainer.runs.display import Display
+from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.transcript_files import TranscriptWriter
 
 
 @dataclass
@@ -63,3 +68,31 @@ def test_pass_at_k_needs_one_solved_trial():
 
 def test_partial_rewards_have_no_pass_at_k():
     assert not any("pass" in name for name in eval_metrics([rollout(0.5)], {"s": 1}))
+
+
+class FakeClient:
+    """A client whose rollouts get a reward of 1."""
+
+    async def run_rollout(self, stream: TwoTasks, index: int, *, seed: int) -> Rollout:
+        return rollout(1.0)
+
+
+def make_evaluator(run: RunFolder) -> Evaluator:
+    env = {"taskset": {"id": "harbor_env", "tasks_dir": "."}}
+    orchestrator = {"train": {"source": [{"name": "s", "env": env}]}}
+    orchestrator["eval"] = {"source": [{"name": "held-out", "interval": 2, "env": env}]}
+    config = RunConfig.model_validate({"model": {"name": "none"}, "orchestrator": orchestrator})
+    transcripts = TranscriptWriter(run.path, max_mb=0)
+    return Evaluator(config, run, {"held-out": TwoTasks()}, FakeClient(), transcripts, Display())  # ty: ignore[invalid-argument-type]
+
+
+async def test_steps_do_not_read_all_metrics_again(tmp_path):
+    """A run of a week has 100 MB of them."""
+    run = RunFolder(tmp_path)
+    run.rollouts.mkdir()
+    await make_evaluator(run).evaluate(2, ["held-out"])
+    evaluator = make_evaluator(run)
+    run.metrics_file.unlink()
+    assert [evaluator.due_sources(step, last=False) for step in (2, 3, 4)] == [[], [], ["held-out"]]
+    await evaluator.evaluate(4, ["held-out"])
+    assert evaluator.due_sources(4, last=True) == []

@@ -62,10 +62,12 @@ class Evaluator:
         held_out = config.orchestrator.eval
         self.intervals = {source.resolved_name: source.interval for source in (held_out.source if held_out else [])}
         self.skip_first = held_out is not None and held_out.skip_first_step
+        self.evaluated = set(evaluations(run))
+        """Steps whose evaluation is on disk. They are read once, since `metrics.jsonl` of a long run is large."""
 
     def due_sources(self, step: int, *, last: bool) -> list[str]:
         """Return the sources to evaluate after this step: all at step 0 and after the last, else the due ones."""
-        if step in evaluations(self.run) or (step == 0 and self.skip_first and not last):
+        if step in self.evaluated or (step == 0 and self.skip_first and not last):
             return []
         return list(self.streams) if last or step == 0 else sources_at(step, self.intervals)
 
@@ -87,6 +89,7 @@ class Evaluator:
         file, rows = self.run.eval_file(step), [r.row(step=step, kind="eval") for r in rollouts]
         write_rows(file, self.transcripts.write(file.stem, rows))
         self.run.metrics.write({"step": step, **whole, **numbers, "time/eval": time.monotonic() - started})
+        self.evaluated.add(step)
         self.run.metrics.publish()
         failed = len(rollouts) - result.n
         note = f", {failed} of {len(rollouts)} trials failed" if failed else ""
