@@ -192,8 +192,8 @@ class ScriptedRun:
         for path in (self.folder.rollouts, self.folder.checkpoints, self.folder.trials):
             path.mkdir(parents=True, exist_ok=True)
 
-    async def train(self) -> None:
-        """Train from the first step to the last."""
+    async def train(self, progress: Progress | None = None) -> None:
+        """Train from the step of `progress`, or from the first step, to the last."""
         fake = self.components
         components = LoopComponents(
             sampler=fake,
@@ -203,4 +203,4 @@ class ScriptedRun:
             display=Display(),
             usage=lambda: (1.0, 1.0),
         )
-        await TrainingLoop(self.config, self.folder, components, Progress()).run_remaining_steps()
+        await TrainingLoop(self.config, self.folder, components, progress or Progress()).run_remaining_steps()

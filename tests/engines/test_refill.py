@@ -84,6 +84,16 @@ async def test_refills_are_bounded_per_step():
     await dispatcher.stop()
 
 
+async def test_batch_after_one_without_a_signal_has_refills_of_its_own():
+    """The first batch has equal rewards; a rollout of each batch fails."""
+    dispatcher = make_dispatcher(lambda n: rollout(None if n in (3, BATCH + 3) else float(n >= BATCH and n % 2)))
+    dispatcher.refills = BATCH // 4
+    batch = await asyncio.wait_for(dispatcher.batch(1), HANG_S)
+    empty, full = batch.arrived[:4], batch.arrived[4:]
+    assert (sum(group.refills for group in empty), sum(group.refills for group in full)) == (0, 1)
+    await dispatcher.stop()
+
+
 @pytest.mark.parametrize("outcome", [it for it in Outcome if it.retries == 0])
 def test_policys_own_outcomes_are_not_played_again(outcome):
     group = Group(id="g", plan=Plan("s", 0), size=GROUP)

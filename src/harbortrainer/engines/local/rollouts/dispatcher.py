@@ -50,7 +50,7 @@ class Dispatcher:
         self.version, self.next_step, self.last_step = step, step + 1, last_step
         self.paused = False
         self.refills = 0
-        """Failed rollouts that were played again since the last batch."""
+        """Failed rollouts that were played again since the last batch, with or without a signal."""
         self.in_flight: dict[asyncio.Task[None], Group] = {}
         self.error: Exception | None = None
         self.changed = asyncio.Event()
@@ -155,8 +155,9 @@ class Dispatcher:
             if self.error is not None:
                 raise self.error
             batch = self.batches.cut(step) if self.batches.ready(step) else None
+            self.refills = self.refills if batch is None else 0
             if batch is not None and batch.samples:
-                self.next_step, self.refills = step + 1, 0
+                self.next_step = step + 1
                 self.start_groups()
                 return batch
             self.start_groups()

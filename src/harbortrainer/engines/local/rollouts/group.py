@@ -19,7 +19,7 @@ from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Plan
 
 MAX_REFILL_PART = 4
-"""A group plays at most a quarter of its size again, and at least one; a step at most a quarter of its batch."""
+"""A group plays at most a quarter of its size again, and at least one; so does a batch, also one without a signal."""
 
 
 class DropReason(StrEnum):
