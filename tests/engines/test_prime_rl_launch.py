@@ -12,9 +12,9 @@ from task_sets import make_task
 
 from harbortrainer.config.reader import read
 from harbortrainer.engines.cleanup import processes_of
-from harbortrainer.engines.prime_rl import checkout
+from harbortrainer.engines.prime_rl import checkout, process
 from harbortrainer.engines.prime_rl.checkout import SOURCE, Checkout
-from harbortrainer.engines.prime_rl.failure_report import report
+from harbortrainer.engines.prime_rl.failure_report import TAIL_BYTES, last_lines, report
 from harbortrainer.engines.prime_rl.start import LABEL, LOCK, LOG, start
 from harbortrainer.errors import UserError
 from harbortrainer.runs.label import owner_state, run_label
@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from harbortrainer.config.reader import read
 from harbortrainer.engines.cleanup import processes_of
-from harbortrainer.engines.prime_rl import checkout
+from harbortrainer.engines.prime_rl import checkout, process
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.engines.prime_rl.start import start
 checkout.find_uv = lambda: None
@@ -189,6 +189,23 @@ def test_reports_child_exit_code_and_last_lines(run_file, stand_in, tmp_path, ca
     err = capfd.readouterr().err
     assert "orchestrator ended with exit code 137" in err
     assert str(log) in err and "MemoryError: no more" in err and "line 3\n" not in err
+
+
+def test_log_has_a_size_limit(run_file, stand_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "LOG_BYTES", 2000)
+    assert start(read(run_file()), stand_in("for n in range(1000): print('line', n)"), []) == 0
+    logs = sorted((tmp_path / "outputs/r").glob("job_*"))
+    assert [log.name for log in logs] == ["job_rl.1.log", LOG], "Prime-RL refuses other names in a new folder"
+    assert all(log.stat().st_size <= 2000 for log in logs)
+    lines = "".join(log.read_text() for log in logs).splitlines()
+    assert len(lines) > 200 and lines == [f"line {n}" for n in range(1000 - len(lines), 1000)]
+
+
+def test_report_reads_the_end_of_a_large_log(tmp_path):
+    (log := tmp_path / "orchestrator.log").write_text("line\n" * TAIL_BYTES + "\x1b[31mMemoryError: no more\x1b[0m\n")
+    lines = last_lines(log)
+    assert lines[-1] == "MemoryError: no more"
+    assert len(lines) < TAIL_BYTES / 4
 
 
 def test_silent_failure_reports_log_path(run_file, stand_in, tmp_path, capfd):

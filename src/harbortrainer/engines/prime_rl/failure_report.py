@@ -3,6 +3,7 @@
 `rl` writes the log of each child to `<run>/logs/latest/` and reports which child failed.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from harbortrainer.engines.prime_rl.stall_detector import Stall
 
 LINES = 20
+TAIL_BYTES = 65536
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FAILED = re.compile(r"(?P<name>[A-Za-z][\w /.-]*?) failed with exit code (?P<code>-?\d+)")
 
@@ -61,9 +63,10 @@ def find_log(run_dir: Path, name: str) -> Path | None:
 
 
 def last_lines(path: Path) -> list[str]:
-    """Return the last lines of a log, without colours."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return [COLOUR.sub("", line) for line in text.splitlines()[-LINES:]]
+    """Return the lines in the last 64 kB of a log, without colours."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return COLOUR.sub("", file.read().decode(errors="replace")).splitlines()
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ Contract: `run` returns the child's exit code, 128 + n if signal n ended it. The
 that Ctrl-C reaches it only once, through this process. If this process dies, the kernel signals the child.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import BinaryIO
 
 from harbortrainer.engines.prime_rl.stall_detector import Stall
 from harbortrainer.engines.programs import terminate_with_parent
+from harbortrainer.runs.log_files import LOG_BYTES
 
 CHECK_INTERVAL_S = 2.0
 """Seconds between two stall checks."""
@@ -34,7 +36,7 @@ class Child:
     Args:
         command: Its arguments.
         environment: All of its environment variables.
-        log: File to which its output is appended.
+        log: File to which its output is appended; see `rotating_log`.
         grace_s: Seconds between a signal and SIGKILL.
         check_stall: Called regularly; a child that stalls is ended.
     """
@@ -124,14 +126,23 @@ class Child:
     def _tee(self) -> None:
         assert self._process.stdout is not None
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        with closing(rotating_log(self._log)) as log:
             for line in self._process.stdout:
-                self._copy(line, log)
+                self._copy(line.decode(errors="replace"), log)
 
-    def _copy(self, line: bytes, log: BinaryIO) -> None:
-        log.write(line)
-        log.flush()
-        text = line.decode(errors="replace")
-        self.tail.append(text.rstrip("\n"))
+    def _copy(self, text: str, log: logging.Handler) -> None:
+        line = text.rstrip("\n")
+        log.handle(logging.makeLogRecord({"msg": line}))
+        self.tail.append(line)
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def rotating_log(path: Path) -> RotatingFileHandler:
+    """Open a log that is renamed to `NAME.1.log` before it exceeds `LOG_BYTES`.
+
+    It takes the place of the one before. Prime-RL accepts names like `job_*.log` in the folder of a new run.
+    """
+    log = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    log.namer = lambda _name: str(path.with_suffix(f".1{path.suffix}"))
+    return log

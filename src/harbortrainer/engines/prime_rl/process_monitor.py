@@ -6,7 +6,6 @@ Processes of the run have `HARBORTRAINER_RUN` in their environment. Those of an 
 a child of the server: the processes that it forks for its sandboxes have its command line until they exec.
 """
 
-import os
 import re
 import time
 from contextlib import suppress
@@ -16,14 +15,13 @@ from pathlib import Path
 import psutil
 
 from harbortrainer.engines.cleanup import processes_of
-from harbortrainer.engines.prime_rl.failure_report import COLOUR, find_log, last_lines
+from harbortrainer.engines.prime_rl.failure_report import find_log, last_lines
 from harbortrainer.engines.prime_rl.stall_detector import Snapshot, Stall, StallDetector
 
 ORCHESTRATOR_LOG = "orchestrator.log"
 IN_FLIGHT = re.compile(r"Train batch .*?(?P<count>\d+) inflight episodes \([^)]*\)")
 """The orchestrator's status line, written every `log.interval` seconds."""
 
-TAIL_BYTES = 65536
 SPAWNED = "spawn_main"
 """In the command line of a process that multiprocessing spawned, and of what it forks; not of the resource tracker."""
 
@@ -126,8 +124,6 @@ def _workers(group: list[psutil.Process]) -> frozenset[int]:
 
 def _last_line(log: Path) -> str:
     """Return the orchestrator's last status line."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        lines = COLOUR.sub("", file.read().decode(errors="replace")).splitlines()
-        return next((line for line in reversed(lines) if IN_FLIGHT.search(line)), "")
+    with suppress(OSError):
+        return next((line for line in reversed(last_lines(log)) if IN_FLIGHT.search(line)), "")
     return ""
