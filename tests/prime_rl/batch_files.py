@@ -1,5 +1,6 @@
-"""The batches that Prime-RL's orchestrator writes for the trainer: msgpack of positional `MicroBatch`es."""
+"""What Prime-RL's orchestrator writes: batches for the trainer, msgpack of positional `MicroBatch`es, and episodes."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,3 +39,11 @@ def last_batch(output_dir: Path) -> int:
     """Return the last step whose batch was written, 0 if there is none."""
     steps = [int(path.parent.name.removeprefix("step_")) for path in output_dir.glob("rollouts/step_*/rank_0.bin")]
     return max(steps, default=0)
+
+
+def episodes(output_dir: Path, subset: str) -> Iterator[dict]:
+    """Yield the recorded episodes of all steps: all (`all`), or only trained ones (`effective`)."""
+    for path in sorted(output_dir.glob(f"rollouts/step_*/train/{subset}/traces.jsonl")):
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)

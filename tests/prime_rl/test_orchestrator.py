@@ -2,12 +2,13 @@
 
 import json
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
-from batch_files import Sequence, last_batch, sequences
+from batch_files import Sequence, episodes, last_batch, sequences
 from conftest import MAX_LENGTH, PrimeRL, free_port, trainer_config
 from fakes import make_task
 from metrics_table import documented_metrics, matches
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.prime_rl
 STEPS, BATCH, GROUP = 3, 8, 4
 # A random policy solves nothing. A random reward gives its groups nonzero advantages.
 RANDOM_REWARD = "echo $((RANDOM % 5)) > /logs/verifier/reward.txt"
+OFTEN_NO_REWARD = f"[ $((RANDOM % 2)) = 0 ] || {RANDOM_REWARD}"
+"""Verifier of trials of which a quarter fails: a trial without a reward is retried once."""
 CURRICULUM = {"sampler": {"type": "difficulty_pool"}, "gates": {"signal": {}}}
 
 
@@ -128,9 +131,35 @@ def check_documented_metrics(metrics_file: Path) -> None:
     assert any(sum(row.get(key, 0.0) for key in shares if key.endswith("/mean")) == pytest.approx(1.0) for row in rows)
 
 
+def check_groups(outputs: Path) -> int:
+    """Check that nothing is played in place of a failed trial, and that the others train by their own mean reward.
+
+    Returns:
+        The number of trained groups with a failed trial.
+    """
+    trained = {
+        tuple(sequence.token_ids): max(sequence.advantages, key=abs)
+        for step in range(1, STEPS + 1)
+        for sequence in sequences(outputs, step)
+    }
+    groups = defaultdict(list)
+    for episode in episodes(outputs, "all"):
+        groups[episode["group"]["id"]] += [episode]
+    smaller = 0
+    for group in groups.values():
+        assert len(group) <= GROUP
+        good = [episode["traces"][0] for episode in group if episode["ok"]]
+        rewards = [trace["info"]["harbor"]["reward"] for trace in good]
+        tokens = [tuple(token for node in trace["nodes"] for token in node["token_ids"]) for trace in good]
+        for reward, ids in zip(rewards, tokens, strict=True):
+            assert ids not in trained or trained[ids] == pytest.approx(reward - fmean(rewards))
+        smaller += len(good) < len(group) and any(ids in trained for ids in tokens)
+    return smaller
+
+
 def test_three_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, policy: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        make_task(tmp_path / "tasks" / name, test=RANDOM_REWARD, extra=f"# {name}")
+        make_task(tmp_path / "tasks" / name, test=OFTEN_NO_REWARD, extra=f"# {name}")
     sampled: list[Completion] = []
     with OrchestratorSampler(policy, device="cpu", max_model_len=MAX_LENGTH) as sampler:
         add = sampler.completion_log.add
@@ -156,8 +185,11 @@ def test_three_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, poli
     assert any(advantage for sequence in trained for advantage in sequence.advantages)
     assert set(branches.values()) == {1}, "a trial is one sample"
     check_documented_metrics(outputs / "metrics.jsonl")
+    smaller = check_groups(outputs)
+    assert smaller > 0, "no group with a failed trial was trained"
     assert "no run key" not in (tmp_path / "env_server.log").read_text(), "requests are signed"
     print(
         f"{len({c.session_id for c in sampled})} trials run, {len(branches)} trained in {STEPS} batches, one branch "
-        f"each; policy versions {sorted(versions)}; largest log-probability difference {max_difference:.2g}"
+        f"each, {smaller} smaller groups; policy versions {sorted(versions)}; "
+        f"largest log-probability difference {max_difference:.2g}"
     )

@@ -8,11 +8,10 @@ import copy
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batch_files import last_batch, sequences
+from batch_files import episodes, last_batch, sequences
 from conftest import PrimeRL, free_port, trainer_config
 from documented_outcomes import GOES_ON, SHORT, documented, fault_outcomes
 from fakes import make_task
@@ -37,6 +36,10 @@ GOOD = tuple(f"good-{number}" for number in range(1, 5))
 Prime-RL stops after ten batches' worth of untrainable trials, and most faults give untrainable trials.
 """
 AGENT_TIMEOUT_S = 24.0
+INFLIGHT = 24
+"""Most trials at once; nearly all of them only wait."""
+OWN_RATIO = 3
+"""Share of each such source: Prime-RL draws sources at random, so that a share of 1 may wait for long."""
 OWN_SETTINGS = tuple(name for name, trouble in TROUBLES.items() if trouble.agent or trouble.harness)
 
 
@@ -78,7 +81,7 @@ def copy_source(source: dict, name: str, tasks: Path, ratio: int) -> dict:
 
 def own_settings_source(source: dict, folder: Path, name: str) -> dict:
     """Return the source of one fault that needs its own settings."""
-    own, trouble = copy_source(source, name, tasks_dir(folder, name), 1), TROUBLES[name]
+    own, trouble = copy_source(source, name, tasks_dir(folder, name), OWN_RATIO), TROUBLES[name]
     own["env"]["agent"] |= trouble.agent
     own["env"]["agent"]["harness"] |= trouble.harness
     return own
@@ -90,16 +93,18 @@ def write_faulty_configs(folder: Path, policy: Path, url: str) -> tuple[Path, li
     config = json.loads(path.read_text())
     (source,) = config["train"]["source"]
     agent = {"retries": retries(TrialRetriedError, 1).model_dump(), "max_turns": None}
-    harness = SHORT | {"stall_min_s": 8.0, "n_parallel_envs": 12, "keep_trials": "all"}
+    harness = SHORT | {"stall_min_s": 8.0, "n_parallel_envs": INFLIGHT, "keep_trials": "all"}
     source["env"]["agent"] |= agent | {"harness": source["env"]["agent"]["harness"] | harness}
     faults = len(expected()) - len(GOOD)
-    source["ratio"] = faults - len(OWN_SETTINGS)  # so that all faults are equally likely
+    source["serve"]["pool"]["num_workers"] = 1
+    source["curriculum"] = {"gates": {"signal": {}}}  # without a pool: each fault once, in the order of the tasks
+    source["ratio"] = faults - len(OWN_SETTINGS)
     config["train"]["source"].append(copy_source(source, "good", tasks_dir(folder, GOOD[0]), faults))
     config["train"]["source"] += [own_settings_source(source, folder, name) for name in OWN_SETTINGS]
     config |= {"max_steps": 1000, "seq_len": MAX_LENGTH, "batch_size": 4, "group_size": 2}
     config["max_off_policy_steps"] = 1000  # so that no long trial is dropped as stale
     config["train"]["sampling"] = {"max_completion_tokens": 512}
-    config["concurrency"] = {"initial_inflight": 12, "max_inflight": 12}
+    config["concurrency"] = {"initial_inflight": INFLIGHT, "max_inflight": INFLIGHT}
     path.write_text(json.dumps(config))
     servers = [folder / f"env_server_{source['name']}.json" for source in config["train"]["source"]]
     for server, source in zip(servers, config["train"]["source"], strict=True):
@@ -108,14 +113,6 @@ def write_faulty_configs(folder: Path, policy: Path, url: str) -> tuple[Path, li
         }
         server.write_text(json.dumps(server_config))
     return path, servers
-
-
-def episodes(outputs: Path, subset: str) -> Iterator[dict]:
-    """Yield the episodes that Prime-RL recorded: all (`all`), or only trained ones (`effective`)."""
-    for path in sorted(outputs.glob(f"rollouts/step_*/train/{subset}/traces.jsonl")):
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def recorded_tasks(outputs: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """Prime-RL's trainer and the embedded learner make the same updates from the same batches, for each loss of both."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -50,9 +51,9 @@ def batch(policy: Path, seed: int) -> list[Sample]:
     return samples
 
 
-def write(prime_rl: PrimeRL, run: Path, samples: list[Sample], step: int) -> None:
-    """Write the batch of a step with Prime-RL's own packing."""
-    rows = [
+def rows_of(samples: list[Sample]) -> list[dict]:
+    """Return the samples as Prime-RL's `TrainingSample`s."""
+    return [
         {
             "token_ids": s.token_ids,
             "mask": s.mask,
@@ -63,11 +64,19 @@ def write(prime_rl: PrimeRL, run: Path, samples: list[Sample], step: int) -> Non
         }
         for s in samples
     ]
-    file = run / f"samples_{step}.json"
-    file.write_text(json.dumps(rows))
-    arguments = [file, SEQ_LEN, run / f"rollouts/step_{step}/rank_0.bin"]
+
+
+@pytest.fixture(scope="module")
+def batches(prime_rl: PrimeRL, policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+    """Two batches, and a folder with what Prime-RL's own packing makes of them."""
+    folder, made = tmp_path_factory.mktemp("batches"), [batch(policy, seed) for seed in (1, 2)]
+    files = [folder / f"samples_{step}.json" for step in (1, 2)]
+    for file, samples in zip(files, made, strict=True):
+        file.write_text(json.dumps(rows_of(samples)))
+    words = [SEQ_LEN, folder, *files]
     program = Path(__file__).with_name("write_batch.py")
-    subprocess.run([prime_rl.python, program, *map(str, arguments)], env=prime_rl.variables(), check=True)
+    subprocess.run([prime_rl.python, program, *map(str, words)], env=prime_rl.variables(), check=True)
+    return made, folder / "rollouts"
 
 
 def adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -90,16 +99,16 @@ def new_learner(policy: Path, loss: LossSettings, start: dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize(("loss", "table"), LOSSES, ids=["default", "ipo"])
-def test_two_updates_match(prime_rl: PrimeRL, policy: Path, tmp_path: Path, loss: LossSettings, table: dict) -> None:
-    batches = [batch(policy, seed) for seed in (1, 2)]
-    for step, samples in enumerate(batches, start=1):
-        write(prime_rl, tmp_path, samples, step)
+def test_two_updates_match(
+    prime_rl: PrimeRL, policy: Path, batches: tuple[list, Path], tmp_path: Path, loss: LossSettings, table: dict
+) -> None:
+    shutil.copytree(batches[1], tmp_path / "rollouts")
     config = trainer_config(tmp_path, policy, steps=2, seq_len=SEQ_LEN, loss=table, optim=OPTIM.model_dump())
     log = tmp_path / "trainer.log"
     assert prime_rl.start("float32-trainer", config, log).wait(300) == 0, log.read_text()[-3000:]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     learner = new_learner(policy, loss, before := adapter(tmp_path, 0))
-    for step, samples in enumerate(batches, start=1):
+    for step, samples in enumerate(batches[0], start=1):
         theirs = {key: value for line in lines if line["step"] == step for key, value in line.items()}
         ours = learner.train(samples)
         parts = len(micro_batches(tmp_path, step))
