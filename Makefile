@@ -91,9 +91,12 @@ python-3.13:
 	else echo "python-3.13: no such interpreter on this machine, so its tests are skipped"; fi
 
 # The submodule is fetched where it is empty; HARBORTRAINER_PRIME_RL names another checkout.
+# Two files at a time, the longest first: they mostly wait for programs to start and for the faults' timeouts.
+test-prime-rl: LONGEST := tests/prime_rl/test_run_on_cpu.py
 test-prime-rl: setup
 	@tools/prime-rl .venv-prime-rl
-	HARBORTRAINER_PRIME_PYTHON=$(PRIME_RL) $(PYTHON) -m pytest tests/prime_rl
+	HARBORTRAINER_PRIME_PYTHON=$(PRIME_RL) $(PYTHON) -m pytest $(AT_ONCE) -n 2 $(LONGEST) \
+		$(filter-out $(LONGEST),$(wildcard tests/prime_rl/test_*.py))
 
 kills: setup
 	$(PYTHON) benchmarks/kills.py --kills 6 --longest 60
