@@ -1,5 +1,6 @@
 """A worker's first trial: the tokenizer loads before the agent's time starts, and the agent gets the context limit."""
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ async def test_tokenizer_loading_does_not_count_as_agent_time(
     assert [record["outcome"] for record in records] == ["completed"] * 3
     assert all(record["timings"]["agent_execution"] < AGENT_S for record in records)
     assert loaded == [str(tokenizer_dir)], "all episodes share one tokenizer"
+    kept = [name for name in logging.root.manager.loggerDict for record in records if record["trial_name"] in name]
+    assert not kept, "Python keeps loggers, and Harbor names some after each trial"
 
 
 @pytest.mark.parametrize(

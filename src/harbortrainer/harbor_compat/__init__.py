@@ -11,6 +11,7 @@ Each `PrivateApi` below lists what its module uses; `tests/harbor_compat` tests 
 Invariant: importing this module imports neither harbor nor litellm.
 """
 
+import logging
 import os
 import traceback
 from collections.abc import Callable, Iterable
@@ -210,6 +211,20 @@ def count_chat_answers(agent: "BaseAgent") -> int | None:
 
     chat = getattr(agent, "_chat", None)
     return None if not isinstance(chat, Chat) else sum(message["role"] == "assistant" for message in chat.messages)
+
+
+def forget_loggers(trial_name: str) -> None:
+    """Remove the loggers that Harbor has named after an ended trial.
+
+    A trial has about six of them, 5 kB. Python keeps every logger, so that a worker would grow with each trial.
+    """
+    loggers = logging.root.manager.loggerDict
+    for name in [name for name in loggers if trial_name in name]:
+        before, found, _ = f"{name}.".partition(f".{trial_name}.")
+        if found:
+            parent = f"{before}.{trial_name}".rpartition(".")[0]
+            logging.getLogger(parent)  # a name without a logger of its own would list every trial below it
+            del loggers[name]
 
 
 def redact_long_values(trial: "Trial", min_chars: int) -> None:

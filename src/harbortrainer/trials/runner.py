@@ -25,7 +25,14 @@ from pydantic import ValidationError
 from harbortrainer.config.explain import explain
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, trust_remedy
 from harbortrainer.errors import UserError
-from harbortrainer.harbor_compat import llm_client, on_new_environment, prepare, raised_reading_task, redact_long_values
+from harbortrainer.harbor_compat import (
+    forget_loggers,
+    llm_client,
+    on_new_environment,
+    prepare,
+    raised_reading_task,
+    redact_long_values,
+)
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
@@ -311,6 +318,7 @@ async def _clean_up(spec: TrialSpec, config: "TrialConfig", record: TrialRecord 
     """Remove the trial's folder, or only the secrets in it, depending on `keep_trials`, and the oldest kept folders."""
     from harbortrainer.trials.trial_spec import writes_key
 
+    forget_loggers(config.trial_name)
     folder = Path(spec.trials_dir) / config.trial_name
     failed = record is not None and not record.outcome.trains
     if spec.keep_trials == "none" or (spec.keep_trials == "failed" and not failed):
