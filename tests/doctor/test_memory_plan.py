@@ -4,7 +4,7 @@ import pytest
 import torch
 from sampler_setup import sample_for_training
 from tiny_model import build_tiny_model
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
 from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.doctor import gpus
@@ -14,6 +14,7 @@ from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.micro_batch import pack
 from harbortrainer.engines.local.learner.policies import LoraPolicy
+from harbortrainer.engines.local.learner.trained_policy import recompute_activations
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.sampler import Sampler
 from harbortrainer.engines.local.weight_update import update_weights
@@ -83,6 +84,32 @@ def test_saved_activations_equal_the_count(folder, checkpointing, tokens):
     if checkpointing:
         memory_count.recompute_activations(empty)
     assert saved == pytest.approx(tokens * memory_count.saved_bytes_per_token(empty), rel=0.005)
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+PATTERN = ["sliding_attention", "full_attention"] * 3
+LAYERED = {
+    "equal layers": Qwen3Config(vocab_size=256, num_hidden_layers=6, **SMALL),
+    "windows": Gemma3TextConfig(vocab_size=256, num_hidden_layers=6, layer_types=PATTERN, sliding_window=32, **SMALL),
+    "state spaces": Qwen3NextConfig(
+        vocab_size=256, num_hidden_layers=6, layer_types=[*["linear_attention"] * 5, "full_attention"],
+        mlp_only_layers=[*range(6)], linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16,
+        linear_value_head_dim=16, **SMALL,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("config", LAYERED.values(), ids=LAYERED)
+def test_few_layers_give_the_count_of_all(monkeypatch, config, checkpointing):
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(config).eval()
+    if checkpointing:
+        recompute_activations(base)
+    counted = memory_count.saved_bytes_per_token(base)
+    assert len(base.get_decoder().layers) == 6, "the model is as before"
+    monkeypatch.setattr(memory_count, "_COUNTED_LAYERS", 7)
+    assert counted == memory_count.saved_bytes_per_token(base) > 0
 
 
 def test_logits_of_a_chunk_are_counted(folder):
