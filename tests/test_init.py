@@ -1,5 +1,6 @@
 """`harbortrainer init` writes a run file that the engines accept, for the tasks, model and machine that it finds."""
 
+import json
 import re
 import shutil
 import tomllib
@@ -191,6 +192,18 @@ def test_run_gets_a_folder_of_its_own(folder):
     (folder / "outputs/harbor_tasks").mkdir(parents=True)
     assert main(["init", str(SAMPLES), "--model", "model"]) == 0
     assert load("run.toml").run.name == "harbor_tasks-2"
+
+
+def test_model_with_a_short_context_gets_the_plain_agent(folder, capfd):
+    build_tiny_model(folder / "model")
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    assert main(["init", str(SAMPLES), "--model", "model"]) == 0
+    assert "  agent    plain: one shell command per answer" in capfd.readouterr().out
+    for kind in ("train", "eval"):
+        agent = env_of("run.toml", kind)["agent"]
+        assert (agent["max_turns"], agent["harness"]["agent"]) == (5, "plain")
+    assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize("name", ["gpu_16gb.toml", pytest.param("gpu_48gb.toml", marks=pytest.mark.long)])

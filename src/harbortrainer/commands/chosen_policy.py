@@ -1,4 +1,4 @@
-"""The model of a new run file: its chat format, the longest samples that fit, and how many trials run at once.
+"""The model of a new run file: its chat format, the longest samples that fit, how many trials run at once, its agent.
 
 Invariant: the lengths are those of the memory plan that the doctor prints. Without a plan (Prime-RL, or a model whose
 config is not on this machine) they are the model's own context, bounded.
@@ -32,6 +32,7 @@ MAX_SEQ_LEN = 32_768
 _SHORT, _SHORTEST = 4096, 2048
 """Lengths below which fewer trials sample at once instead, and below which a model is refused: Terminus-2's prompt and
 a few turns need as much."""
+_MAX_TURNS, _MAX_PLAIN_TURNS = 20, 5
 _UNPLANNED = 8192
 """Length if the model's config is not on this machine."""
 _INFLIGHT = {"GPU": 24, "CPU": 16}
@@ -54,6 +55,16 @@ class ChosenPolicy:
     """Trials at once that the sampler holds, at least a group."""
     size: float | None
     """Number of parameters, if it is known."""
+
+    @property
+    def needs_plain_agent(self) -> bool:
+        """Whether the samples are too short for the prompts of Terminus-2."""
+        return self.seq_len < _SHORTEST
+
+    @property
+    def max_turns(self) -> int:
+        """Most turns of a trial."""
+        return _MAX_PLAIN_TURNS if self.needs_plain_agent else _MAX_TURNS
 
     @property
     def lr(self) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harbortrainer.commands.chosen_policy import GROUP, ChosenPolicy, choose_policy
 from harbortrainer.commands.chosen_tasks import ChosenTasks, choose_tasks
-from harbortrainer.commands.new_run_file import MAX_TURNS, RunChoices, file_name, run_file
+from harbortrainer.commands.new_run_file import RunChoices, file_name, run_file
 from harbortrainer.config.prime_rl_run import plugin_envs, prime_run
 from harbortrainer.config.reader import RawRun, from_raw
 from harbortrainer.config.runfile import RunBasics
@@ -136,8 +136,8 @@ def trainer_gpus(policy: ChosenPolicy, gpus: Sequence[Gpu]) -> int:
 def timeout_multiplier(tasks: ChosenTasks, policy: ChosenPolicy) -> float:
     """Return the factor that makes the shortest time limit of a task's agent hold the longest trial; at least 1."""
     limits = agent_seconds([*tasks.train, *tasks.held_out])
-    longest = pace.Pace(MAX_TURNS, policy.seq_len, _TOKENS_A_SECOND[policy.device], policy.device).trial_seconds()
-    return max(1.0, math.ceil(longest / min(limits)))
+    longest = pace.Pace(policy.max_turns, policy.seq_len, _TOKENS_A_SECOND[policy.device], policy.device)
+    return max(1.0, math.ceil(longest.trial_seconds() / min(limits)))
 
 
 def command_of(order: InitOrder) -> str:
@@ -186,6 +186,8 @@ def summary(order: InitOrder, choices: RunChoices, choice: EngineChoice) -> Iter
     counts = f"{len(tasks.train)} to train on, {len(tasks.held_out)} held out"
     yield f"  tasks    {counts}, in {tasks.sandbox.kind} sandboxes"
     yield f"  model    {policy.name}, LoRA, samples of up to {policy.seq_len} tokens ({policy.seq_len_reason})"
+    if policy.needs_plain_agent:
+        yield "  agent    plain: one shell command per answer, since Terminus-2's prompts are too long for this model"
     yield f"  engine   {choice.engine} ({choice.reason})"
     yield f"  step     {choices.groups} tasks x {GROUP} trials, {choices.inflight} at once"
 

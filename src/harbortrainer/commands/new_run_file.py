@@ -23,7 +23,6 @@ ENOUGH_TASKS = math.ceil(0.25 / LARGEST_ERROR**2)
 """Held-out tasks that the doctor asks for."""
 DOCKER_TRIALS = 24
 """Trials at once in Docker, which has 30 networks by default."""
-MAX_TURNS = 20
 _ANSWER_SHARE, _LONGEST_ANSWER = 4, 4096
 _GROUPS = {"GPU": 16, "CPU": 8}
 _STEPS = {"GPU": 100, "CPU": 20}
@@ -204,7 +203,7 @@ def _source(choices: RunChoices, kind: str) -> Iterator[tuple[str, Sequence[Key]
     pool = {"type": "static", "num_workers": workers}
     tables = {
         "serve": [Key("pool", pool, f"processes that run trials, for {_TRIALS_PER_WORKER} trials each")],
-        "env.agent": [Key("max_turns", MAX_TURNS, "of the agent; most trials end by themselves before")],
+        "env.agent": [Key("max_turns", choices.policy.max_turns, "of the agent; most trials end by themselves before")],
         "env.agent.harness": _harness(choices),
     }
     for table, keys in tables.items():
@@ -213,8 +212,13 @@ def _source(choices: RunChoices, kind: str) -> Iterator[tuple[str, Sequence[Key]
 
 def _harness(choices: RunChoices) -> list[Key]:
     tasks = choices.tasks
+    if choices.policy.needs_plain_agent:
+        reason = f"one command per answer; {choices.policy.seq_len} tokens are too few for Terminus-2"
+        agent = [Key("id", PLUGIN_ID, "Harbor's trial"), Key("agent", "plain", f"{reason}; see docs/agents.md")]
+    else:
+        agent = [Key("id", PLUGIN_ID, "Harbor's trial with Terminus-2 as the agent; see docs/agents.md for others")]
     keys = [
-        Key("id", PLUGIN_ID, "Harbor's trial with Terminus-2 as the agent; see docs/agents.md for others"),
+        *agent,
         Key("environment_type", tasks.sandbox.kind, tasks.sandbox.reason),
     ]
     if tasks.sandbox.kwargs:
