@@ -237,6 +237,22 @@ def test_each_bad_task_is_red_or_with_skip_bad_yellow(plan, tmp_path, monkeypatc
     assert levels(machine_checks.check_tasks(run)) == [YELLOW, YELLOW, GREEN, YELLOW]
 
 
+def test_tasks_left_out_are_named_once_and_three_at_most(plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("good", "bad-1", "bad-2", "bad-3", "bad-4", "bad-5"):
+        (tmp_path / "t" / name).mkdir(parents=True)
+        (tmp_path / "t" / name / "task.toml").write_text("version = 1" if name == "good" else "version = ")
+        (tmp_path / "t" / name / "instruction.md").write_text("do it")
+    table = {"id": "harbor_env", "tasks_dir": "t", "skip_bad": True}
+    run = plan(sources=[{"name": side, "env": {"taskset": table | {"split": side}}} for side in ("train", "eval")])
+    found = list(machine_checks.check_tasks(run))
+    assert [finding.level for finding in found] == [*[YELLOW] * 4, GREEN, YELLOW]
+    assert [f"bad-{n}" in found[n - 1].what for n in (1, 2, 3)] == [True] * 3
+    assert found[3].what == "t: 2 more tasks are unreadable or duplicates" and "tasks list t" in found[3].do
+    run = plan(sources=[{"env": {"taskset": table | {"skip_bad": False}}}])
+    assert levels(machine_checks.check_tasks(run))[:5] == [RED] * 5, "all are named that must be corrected"
+
+
 @pytest.mark.parametrize(
     ("data", "level", "expected"),
     [

@@ -119,6 +119,12 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
     (task / "task.toml").write_text('version = "1.0"\n')
     (task / "instruction.md").write_text("do it")
     yield machine_checks.check_tasks(plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "tasks"}}}]))
+    for number in range(4):
+        (tmp_path / f"torn/{number}").mkdir(parents=True)
+        (tmp_path / f"torn/{number}/task.toml").write_text("= 1")
+    (tmp_path / "torn/one").symlink_to(task)
+    torn = {"id": "harbor_env", "tasks_dir": "torn", "skip_bad": True}
+    yield machine_checks.check_tasks(plan(sources=[{"env": {"taskset": torn}}]))
     yield task_checks.check_leftovers(checked_without_leftovers(plan, tmp_path))
     yield from root_mistakes(plan, tmp_path, monkeypatch)
     yield from difficulty_mistakes(plan, tmp_path)

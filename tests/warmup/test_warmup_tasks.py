@@ -1,5 +1,6 @@
 """Selection of the tasks that a warm-up replays, and what it takes from the run."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,19 @@ def test_multi_step_task_is_skipped_and_named(tmp_path):
     lines: list[str] = []
     assert [task.name for task in tasks_with_solution(tmp_path, lines.append)] == ["csv-clean"]
     assert lines == ["warm-up: skipping tasks without solution/solve.sh: incident-two-steps"]
+
+
+def test_unreadable_and_duplicate_tasks_are_skipped_and_named(tmp_path):
+    (tmp_path / "csv-clean").symlink_to(SAMPLES / "csv-clean")
+    shutil.copytree(SAMPLES / "csv-clean", tmp_path / "same")
+    for number in range(4):
+        (tmp_path / f"broken-{number}").mkdir()
+        (tmp_path / f"broken-{number}/task.toml").write_text("= 1")
+    lines: list[str] = []
+    assert [task.name for task in tasks_with_solution(tmp_path, lines.append)] == ["csv-clean"]
+    (line,) = lines
+    assert line.startswith("warm-up: skipping unreadable and duplicate tasks: ") and line.endswith(" and 2 more")
+    assert "broken-0/task.toml" in line
 
 
 def test_only_multi_step_tasks_are_refused_before_model_load(tmp_path: Path):

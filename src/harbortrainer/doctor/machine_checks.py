@@ -137,6 +137,8 @@ CHECKPOINTS, CHECKPOINT_BYTES = 3, 14
 """Full fine-tuning: two kept checkpoints and one that is being written, and the bytes per parameter of each."""
 
 RED_SHARE = 0.1
+_SHOWN = 3
+"""Tasks left out by `skip_bad` that are named."""
 DOCKER_ROOT = Path("/var/lib/docker")
 
 
@@ -144,6 +146,7 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
     """Check that each source of tasks loads, and whether its tasks passed `tasks check`."""
     seen: list[TasksetKeys] = []
     tasks: dict[str, list[TaskRef]] = {}
+    reported: set[str] = set()
     for key, table in plan.tasksets.items():
         if table in seen:
             continue
@@ -162,9 +165,14 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
         except UserError as error:
             yield red("tasks", f"{error.where}: {error.what}", error.do, where)
             continue
-        for error in skipped:
-            level = yellow if table.skip_bad and found else red
-            yield level("tasks", f"{error.where}: {error.what}", error.do, where)
+        new = [error for error in skipped if str(error) not in reported]
+        reported |= {*map(str, new)}
+        goes_on = bool(table.skip_bad and found)
+        for error in new[:_SHOWN] if goes_on else new:
+            yield (yellow if goes_on else red)("tasks", f"{error.where}: {error.what}", error.do, where)
+        if goes_on and len(new) > _SHOWN:
+            what = f"{source}: {len(new) - _SHOWN} more tasks are unreadable or duplicates"
+            yield yellow("tasks", what, f"`harbortrainer tasks list {source}` names them", where)
         yield from check_pass_rates(table, found, plan.where(f"{key}.difficulty"))
         if source not in tasks:
             count = f"{len(found)} of {len(found) + len(skipped)}" if skipped else f"{len(found)}"

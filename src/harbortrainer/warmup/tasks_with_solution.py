@@ -7,24 +7,30 @@ from harbortrainer.errors import UserError
 from harbortrainer.tasks.task_folder import TaskRef, load_folder
 
 SOLUTION = "solution/solve.sh"
+_SHOWN = 3
 
 
 def tasks_with_solution(folder: Path, report: Callable[[str], object] = lambda line: None) -> list[TaskRef]:
     """Return the tasks with a single solution; multi-step tasks have one per step and are left out.
 
     Args:
-        folder: Folder of Harbor tasks.
+        folder: Folder of Harbor tasks. Unreadable tasks and duplicates are left out.
         report: Called with one line about the tasks that are left out.
 
     Raises:
-        UserError: The tasks cannot be read, or none has a solution.
+        UserError: No task can be read, or none has a solution.
     """
-    tasks = load_folder(folder)
+    bad: list[UserError] = []
+    tasks = load_folder(folder, skip=bad.append)
     solved = [task for task in tasks if (task.path / SOLUTION).is_file()]
     if not solved:
         raise UserError(
             f"no task has a {SOLUTION}", where=str(folder), do="set warmup.tasks to a folder of tasks with solutions"
         )
+    if bad:
+        named = "; ".join(f"{error.where}: {error.what}" for error in bad[:_SHOWN])
+        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        report(f"warm-up: skipping unreadable and duplicate tasks: {named}{more}")
     if left_out := ", ".join(task.name for task in tasks if task not in solved):
         report(f"warm-up: skipping tasks without {SOLUTION}: {left_out}")
     return solved
