@@ -1,6 +1,5 @@
 """`harbortrainer init` writes a run file that the engines accept, for the tasks, model and machine that it finds."""
 
-import json
 import re
 import shutil
 import tomllib
@@ -194,16 +193,18 @@ def test_run_gets_a_folder_of_its_own(folder):
     assert load("run.toml").run.name == "harbor_tasks-2"
 
 
-def test_model_with_a_short_context_gets_the_plain_agent(folder, capfd):
-    build_tiny_model(folder / "model")
-    config = json.loads(Path("model/config.json").read_text())
-    Path("model/config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
-    assert main(["init", str(SAMPLES), "--model", "model"]) == 0
-    assert "  agent    plain: one shell command per answer" in capfd.readouterr().out
+@pytest.mark.parametrize(("name", "context", "agent"), [
+    ("me/short-1.7B", 1024, "plain"), ("me/small-135M", 8192, "plain"), ("me/large-1.7B", 8192, None),
+])  # fmt: skip
+def test_model_that_is_too_small_for_terminus_gets_the_plain_agent(folder, hub, capfd, name, context, agent):
+    config = qwen3(512, 1536, 4, 16, tied=True)
+    config.max_position_embeddings = context
+    config.save_pretrained(hub / f"models--{name.replace('/', '--')}/snapshots/one")
+    assert main(["init", str(SAMPLES), "--model", name]) == 0
+    assert ("  agent    plain: one shell command" in capfd.readouterr().out) == (agent is not None)
     for kind in ("train", "eval"):
-        agent = env_of("run.toml", kind)["agent"]
-        assert (agent["max_turns"], agent["harness"]["agent"]) == (5, "plain")
-    assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
+        table = env_of("run.toml", kind)["agent"]
+        assert (table["max_turns"], table["harness"].get("agent")) == (5 if agent else 20, agent)
 
 
 @pytest.mark.parametrize("name", ["gpu_16gb.toml", pytest.param("gpu_48gb.toml", marks=pytest.mark.long)])

@@ -32,6 +32,8 @@ MAX_SEQ_LEN = 32_768
 _SHORT, _SHORTEST = 4096, 2048
 """Lengths below which fewer trials sample at once instead, and below which a model is refused: Terminus-2's prompt and
 a few turns need as much."""
+_SMALL = 3e8
+"""Parameters below which a model writes no JSON for Terminus-2, as seen on SmolLM2-135M-Instruct."""
 _MAX_TURNS, _MAX_PLAIN_TURNS = 20, 5
 _UNPLANNED = 8192
 """Length if the model's config is not on this machine."""
@@ -58,8 +60,8 @@ class ChosenPolicy:
 
     @property
     def needs_plain_agent(self) -> bool:
-        """Whether the samples are too short for the prompts of Terminus-2."""
-        return self.seq_len < _SHORTEST
+        """Whether the model is too small for Terminus-2, or its context too short for the prompts."""
+        return self.seq_len < _SHORTEST or (self.size or _SMALL) < _SMALL
 
     @property
     def max_turns(self) -> int:

@@ -187,7 +187,7 @@ def summary(order: InitOrder, choices: RunChoices, choice: EngineChoice) -> Iter
     yield f"  tasks    {counts}, in {tasks.sandbox.kind} sandboxes"
     yield f"  model    {policy.name}, LoRA, samples of up to {policy.seq_len} tokens ({policy.seq_len_reason})"
     if policy.needs_plain_agent:
-        yield "  agent    plain: one shell command per answer, since Terminus-2's prompts are too long for this model"
+        yield "  agent    plain: one shell command per answer; this model is too small for Terminus-2 (docs/agents.md)"
     yield f"  engine   {choice.engine} ({choice.reason})"
     yield f"  step     {choices.groups} tasks x {GROUP} trials, {choices.inflight} at once"
 

@@ -213,8 +213,8 @@ def _source(choices: RunChoices, kind: str) -> Iterator[tuple[str, Sequence[Key]
 def _harness(choices: RunChoices) -> list[Key]:
     tasks = choices.tasks
     if choices.policy.needs_plain_agent:
-        reason = f"one command per answer; {choices.policy.seq_len} tokens are too few for Terminus-2"
-        agent = [Key("id", PLUGIN_ID, "Harbor's trial"), Key("agent", "plain", f"{reason}; see docs/agents.md")]
+        reason = "one command per answer; this model is too small for Terminus-2; see docs/agents.md"
+        agent = [Key("id", PLUGIN_ID, "Harbor's trial"), Key("agent", "plain", reason)]
     else:
         agent = [Key("id", PLUGIN_ID, "Harbor's trial with Terminus-2 as the agent; see docs/agents.md for others")]
     keys = [
