@@ -3,6 +3,7 @@
 One run, with two restarts: the trainer is killed, then a worker of the env server.
 """
 
+import json
 import os
 import re
 import signal
@@ -190,3 +191,19 @@ def check_export(folder: Path, out: Path) -> None:
     assert {name.removeprefix("base_model.model.") for name in ours} == theirs.keys()
     assert all(theirs[name.removeprefix("base_model.model.")].equal(tensor) for name, tensor in ours.items())
     assert any("lora_B" in name and tensor.any() for name, tensor in ours.items())
+
+
+def test_vllm_samples_with_each_adapter(prime_rl: PrimeRL, tmp_path: Path) -> None:
+    if subprocess.run([prime_rl.python, "-c", "import vllm"], capture_output=True, check=False).returncode:
+        pytest.skip("Prime-RL's environment has no vLLM; `tools/prime-rl FOLDER --vllm` installs one")
+    words = ["--max-steps", "3", "--orchestrator.batch-size", str(BATCH), "--orchestrator.eval", "None"]
+    with started(tmp_path, *words, "--vllm") as run:
+        run.process.wait(600)
+    assert run.process.returncode == 0, run.text[-6000:]
+    log = (run.folder / "logs/latest/inference.log").read_text()
+    assert "Initializing a V1 LLM engine (v0.26.0)" in log
+    loaded = re.findall(r"Loaded new LoRA adapter: name '\S+', path '\S*/step_(\d+)'", log)
+    assert list(map(int, loaded)) == list(range(len(loaded))) and len(loaded) >= 3
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    (first,) = [row["mismatch_kl/all/mean"] for row in rows if row["step"] == 1 and "mismatch_kl/all/mean" in row]
+    assert first < 1e-4, "vLLM and the trainer have the same policy, both in float32"

@@ -64,22 +64,28 @@ def test_missing_python_and_packages_are_refused(checkout, monkeypatch, capfd) -
     assert f"{checkout / 'python'}: no Python with Prime-RL's packages; run `tools/prime-rl" in refusal(capfd)
     monkeypatch.setenv("HARBORTRAINER_PRIME_PYTHON", sys.executable)
     assert f"{sys.executable}: packages missing: torchdata modelexpress; run `tools/prime-rl" in refusal(capfd)
+    monkeypatch.setattr(train_on_cpu, "NEEDED", ("torch",))
+    assert "packages missing: vllm; run `tools/prime-rl .venv-prime-rl-vllm --vllm`" in refusal(capfd, "--vllm")
 
 
 def test_existing_run_is_refused_before_the_warm_up(checkout, tmp_path, monkeypatch, capfd) -> None:
-    monkeypatch.setattr(train_on_cpu, "check_machine", lambda *_: None)
+    monkeypatch.setattr(train_on_cpu, "check_machine", lambda *_, **__: None)
     (tmp_path / "outputs/r/rollouts").mkdir(parents=True)
     words = ["--output-dir", str(tmp_path / "outputs"), "--run.name", "r"]
     assert f"{tmp_path / 'outputs/r'}: this run exists; pass --resume" in refusal(capfd, *words)
 
 
-def test_run_file_for_rl_has_prime_rl_keys_only(tmp_path) -> None:
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", None])
+def test_run_file_for_rl_has_prime_rl_keys_only(tmp_path, url) -> None:
     file = tmp_path / "configs/cpu.toml"
     config = load(QUICKSTART)
-    values = train_on_cpu.settings(config, Path("the/policy"), "http://127.0.0.1:9")
+    values = train_on_cpu.settings(config, Path("the/policy"), url)
     train_on_cpu.write_run_file(read(QUICKSTART), values, file)
     written = tomllib.loads(file.read_text())
     assert {"seed", "warmup"} & written.keys() == set()
     assert written["trainer"]["model"]["ac_offloading"] == "None"
     run = prime_run(read(file))
     assert (run.run_dir, run.model.name) == (config.run_dir, "the/policy")
+    assert (run.inference is None) == (url is not None), "rl starts vLLM, or nothing"
+    port = run.inference.server.port if run.inference else 9
+    assert written["orchestrator"]["model"]["client"]["base_url"] == f"http://127.0.0.1:{port}/v1"

