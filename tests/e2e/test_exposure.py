@@ -67,8 +67,9 @@ async def reward_by_harbor(task: Path) -> object:
 SIDE = (
     "{image: debian:12-slim, command: [sh, -c, 'echo ready > /shared/ready; sleep infinity'], volumes: ['kept:/shared']"
 )
+QUICK = "sidecar, named volume, passwords with defaults"
 HONEST = {
-    "sidecar, named volume, passwords with defaults": (
+    QUICK: (
         {
             "docker-compose.yaml": """
 services:
@@ -125,7 +126,9 @@ services:
 }
 
 
-@pytest.mark.parametrize("case", HONEST)
+@pytest.mark.parametrize(
+    "case", [next(iter(HONEST)), *(pytest.param(it, marks=pytest.mark.long) for it in [*HONEST][1:])]
+)
 async def test_honest_compose_task_gets_harbors_reward(case: str, tmp_path: Path) -> None:
     files, test = HONEST[case]
     task = make_task(tmp_path / "honest", test=test, files=files)

@@ -143,7 +143,7 @@ async def test_stall_limit_uses_all_answers_of_server_in_worker(tmp_path: Path, 
             assert await outcome_of("hangs-after-a-turn", "other") == "model_error"
 
 
-@pytest.mark.parametrize("fault", ["hangs-after-a-turn", "answers-500"])
+@pytest.mark.parametrize("fault", ["hangs-after-a-turn", pytest.param("answers-500", marks=pytest.mark.long)])
 async def test_server_fault_with_harbor_terminus_is_model_error(
     tmp_path: Path, tokenizer_dir: Path, fault: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import sabotage
 from sabotages import REWARDS
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PATIENCE_S = 600
 STOPPED = re.compile(r"^stopped: task \S+, trial \S+: its reward is (\S+), but its record says (\S+)", re.MULTILINE)
@@ -35,20 +35,16 @@ def run_with_fault(fault: str, config: Path) -> Generator[subprocess.Popen[str]]
         process.wait()
 
 
-def test_reward_that_differs_from_record_stops_run_before_training(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """Only the first fault, since a run takes half a minute of CPU; all of them with `--all-mutations`."""
-    for fault in list(REWARDS)[: None if request.config.getoption("--all-mutations") else 1]:
-        folder = tmp_path / fault.replace(" ", "-")
-        with run_with_fault(fault, mini_run.write_run(folder, evaluates=False)) as process:
-            output = process.communicate(timeout=PATIENCE_S)[0]
-        assert process.returncode == 1, output
-        stopped = STOPPED.search(output)
-        assert stopped is not None, output
-        trained, recorded = map(float, stopped.groups())
-        assert trained == WRONG_REWARD[fault](recorded) != recorded
-        run = folder / "outputs" / "mini"
-        assert not (run / "metrics.jsonl").exists()
-        assert not list((run / "checkpoints").iterdir())
-        assert "Traceback" not in output
+@pytest.mark.parametrize("fault", REWARDS)
+def test_reward_that_differs_from_record_stops_run_before_training(tmp_path: Path, fault: str) -> None:
+    with run_with_fault(fault, mini_run.write_run(tmp_path, evaluates=False)) as process:
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 1, output
+    stopped = STOPPED.search(output)
+    assert stopped is not None, output
+    trained, recorded = map(float, stopped.groups())
+    assert trained == WRONG_REWARD[fault](recorded) != recorded
+    run = tmp_path / "outputs" / "mini"
+    assert not (run / "metrics.jsonl").exists()
+    assert not list((run / "checkpoints").iterdir())
+    assert "Traceback" not in output

@@ -9,7 +9,7 @@ from pathlib import Path
 import mini_run
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PATIENCE_S = 600
 SLOW_CLOSE = """

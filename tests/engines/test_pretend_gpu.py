@@ -139,7 +139,7 @@ def test_detects_batch_prepared_on_learner_stream(folder, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, id="lora"),
+        pytest.param({}, id="lora", marks=pytest.mark.long),
         pytest.param({"dtype": "bfloat16"}, id="bf16"),
         pytest.param({"lora": None}, id="full", marks=pytest.mark.long),
         pytest.param({"quantization": "nf4"}, id="nf4", marks=pytest.mark.long),

@@ -166,7 +166,13 @@ def test_logprob_check_passes_correct_run(rig_of, scheme, dtype):
     assert rig.max_metrics["proof/spread"] < 2
 
 
-@pytest.mark.parametrize("name", ["shift of 0.05", "never updated", "scaled by 1.05", "version -1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("shift of 0.05", "never updated"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("scaled by 1.05", "version -1")),
+    ],
+)
 def test_logprob_check_stops_faulty_sampler(rig_of, name):
     rig = rig_of("bfloat16", "nf4")
     with sabotaged(name):

@@ -71,6 +71,7 @@ def test_local_model_samples_with_adapter(tmp_path: Path, base: Path) -> None:
     assert said_by(write_prime_rl_run(tmp_path / "prime", trained, base)) == answer
 
 
+@pytest.mark.long
 def test_checkpoint_is_served_on_its_quantized_base(tmp_path: Path, base: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     checkpoint = write_adapter(tmp_path / "run" / "checkpoints" / "step_1", base, does_something=False)

@@ -318,6 +318,7 @@ async def test_run_with_key_serves_only_the_run(
     assert [path.name.split("__")[0] for path in (tmp_path / "trials").glob("*__*")] == ["answer"]
 
 
+@pytest.mark.long
 async def test_restarted_server_knows_the_key(tmp_path: Path, run_key: RunKey) -> None:
     async with running(tmp_path, key=run_key) as run:
         first = await run.trial()

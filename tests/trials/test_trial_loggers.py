@@ -25,7 +25,7 @@ def name_loggers(trial: str) -> logging.Logger:
     return own
 
 
-@pytest.mark.parametrize("task", ["fix", "fix.v1"])
+@pytest.mark.parametrize("task", ["fix-of-this-test", "fix-of-this-test.v1"])
 def test_ended_trials_leave_no_logger(loggers: dict, task: str) -> None:
     running = name_loggers(f"{task}__a2")
     name_loggers(f"{task}__a")
@@ -35,8 +35,8 @@ def test_ended_trials_leave_no_logger(loggers: dict, task: str) -> None:
         name_loggers(f"{task}__b{number}")
         forget_loggers(f"{task}__b{number}")
     assert len(loggers) == with_one
-    assert not any("__a." in f"{name}." or "__b" in name for name in loggers)
+    assert not any(f"{task}__a." in f"{name}." or f"{task}__b" in name for name in loggers)
     listed = [own.loggerMap for own in loggers.values() if isinstance(own, logging.PlaceHolder)]
-    assert not any("__b" in child.name for children in listed for child in children)
+    assert not any(f"{task}__b" in child.name for children in listed for child in children)
     assert logging.getLogger(running.name) is running
     assert logging.getLogger(f"{running.name}.harbor.agents.base").parent is running
