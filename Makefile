@@ -114,7 +114,7 @@ parity: setup
 	$(PYTHON) -m pytest --in-containers $(PLAYED) tests/parity
 
 # The tests that are marked so, which `make unit` leaves out.
-LONG = $(shell grep -rl --include 'test_*.py' 'pytest.mark.long' tests)
+LONG = $(shell grep -rlE --include 'test_*.py' 'pytest.mark.long|import .*(ENGINES|engine_marks)' tests)
 long: setup
 	$(PYTHON) -m pytest $(AT_ONCE) --long -m long $(LONG)
 

@@ -34,11 +34,13 @@ def engine_skip_reason(program: Program) -> str:
     return "" if known.returncode == 0 else f"{program} has no base image {BASE} (.ci/run builds Docker's)"
 
 
-ENGINES = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(reason := engine_skip_reason(name)), reason=reason or "-"))
-    for name in PROGRAMS
-]
-"""Parameters: Docker and podman, skipped where not available."""
+def engine_marks(program: Program) -> list[pytest.MarkDecorator]:
+    """Return the marks of a container engine's tests: skipped where it is not available; podman, the slower, `long`."""
+    missing = pytest.mark.skipif(bool(reason := engine_skip_reason(program)), reason=reason or "-")
+    return [missing, *([pytest.mark.long] if program == "podman" else [])]
+
+
+ENGINES = [pytest.param(name, marks=engine_marks(name)) for name in PROGRAMS]
 
 SLIM = f"""\
 FROM {BASE} AS whole

@@ -36,6 +36,12 @@ BAD = {
 }
 
 
+@pytest.fixture(params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.long])])
+def environment_type(request: pytest.FixtureRequest) -> str:
+    """Both environment types; these trials wait for time limits."""
+    return request.getfixturevalue("container") if request.param == "docker" else request.param
+
+
 async def play(
     folder: Path,
     kind: str,
@@ -62,6 +68,7 @@ async def test_agent_that_stops_its_verifier_gets_zero(tmp_path: Path, environme
     assert any(part in record.evidence.lower() for part in sign.split("|")), record.evidence
 
 
+@pytest.mark.long
 async def test_leased_answer_gets_zero_in_a_container(tmp_path: Path, container: str):
     lease = (
         "echo x > /app/answer; perl -e 'use Fcntl; $SIG{IO} = q(IGNORE); open F, q(</app/answer); "

@@ -4,8 +4,9 @@ Each hostile task is also run as a trusted one, which shows that its access is r
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,12 +65,16 @@ async def reward_by_harbor(task: Path) -> object:
     return (result.verifier_result.rewards or {}).get("reward") if result.verifier_result else None
 
 
+def first_quick(cases: Iterable[str], count: int) -> list[Any]:
+    """Return parameters, of which those after the first ones are `long`."""
+    return [pytest.param(case, marks=() if n < count else pytest.mark.long) for n, case in enumerate(cases)]
+
+
 SIDE = (
     "{image: debian:12-slim, command: [sh, -c, 'echo ready > /shared/ready; sleep infinity'], volumes: ['kept:/shared']"
 )
-QUICK = "sidecar, named volume, passwords with defaults"
 HONEST = {
-    QUICK: (
+    "sidecar, named volume, passwords with defaults": (
         {
             "docker-compose.yaml": """
 services:
@@ -126,9 +131,7 @@ services:
 }
 
 
-@pytest.mark.parametrize(
-    "case", [next(iter(HONEST)), *(pytest.param(it, marks=pytest.mark.long) for it in [*HONEST][1:])]
-)
+@pytest.mark.parametrize("case", first_quick(HONEST, 1))
 async def test_honest_compose_task_gets_harbors_reward(case: str, tmp_path: Path) -> None:
     files, test = HONEST[case]
     task = make_task(tmp_path / "honest", test=test, files=files)
@@ -154,7 +157,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("case", first_quick(HOSTILE, 2))
 async def test_folder_of_machine_is_out_of_reach_unless_trusted(case: str, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -181,7 +184,7 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize("case", VARIABLES)
+@pytest.mark.parametrize("case", first_quick(VARIABLES, 2))
 async def test_secret_of_machine_is_out_of_reach_unless_trusted(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ class SwitchableEngine(FaultyEngine):
         return self.fault
 
 
+@pytest.mark.long
 async def test_stall_limit_uses_all_answers_of_server_in_worker(tmp_path: Path, tokenizer_dir: Path) -> None:
     """After answers of 0.6 s from a server, a wait of 9 s is no stall: `stall_factor` is 30.
 
@@ -143,7 +144,8 @@ async def test_stall_limit_uses_all_answers_of_server_in_worker(tmp_path: Path, 
             assert await outcome_of("hangs-after-a-turn", "other") == "model_error"
 
 
-@pytest.mark.parametrize("fault", ["hangs-after-a-turn", pytest.param("answers-500", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["hangs-after-a-turn", "answers-500"])
 async def test_server_fault_with_harbor_terminus_is_model_error(
     tmp_path: Path, tokenizer_dir: Path, fault: str
 ) -> None:

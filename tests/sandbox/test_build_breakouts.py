@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from image_setup import BASE, engine_skip_reason, needs_images, own_podman_store
+from image_setup import BASE, engine_marks, needs_images, own_podman_store
 from ordinary_user import TUN, run_on_image
 
 from harbortrainer.sandbox import network_choice
@@ -19,10 +19,9 @@ from harbortrainer.sandbox.images.container_engine import ContainerEngine
 from harbortrainer.sandbox.layer_store import Store
 
 NAME = "localhost/harbortrainer/breakout"
-_PODMAN = engine_skip_reason("podman")
 BUILDERS = [
     pytest.param("buildah", marks=needs_images),
-    pytest.param("podman", marks=pytest.mark.skipif(bool(_PODMAN), reason=_PODMAN or "-")),
+    pytest.param("podman", marks=engine_marks("podman")),
 ]
 
 # Each command succeeds only outside a sandbox. `FILE`, `PID` and `PORT` are the host's.

@@ -89,7 +89,7 @@ asyncio.run(main())
 WITHOUT_CGROUPS = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"', "sh"]
 
 
-@pytest.fixture(scope="module", params=["user", "root"])
+@pytest.fixture(scope="module", params=["user", pytest.param("root", marks=pytest.mark.long)])
 def measured(request: pytest.FixtureRequest) -> dict[str, tuple[int, bool, int]]:
     """Results by kind of memory: MB in use at the end, whether the sandbox ended, and the number of its notes."""
     command = [sys.executable, "-c", SCRIPT, str(LIMIT_MB)]

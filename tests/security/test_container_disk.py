@@ -19,7 +19,7 @@ from harbortrainer.environment.rollout_state import Attempts, trace_error
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.trials import Outcome
 
-pytestmark = [pytest.mark.docker, pytest.mark.e2e]
+pytestmark = [pytest.mark.docker, pytest.mark.e2e, pytest.mark.long]
 
 MB = 1 << 20
 ATTEMPTS = 3

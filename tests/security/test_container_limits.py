@@ -12,7 +12,7 @@ from fakes import DONE, keys
 from harbortrainer.environment.rollout_state import Attempts, trace_error
 from harbortrainer.trials import Outcome
 
-pytestmark = [pytest.mark.docker, pytest.mark.e2e]
+pytestmark = [pytest.mark.docker, pytest.mark.e2e, pytest.mark.long]
 
 PIDS, MEMORY_MB = 100, 128
 BY_COMPOSE = "services: {main: {environment: {SIDE: '1'}}}\n"
