@@ -196,7 +196,8 @@ def check_export(folder: Path, out: Path) -> None:
 def test_vllm_samples_with_each_adapter(prime_rl: PrimeRL, tmp_path: Path) -> None:
     if subprocess.run([prime_rl.python, "-c", "import vllm"], capture_output=True, check=False).returncode:
         pytest.skip("Prime-RL's environment has no vLLM; `tools/prime-rl FOLDER --vllm` installs one")
-    words = ["--max-steps", "3", "--orchestrator.batch-size", str(BATCH), "--orchestrator.eval", "None"]
+    words = ["--max-steps", "3", "--trainer.scheduler.decay-steps", "3"]
+    words += ["--orchestrator.batch-size", str(BATCH), "--orchestrator.eval", "None"]
     with started(tmp_path, *words, "--vllm") as run:
         run.process.wait(600)
     assert run.process.returncode == 0, run.text[-6000:]
