@@ -44,6 +44,7 @@ async def test_short_key_leaves_numbers(tmp_path: Path, monkeypatch: pytest.Monk
     assert printed.startswith("[REDACTED] false"), "a long secret is still redacted"
 
 
+@pytest.mark.long
 async def test_short_key_of_model_leaves_numbers(tmp_path: Path) -> None:
     """Our own redaction, for an agent whose key Harbor writes into files."""
     spec = TrialSpec(

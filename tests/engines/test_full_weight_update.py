@@ -170,12 +170,13 @@ FAULTS: dict[str, Callable[[], AbstractContextManager]] = {
     "the old version's cache kept": keep_cache,
     "running requests not waited for": do_not_wait,
 }
-DTYPES = ["float32", "bfloat16"]
+DTYPES = {"float32": (), "bfloat16": pytest.mark.long}
+"""Number formats, and the marks of their tests."""
 UNDETECTED = [("one matrix forgotten", "bfloat16"), ("the old version's cache kept", "bfloat16")]
 """Faults whose effect within four steps is smaller than rounding (docs/capture.md)."""
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=marks) for d, marks in DTYPES.items()])
 def test_correct_run_is_not_stopped(rig_of, dtype):
     rig = rig_of(dtype)
     assert rig.stopped_at(5) is None, rig.message
@@ -183,7 +184,13 @@ def test_correct_run_is_not_stopped(rig_of, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [(name, d) for name in FAULTS for d in DTYPES if (name, d) not in UNDETECTED]
+    ("name", "dtype"),
+    [
+        pytest.param(name, d, marks=marks)
+        for name in FAULTS
+        for d, marks in DTYPES.items()
+        if (name, d) not in UNDETECTED
+    ],
 )
 def test_faulty_weight_update_stops_run(rig_of, name, dtype):
     rig = rig_of(dtype)
