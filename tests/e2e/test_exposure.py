@@ -65,9 +65,9 @@ async def reward_by_harbor(task: Path) -> object:
     return (result.verifier_result.rewards or {}).get("reward") if result.verifier_result else None
 
 
-def first_quick(cases: Iterable[str], count: int) -> list[Any]:
-    """Return parameters, of which those after the first ones are `long`."""
-    return [pytest.param(case, marks=() if n < count else pytest.mark.long) for n, case in enumerate(cases)]
+def quick_and_long(cases: Iterable[str]) -> list[Any]:
+    """Return the cases as parameters; those after the second are `long`."""
+    return [pytest.param(case, marks=() if number < 2 else pytest.mark.long) for number, case in enumerate(cases)]
 
 
 SIDE = (
@@ -131,7 +131,8 @@ services:
 }
 
 
-@pytest.mark.parametrize("case", first_quick(HONEST, 0))
+@pytest.mark.long
+@pytest.mark.parametrize("case", HONEST)
 async def test_honest_compose_task_gets_harbors_reward(case: str, tmp_path: Path) -> None:
     files, test = HONEST[case]
     task = make_task(tmp_path / "honest", test=test, files=files)
@@ -157,7 +158,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", first_quick(HOSTILE, 2))
+@pytest.mark.parametrize("case", quick_and_long(HOSTILE))
 async def test_folder_of_machine_is_out_of_reach_unless_trusted(case: str, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -184,7 +185,7 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize("case", first_quick(VARIABLES, 2))
+@pytest.mark.parametrize("case", quick_and_long(VARIABLES))
 async def test_secret_of_machine_is_out_of_reach_unless_trusted(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
