@@ -103,8 +103,7 @@ kills: setup
 
 # Every broken run file, override, task and server's reply; `make unit` runs a sample of them.
 mutations: setup
-	$(PYTHON) -m pytest --all-mutations tests/config/test_mutations.py tests/tasks/test_task_mutations.py \
-		tests/e2e/test_reply_mutations.py
+	$(PYTHON) -m pytest --all-mutations tests/config/test_mutations.py tests/tasks/test_task_mutations.py
 
 # The features of Harbor against Harbor itself; docs/harbor.md holds the table.
 # test-long compares our containers with what Harbor's own trial did when the table was written; `make parity` plays both.

@@ -6,10 +6,15 @@ runs it in this process, as the command line does. A random model never solves a
 random reward, which gives groups nonzero advantages; the tests check tokens, rewards and files, not learning.
 """
 
+import os
 import sys
 from pathlib import Path
 
 from tiny_model import build_tiny_model
+
+FOLDER = Path(__file__).parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{FOLDER.parent}:{FOLDER}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""Variables of a process that runs this file or imports it."""
 
 TASK = """version = "1.0"
 [agent]

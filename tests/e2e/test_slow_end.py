@@ -1,7 +1,6 @@
 """A finished run whose session does not close in time still exits and writes its result files."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +23,9 @@ sys.exit(main(sys.argv[1:]))
 
 def test_finished_run_is_a_harbor_job_even_if_closing_times_out(tmp_path: Path):
     config = mini_run.write_run(tmp_path, steps=1, keep="all", evaluates=False)
-    here = Path(__file__).parent
-    environment = {"PYTHONPATH": f"{here.parent}:{here}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     process = subprocess.run(
         [sys.executable, "-c", SLOW_CLOSE, str(config)],
-        env={**os.environ, **environment}, timeout=PATIENCE_S, check=False, capture_output=True, text=True,
+        env=mini_run.ENVIRONMENT, timeout=PATIENCE_S, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert process.returncode == 0, process.stdout + process.stderr
     run = tmp_path / "outputs" / "mini"

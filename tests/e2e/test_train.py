@@ -7,7 +7,6 @@ environment server are real. A module fixture executes the run once; each test c
 import gzip
 import json
 import math
-import os
 import re
 import signal
 import stat
@@ -43,11 +42,9 @@ STEPS = 3
 
 def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start the command in its own process."""
-    here = Path(__file__).parent
-    environment = {"PYTHONPATH": f"{here.parent}:{here}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     return subprocess.Popen(
-        [sys.executable, str(here / "mini_run.py"), str(config), *arguments],
-        env={**os.environ, **environment},
+        [sys.executable, mini_run.__file__, str(config), *arguments],
+        env=mini_run.ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

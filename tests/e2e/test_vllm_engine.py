@@ -23,14 +23,11 @@ VLLM_PROGRAM = os.environ.get("HARBORTRAINER_VLLM", "")
 
 def play(config: Path, *arguments: str, program: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Execute a whole run with a `vllm` on the PATH, by default the stand-in."""
-    here = Path(__file__).parent
     folder = Path(program).parent if program else write_stand_in(config.parent / "bin")
     path = f"{folder}:{os.environ['PATH']}"
-    added = {"PYTHONPATH": f"{here.parent}:{here}", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PATH": path}
-    command = [sys.executable, str(here / "mini_run.py"), str(config), *arguments]
-    return subprocess.run(
-        command, env=os.environ | added | variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    command = [sys.executable, mini_run.__file__, str(config), *arguments]
+    environment = mini_run.ENVIRONMENT | {"PATH": path} | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def steps(run: Path) -> list[dict]:

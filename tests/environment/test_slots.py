@@ -171,7 +171,8 @@ async def test_taking_all_slots_opens_each_once(tmp_path: Path, opened: list[str
     assert len(opened) == len(set(opened)) == 300
 
 
-async def test_poll_tries_few_of_many_slots(tmp_path: Path, opened: list[str]) -> None:
+async def test_poll_tries_few_of_many_slots(tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_MOST_S", 60.0)  # or a busy machine ends a poll earlier
     others, ours = Slots(tmp_path, 100), Slots(tmp_path, 100)
     async with AsyncExitStack() as held:
         numbers = [await held.enter_async_context(others.hold()) for _ in range(99)]
