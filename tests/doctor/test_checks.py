@@ -5,7 +5,9 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from harbortrainer.doctor import (
     credentials,
@@ -320,8 +322,19 @@ def test_model_too_large_for_embedded_engine_is_red(plan):
 def test_model_size_from_weights_or_name(tmp_path):
     assert gpus.parameters("Qwen/Qwen3-0.6B") == 6e8
     assert gpus.parameters("org/unknown") is None
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2000}}))
+    weights = {"a": np.zeros((3, 5), np.float32), "b": np.zeros(7, np.float16)}
+    save_file(weights, tmp_path / "model.safetensors")
+    assert gpus.parameters(str(tmp_path)) == 22
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 2000}}))
     assert gpus.parameters(str(tmp_path)) == 1000
+    index.write_text(json.dumps({"metadata": {"total_parameters": 500, "total_size": 2000}}))
+    assert gpus.parameters(str(tmp_path)) == 500
+
+
+def test_damaged_weights_have_no_parameters(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    assert gpus.parameters(str(tmp_path)) == 0
 
 
 def test_missing_submodule_is_red_on_prime_rl_only(plan):

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -235,13 +236,26 @@ def config_folders(model: str) -> list[Path]:
     return [folder for folder in folders_of(model) if (folder / "config.json").is_file()]
 
 
+def _elements(file: Path) -> int:
+    """Number of elements of all tensors in a safetensors file, by its header. 0 if the file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 (no mapping)
+    except SafetensorError:
+        return 0
+
+
 def parameters(model: str) -> float | None:
     """Number of parameters of a model, by its weights if they are on this machine, else by its name (`Qwen3-8B`)."""
     for folder in folders_of(model):
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            return json.loads(index.read_text())["metadata"]["total_size"] / 2
+            # Shards may be missing yet. Indexes without this number are from releases that wrote 2 bytes a parameter.
+            metadata = json.loads(index.read_text())["metadata"]
+            return float(metadata.get("total_parameters") or metadata["total_size"] / 2)
         if weights := list(folder.glob("*.safetensors")):
-            return sum(file.stat().st_size for file in weights) / 2
+            return float(sum(map(_elements, weights)))
     named = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", Path(model).name)
     return float(named[1]) * (1e9 if named[2] == "B" else 1e6) if named else None
