@@ -5,6 +5,10 @@
 Creates the run file's policy once. For every dtype it then starts one run per fault of `sabotages.py`, and `--clean`
 runs without a fault, each with its own seed. Trials, sampler and learner are real; each run has its own process.
 Evaluations are left out. `--rig N` adds N faster runs of `logprob_check_rig.py`: ten steps without fault and trials.
+`--rig-faults` adds the sampler's faults there. Their prompts are the instructions of the run file's tasks:
+
+    python benchmarks/sabotage.py --config configs/laptop.toml --model outputs/laptop/model --faults --clean 0 \
+        --rig 10 --rig-faults
 
 On a GPU pass `--dtypes bfloat16`; torch chooses the device.
 """
@@ -17,9 +21,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from logprob_check_rig import LogprobCheckRig
@@ -106,14 +112,26 @@ def make_policy(config: Path, folder: Path) -> Path:
     return folder / "policy"
 
 
-def run_rig(dtype: str, model: Path, seed: int) -> RunResult:
-    """Run ten steps without a fault and without trials, with prompts of random tokens."""
-    chance = random.Random(seed)
-    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-    prompts = [[chance.randrange(10, vocabulary) for _ in range(8 + i)] for i in range(12)]
-    rig = LogprobCheckRig(model, dtype, prompts, group=6, max_tokens=32, seed=seed)
-    stopped = rig.stopped_at(10)
-    return RunResult("none, on the rig", dtype, seed, 10, stopped, rig.message, rig.max_metrics, None)
+def run_rig(name: str, dtype: str, config: Path, model: Path, *, seed: int) -> RunResult:
+    """Run ten steps without trials. The prompts are the instructions of eight tasks of the run file."""
+    from transformers import AutoTokenizer
+
+    from harbortrainer.config.reader import load
+
+    run = load(config)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    tasks = Path(tomllib.loads(config.read_text())["orchestrator"]["train"]["source"][0]["env"]["taskset"]["tasks_dir"])
+    texts = [file.read_text() for file in sorted(tasks.glob("*/instruction.md"))]
+    chosen = random.Random(seed).sample(texts, min(8, len(texts)))
+    asked = [[{"role": "user", "content": text}] for text in chosen]
+    written = [str(tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False)) for m in asked]
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in written]
+    rig = LogprobCheckRig(
+        model, dtype, prompts, group=6, lr=run.trainer.optim.lr, seed=seed, lora=run.trainer.model.lora
+    )  # fmt: skip
+    with nullcontext() if name == "none" else sabotaged(name):
+        stopped = rig.stopped_at(10)
+    return RunResult(f"{name}, on the rig", dtype, seed, stopped or 10, stopped, rig.message, rig.max_metrics, None)
 
 
 def run_all(asked: argparse.Namespace) -> int:
@@ -125,12 +143,15 @@ def run_all(asked: argparse.Namespace) -> int:
         for name in asked.faults:
             played = report(run_once(name, dtype, asked.config, model), asked.json)
             wrong += played.stopped_at is None or played.stopped_at > WITHIN
+        for name in SABOTAGES if asked.rig_faults else ():
+            played = report(run_rig(name, dtype, asked.config, model, seed=0), asked.json)
+            wrong += played.stopped_at is None or played.stopped_at > WITHIN
         clean = [
             *(
                 report(run_once("none", dtype, asked.config, model, seed=seed), asked.json)
                 for seed in range(asked.clean)
             ),
-            *(report(run_rig(dtype, model, seed), asked.json) for seed in range(asked.rig)),
+            *(report(run_rig("none", dtype, asked.config, model, seed=seed), asked.json) for seed in range(asked.rig)),
         ]
         wrong += sum(played.stopped_at is not None for played in clean)
         names = sorted({name for played in clean for name in played.reached})
@@ -159,6 +180,7 @@ def main() -> int:
     parser.add_argument("--faults", nargs="*", default=[*SABOTAGES, *TURNS, *REWARDS, *SAMPLES_OF_TRIALS])
     parser.add_argument("--clean", type=int, default=10, help="whole runs without a fault, per dtype")
     parser.add_argument("--rig", type=int, default=0, help="runs without a fault and without trials, per dtype")
+    parser.add_argument("--rig-faults", action="store_true", help="play the sampler's faults without trials, too")
     parser.add_argument("--json", type=Path, help="file for one JSON line per run")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     asked = parser.parse_args()
