@@ -167,6 +167,7 @@ def test_harbor_viewer_shows_evaluation_as_job(evaluation: ResumedEvaluation) ->
     }
 
 
+@pytest.mark.long
 def test_endpoint_failure_stops_evaluation_without_loss(
     tmp_path: Path, tokenizer_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ async def test_two_workers_share_cap_on_parallel_trials(tmp_path: Path, tokenize
     assert most_at_once(tmp_path / "trials") <= 3
 
 
+@pytest.mark.long
 async def test_cache_salt_is_at_top_level_of_request(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     env = config(tmp_path / "tasks", tmp_path / "trials")

@@ -152,14 +152,8 @@ def rig_of(folder):
     return lambda dtype, scheme: LogprobCheckRig(folder, dtype, prompts, group=6, quantization=scheme)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "dtype"),
-    [
-        ("nf4", "bfloat16"),
-        pytest.param("int8", "bfloat16", marks=pytest.mark.long),
-        pytest.param("nf4", "float32", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("scheme", "dtype"), [("nf4", "bfloat16"), ("int8", "bfloat16"), ("nf4", "float32")])
 def test_logprob_check_passes_correct_run(rig_of, scheme, dtype):
     rig = rig_of(dtype, scheme)
     assert rig.stopped_at(5) is None, rig.message

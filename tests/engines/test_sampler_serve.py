@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from peft import get_peft_model
 from sampler_setup import LORA, PROMPT, Reference, agrees, generate, http, random_adapter, set_adapter
 from tiny_model import build_tiny_model
@@ -15,6 +16,7 @@ from harbortrainer.runs.checkpoints import write_file_list
 COMMAND = [sys.executable, "-c", "import sys; from harbortrainer.cli import main; sys.exit(main())", "serve"]
 
 
+@pytest.mark.long
 def test_serves_run_under_given_name_until_stopped(tmp_path):
     base, checkpoint = build_tiny_model(tmp_path / "base"), tmp_path / "policy" / "checkpoints" / "step_1"
     model, adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LORA), random_adapter(base, seed=1)
