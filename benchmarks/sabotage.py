@@ -4,7 +4,7 @@
 
 Creates the run file's policy once. For every dtype it then starts one run per fault of `sabotages.py`, and `--clean`
 runs without a fault, each with its own seed. Trials, sampler and learner are real; each run has its own process.
-Evaluations are left out. `--rig N` adds N faster runs of `logprob_check_rig.py`: ten steps without fault and trials.
+Evaluations are left out. `--rig N` adds N faster runs of `logprob_check_rig.py`: a few steps without fault and trials.
 `--rig-faults` adds the sampler's faults there. Their prompts are the instructions of the run file's tasks:
 
     python benchmarks/sabotage.py --config configs/laptop.toml --model outputs/laptop/model --faults --clean 0 \
@@ -21,9 +21,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partialmethod
+from functools import partial, partialmethod
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +114,14 @@ def make_policy(config: Path, folder: Path) -> Path:
     return folder / "policy"
 
 
-def run_rig(name: str, dtype: str, config: Path, model: Path, *, seed: int) -> RunResult:
-    """Run ten steps without trials. The prompts are the instructions of eight tasks of the run file."""
+def run_rig(name: str, dtype: str, *, config: Path, model: Path, steps: int, seed: int) -> RunResult:
+    """Run without trials, in a new process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(play_rig, name, dtype, config, model, steps, seed).result()
+
+
+def play_rig(name: str, dtype: str, config: Path, model: Path, steps: int, seed: int) -> RunResult:
+    """Run without trials. The prompts are the instructions of eight tasks of the run file."""
     from transformers import AutoTokenizer
 
     from harbortrainer.config.reader import load
@@ -127,11 +135,11 @@ def run_rig(name: str, dtype: str, config: Path, model: Path, *, seed: int) -> R
     written = [str(tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False)) for m in asked]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in written]
     rig = LogprobCheckRig(
-        model, dtype, prompts, group=6, lr=run.trainer.optim.lr, seed=seed, lora=run.trainer.model.lora
+        model, dtype, prompts, lr=run.trainer.optim.lr, seed=seed, lora=run.trainer.model.lora
     )  # fmt: skip
     with nullcontext() if name == "none" else sabotaged(name):
-        stopped = rig.stopped_at(10)
-    return RunResult(f"{name}, on the rig", dtype, seed, stopped or 10, stopped, rig.message, rig.max_metrics, None)
+        stopped = rig.stopped_at(steps)
+    return RunResult(f"{name}, on the rig", dtype, seed, stopped or steps, stopped, rig.message, rig.max_metrics, None)
 
 
 def run_all(asked: argparse.Namespace) -> int:
@@ -139,19 +147,20 @@ def run_all(asked: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="sabotage-policy-"))
     model = asked.model.resolve() if asked.model else make_policy(asked.config, folder)
     wrong = 0
+    rig = partial(run_rig, config=asked.config, model=model, steps=asked.rig_steps)
     for dtype in asked.dtypes:
         for name in asked.faults:
             played = report(run_once(name, dtype, asked.config, model), asked.json)
             wrong += played.stopped_at is None or played.stopped_at > WITHIN
         for name in SABOTAGES if asked.rig_faults else ():
-            played = report(run_rig(name, dtype, asked.config, model, seed=0), asked.json)
+            played = report(rig(name, dtype, seed=0), asked.json)
             wrong += played.stopped_at is None or played.stopped_at > WITHIN
         clean = [
             *(
                 report(run_once("none", dtype, asked.config, model, seed=seed), asked.json)
                 for seed in range(asked.clean)
             ),
-            *(report(run_rig("none", dtype, asked.config, model, seed=seed), asked.json) for seed in range(asked.rig)),
+            *(report(rig("none", dtype, seed=seed), asked.json) for seed in range(asked.rig)),
         ]
         wrong += sum(played.stopped_at is not None for played in clean)
         names = sorted({name for played in clean for name in played.reached})
@@ -180,6 +189,7 @@ def main() -> int:
     parser.add_argument("--faults", nargs="*", default=[*SABOTAGES, *TURNS, *REWARDS, *SAMPLES_OF_TRIALS])
     parser.add_argument("--clean", type=int, default=10, help="whole runs without a fault, per dtype")
     parser.add_argument("--rig", type=int, default=0, help="runs without a fault and without trials, per dtype")
+    parser.add_argument("--rig-steps", type=int, default=10, help="steps of a run without trials")
     parser.add_argument("--rig-faults", action="store_true", help="play the sampler's faults without trials, too")
     parser.add_argument("--json", type=Path, help="file for one JSON line per run")
     parser.add_argument("--play", help=argparse.SUPPRESS)
