@@ -237,13 +237,13 @@ def config_folders(model: str) -> list[Path]:
 
 
 def _elements(file: Path) -> int:
-    """Number of elements of all tensors in a safetensors file, by its header. 0 if the file is damaged."""
+    """Number of elements of all tensors in a safetensors file, by its header. 0 if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="numpy") as tensors:
             return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 (no mapping)
-    except SafetensorError:
+    except (OSError, SafetensorError):
         return 0
 
 
@@ -252,10 +252,10 @@ def parameters(model: str) -> float | None:
     for folder in folders_of(model):
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            # Shards may be missing yet. Indexes without this number are from releases that wrote 2 bytes a parameter.
+            # The shards may not be downloaded yet. Older indexes have only the size in bytes; 2 a parameter are assumed.
             metadata = json.loads(index.read_text())["metadata"]
             return float(metadata.get("total_parameters") or metadata["total_size"] / 2)
-        if weights := list(folder.glob("*.safetensors")):
-            return float(sum(map(_elements, weights)))
+        if counted := sum(map(_elements, folder.glob("*.safetensors"))):
+            return float(counted)
     named = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z])", Path(model).name)
     return float(named[1]) * (1e9 if named[2] == "B" else 1e6) if named else None
