@@ -101,7 +101,7 @@ test-prime-rl: setup
 kills: setup
 	$(PYTHON) benchmarks/kills.py --kills 6 --longest 60
 
-# Every broken run file, override, task and server's reply; `make unit` runs a sample of them.
+# Every broken run file, override and task; `make unit` runs a sample of them.
 mutations: setup
 	$(PYTHON) -m pytest --all-mutations tests/config/test_mutations.py tests/tasks/test_task_mutations.py
 

@@ -4,11 +4,14 @@
 
 Creates the run file's policy once. For every dtype it then starts one run per fault of `sabotages.py`, and `--clean`
 runs without a fault, each with its own seed. Trials, sampler and learner are real; each run has its own process.
-Evaluations are left out. `--rig N` adds N faster runs of `logprob_check_rig.py`: a few steps without fault and trials.
-`--rig-faults` adds the sampler's faults there. Their prompts are the instructions of the run file's tasks:
+Evaluations are left out.
+
+`--rig N` adds N runs of `logprob_check_rig.py`, which are faster: a few steps without a fault and without trials.
+`--rig-faults` adds such a run for each fault of the sampler. The prompts are the instructions of the run file's
+tasks. For the model of `make demo`, after its warm-up:
 
     python benchmarks/sabotage.py --config configs/laptop.toml --model outputs/laptop/model --faults --clean 0 \
-        --rig 10 --rig-faults
+        --rig 10 --rig-faults --rig-steps 4
 
 On a GPU pass `--dtypes bfloat16`; torch chooses the device.
 """
@@ -128,15 +131,13 @@ def play_rig(name: str, dtype: str, config: Path, model: Path, steps: int, seed:
 
     run = load(config)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    tasks = Path(tomllib.loads(config.read_text())["orchestrator"]["train"]["source"][0]["env"]["taskset"]["tasks_dir"])
+    tasks = Path(run.orchestrator.train.source[0].env["taskset"]["tasks_dir"])
     texts = [file.read_text() for file in sorted(tasks.glob("*/instruction.md"))]
     chosen = random.Random(seed).sample(texts, min(8, len(texts)))
     asked = [[{"role": "user", "content": text}] for text in chosen]
     written = [str(tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False)) for m in asked]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in written]
-    rig = LogprobCheckRig(
-        model, dtype, prompts, lr=run.trainer.optim.lr, seed=seed, lora=run.trainer.model.lora
-    )  # fmt: skip
+    rig = LogprobCheckRig(model, dtype, prompts, lr=run.trainer.optim.lr, seed=seed, lora=run.trainer.model.lora)
     with nullcontext() if name == "none" else sabotaged(name):
         stopped = rig.stopped_at(steps)
     return RunResult(f"{name}, on the rig", dtype, seed, stopped or steps, stopped, rig.message, rig.max_metrics, None)
