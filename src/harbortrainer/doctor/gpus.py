@@ -252,7 +252,7 @@ def parameters(model: str) -> float | None:
     for folder in folders_of(model):
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            # The shards may not be downloaded yet. Older indexes have only the size in bytes; 2 a parameter are assumed.
+            # The shards may not be downloaded yet. Older indexes have only the bytes; 2 a parameter are assumed.
             metadata = json.loads(index.read_text())["metadata"]
             return float(metadata.get("total_parameters") or metadata["total_size"] / 2)
         if counted := sum(map(_elements, folder.glob("*.safetensors"))):
