@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy
+from safetensors.numpy import save_file
 from tiny_model import QWEN3_TOKENS, build_tiny_tokenizer
 
 RUN_FILE = """
@@ -35,7 +37,7 @@ def write_project(folder: Path) -> Path:
     (folder / "tasks" / "one" / "environment" / "Dockerfile").write_text("FROM debian:12-slim\n")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text('{"model_type": "qwen3"}')
-    (folder / "model" / "model.safetensors").write_text("{}")
+    save_file({"weight": numpy.zeros(1, "float32")}, folder / "model" / "model.safetensors")
     tokenizer = build_tiny_tokenizer()
     tokenizer.add_tokens(QWEN3_TOKENS, special_tokens=True)
     tokenizer.save_pretrained(folder / "model")
