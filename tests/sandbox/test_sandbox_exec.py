@@ -19,6 +19,13 @@ async def test_passes_cwd_and_env(sandbox):
     assert result.stdout == "/usr/bin\n1 2 ü\n'\n"
 
 
+async def test_runs_long_command(sandbox):
+    assert (await sandbox.exec(f"printf %s {'é' * 60_000} | wc -c")).stdout == "120000\n"
+    refused = await sandbox.exec(f"echo {'é' * 70_000}")
+    assert refused.return_code == 126 and "Argument list too long" in refused.stderr
+    assert (await sandbox.exec("echo on")).stdout == "on\n"
+
+
 async def test_reports_missing_working_folder(sandbox):
     result = await sandbox.exec("true", cwd="/no/such/folder")
     assert result.return_code == 127

@@ -66,7 +66,6 @@ class Pipe:
             self.started()
 
 
-_MAX_PACKET = 1 << 20
 _MAX_OUTPUT = 1 << 26
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -238,7 +237,7 @@ class RunningSandbox:
         until = self._loop.time() + _SEND_TIMEOUT_S
         while True:
             try:
-                socket.send_fds(self._control, [packet], fds)
+                m.send_packet(self._control, packet, fds)
             except BlockingIOError as error:
                 if self._loop.time() > until:
                     raise SandboxError(f"the sandbox took no request for {_SEND_TIMEOUT_S:.0f} s") from error
@@ -256,7 +255,7 @@ class RunningSandbox:
     def _readable(self) -> None:
         while True:
             try:
-                packet, fds, _, _ = socket.recv_fds(self._control, _MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+                packet, fds = m.receive(self._control, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:

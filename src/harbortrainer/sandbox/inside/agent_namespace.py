@@ -63,7 +63,7 @@ class AgentNamespace:
 
     def forward(self, packet: bytes, fds: list[int]) -> None:
         """Forward a packet to the agent's init process."""
-        socket.send_fds(self.socket, [packet], fds)
+        m.send_packet(self.socket, packet, fds)
 
     def kill_all(self) -> None:
         """Request that every process of the agent is killed at once. Never blocks."""

@@ -215,7 +215,7 @@ class CommandRunner:
 
     def send(self, message: m.Message) -> None:
         """Send a message on the control socket."""
-        self._control.send(m.encode(message))
+        m.send(self._control, message)
 
     def _run_inline(self, command: m.Command, fds: list[int]) -> bool:
         """Run a small call of root in this process, which saves a fork. Return False if it is not such a call."""

@@ -5,7 +5,9 @@ Invariant: `decode(encode(message)) == message`.
 """
 
 import json
+import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SANDBOX_TITLE = "harbortrainer-sandbox"
@@ -250,6 +252,10 @@ _ALL_TYPES = (
 _TYPES = {kind.__name__: kind for kind in _ALL_TYPES}
 
 
+_LONGEST_PACKET = 64 << 10
+_IN_FILE = b"f"  # stands for a packet that is in the last descriptor
+
+
 def encode(message: Message) -> bytes:
     """Encode a message as a packet."""
     return json.dumps([type(message).__name__, vars(message)]).encode()
@@ -261,11 +267,34 @@ def decode(packet: bytes) -> Message:
     return _TYPES[kind](**fields)
 
 
-def receive(sock: socket.socket, max_fds: int) -> tuple[bytes, list[int]]:
+def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send a message with descriptors."""
+    send_packet(sock, encode(message), fds)
+
+
+def send_packet(sock: socket.socket, packet: bytes, fds: Sequence[int] = ()) -> None:
+    """Send an encoded message with descriptors.
+
+    A long packet is sent as a file: the kernel refuses a packet that is larger than the socket's buffer.
+    """
+    if len(packet) <= _LONGEST_PACKET:
+        socket.send_fds(sock, [packet], fds)
+        return
+    with os.fdopen(os.memfd_create("message", os.MFD_CLOEXEC), "wb") as file:
+        file.write(packet)
+        file.flush()
+        socket.send_fds(sock, [_IN_FILE], [*fds, file.fileno()])
+
+
+def receive(sock: socket.socket, max_fds: int, flags: int = 0) -> tuple[bytes, list[int]]:
     """Receive the next packet with its descriptors; an empty packet means end of file.
 
     The size is peeked first: a buffer for the largest packet would be mapped and unmapped each time.
     """
     size = sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
-    packet, fds, _, _ = socket.recv_fds(sock, size, max_fds)
+    packet, fds, _, _ = socket.recv_fds(sock, size, max_fds + 1, flags)
+    if packet == _IN_FILE:
+        with os.fdopen(fds.pop(), "rb") as file:
+            file.seek(0)
+            packet = file.read()
     return packet, fds

@@ -23,7 +23,7 @@ from harbortrainer.sandbox.inside import (
 )
 from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.agent_namespace import AgentNamespace
-from harbortrainer.sandbox.inside.messages import Changes, Failed, HostView, Note, SandboxSpec, encode
+from harbortrainer.sandbox.inside.messages import Changes, Failed, HostView, Note, SandboxSpec, send
 from harbortrainer.sandbox.inside.overlay_diff import UpperLayer
 from harbortrainer.sandbox.inside.slirp_network import SlirpNetwork
 
@@ -240,4 +240,4 @@ class Monitor:
 
     def _send(self, message: Failed | Note | Changes) -> None:
         with contextlib.suppress(OSError):
-            self._control.send(encode(message))
+            send(self._control, message)

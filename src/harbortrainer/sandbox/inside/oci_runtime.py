@@ -176,7 +176,7 @@ def _serve(control: socket.socket, command: m.Command) -> int:
             raise ConnectionError("the sandbox ended before its command")
         match m.decode(packet):
             case m.Ready():
-                socket.send_fds(control, [m.encode(command)], [0, 1, 2])
+                m.send(control, command, [0, 1, 2])
             case m.Ended(_, code):
                 return code
             case m.Failed(error):
