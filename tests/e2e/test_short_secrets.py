@@ -24,18 +24,23 @@ IS_AUTH = "false"
 async def test_short_key_leaves_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setenv("DEPLOY_TOKEN", LONG)
+    task = make_task(tmp_path / "task", test=f'echo "$DEPLOY_TOKEN $IS_AUTH"\n{SOLVED}', extra=VARIABLES)
+    with (task / "solution" / "solve.sh").open("a") as solve:
+        solve.write('echo "$OPENAI_API_KEY $SIGNING_KEY" > /app/keys\n')
     spec = TrialSpec(
-        task_dir=make_task(tmp_path / "task", test=f'echo "$DEPLOY_TOKEN $IS_AUTH"\n{SOLVED}', extra=VARIABLES),
+        task_dir=task,
         trials_dir=tmp_path / "trials",
         environment_type="local",
         environment_kwargs={"image": "host"},
         trusted=True,
         agent="oracle",
-        agent_env={"OPENAI_API_KEY": key},
+        agent_env={"OPENAI_API_KEY": key, "SIGNING_KEY": LONG},
         keep_trials="all",
     )
     record = await run_trial(spec)
     assert record.reward == 1.0, record
+    texts = {file.path: file.after for file in record.changed_files or []}
+    assert texts["/app/keys"] == f"{key} [REDACTED]\n"
     (folder,) = (tmp_path / "trials").iterdir()
     result = json.loads((folder / "result.json").read_text())
     assert result["verifier_result"]["rewards"] == {"reward": 1.0}

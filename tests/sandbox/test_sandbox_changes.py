@@ -26,13 +26,50 @@ async def test_reports_added_changed_and_removed_files(make_sandbox):
     )
     changed = await changes(sandbox)
     assert sorted(changed.files, key=lambda file: file.path) == [
-        ChangedFile("/app/a", "changed", 7),
-        ChangedFile("/app/d/e/f", "added", 4),
+        ChangedFile("/app/a", "changed", 7, "1", "123456\n"),
+        ChangedFile("/app/d/e/f", "added", 4, None, "new\n"),
         ChangedFile("/app/l", "added", 1),
         ChangedFile("/etc/hostname", "removed", 0),
         ChangedFile("/etc/passwd", "changed", 1),
     ]
     assert (changed.total, changed.tools) == (5, [])
+
+
+async def test_keeps_short_texts_only(make_sandbox):
+    sandbox = await make_sandbox(
+        dockerfile="FROM debian:12-slim\nWORKDIR /app\nCOPY old gone ./\n"
+        "RUN head -c 4097 /dev/zero | tr '\\0' x > long; ln -s /etc away",
+        files={"old": "a\nb\n", "gone": "c"},
+        image="build",
+    )
+    await sandbox.restore_limits()
+    await sandbox.exec(
+        "cd /app; echo c >> old; rm gone; echo short > long; printf '\\xff' > latin; printf 'a\\0' > binary; "
+        "seq 2000 | head -c 4097 > new; rm away; mkdir away; "
+        "echo mine > away/passwd; mkfifo pipe; truncate -s 1T sparse"
+    )
+    texts = {file.path.removeprefix("/app/"): (file.before, file.after) for file in (await changes(sandbox)).files}
+    kept = {"old": ("a\nb\n", "a\nb\nc\n"), "gone": ("c", None), "away/passwd": (None, "mine\n")}
+    none = (None, None)
+    assert texts == kept | {"long": none, "latin": none, "binary": none, "new": none, "sparse": none}
+
+
+async def test_all_texts_together_are_bounded(sandbox: LocalEnvironment):
+    await sandbox.exec("mkdir /many; cd /many; for i in {1..20}; do head -c 4000 /dev/zero | tr '\\0' x > $i; done")
+    kept = [file for file in (await changes(sandbox)).files if file.after is not None]
+    assert {file.after for file in kept} == {"x" * 4000}
+    assert len(kept) == 8
+
+
+async def test_long_names_hide_no_changed_tool(sandbox: LocalEnvironment):
+    """All of the changes are longer than one packet can be."""
+    await sandbox.exec(
+        "name=$(printf '\\xff%.0s' {1..200}); many=/many/$name; packages=/usr/lib/python3/dist-packages; "
+        "mkdir -p $many $packages; echo 'exit 0' > /usr/bin/grep; "
+        "for i in {1..120}; do touch $many/$i$name; echo import os > $packages/$i$name.pth; done"
+    )
+    found = await changes(sandbox)
+    assert (found.total, len(found.files), len(found.tools)) == (241, 100, 100)
 
 
 async def test_long_list_is_truncated_but_counted_in_full(sandbox: LocalEnvironment):

@@ -8,6 +8,7 @@ import pytest
 from fakes import make_task
 from reward_attacks import FORGED, LEFTOVERS, leftover
 
+from harbortrainer.sandbox.errors_and_changes import ChangedFile
 from harbortrainer.trials import Outcome, TrialRecord, TrialSpec, run_trial
 
 pytestmark = pytest.mark.e2e
@@ -61,8 +62,7 @@ async def test_honest_oracle_has_no_tampered_tools(tmp_path: Path, examined: str
     record = await oracle(tmp_path, work, environment_type=examined)
     assert (record.outcome, record.reward, record.changed_tools) == (Outcome.completed, 0.25, [])
     assert record.metrics()["changed_tools"] == 0.0
-    found = {file.path: (file.how, file.size) for file in record.changed_files or []}
-    assert found["/app/other"] == ("added", 2)
+    assert ChangedFile("/app/other", "added", 2, None, "x\n") in (record.changed_files or [])
 
 
 async def test_reports_changes_with_separate_verifier(tmp_path: Path):

@@ -15,6 +15,7 @@ from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.transcript import Transcript
 from harbortrainer.view.run_folders import open_store
 from harbortrainer.view.server import Site
+from harbortrainer.view.trial_page import diff_lines
 
 SCREEN = "New Terminal Output:\n\x1b[31m$ ls\nREADME<script>" + "\n" * 38 + "Sure?\n\n"
 WORDS = ["<unk>", "say", "ls", "cat", "README", "done", "<|end|>", "\x07bell"]
@@ -57,7 +58,10 @@ def write_transcript(folder: Path, name: str, transcript: Transcript) -> list[in
 @pytest.fixture
 def folder(tmp_path) -> Path:
     changes = {
-        "changed_files": [{"path": "/app/<b>", "how": "added", "size": 12}],
+        "changed_files": [
+            {"path": "/app/<b>", "how": "added", "size": 12},
+            {"path": "/app/x\x1b", "how": "changed", "size": 9, "before": "a\nb\nc\n", "after": "a\n<i>\u202e\nc\nd\n"},
+        ],
         "changed_files_total": 3,
         "changed_tools": ["bash"],
     }
@@ -106,9 +110,7 @@ def test_turn_shows_terminal_and_answer(folder) -> None:
     )
     assert "prompt 8 tokens sampled 3" in text and "finish reason: length" in text and "2.5 s" in text
     assert "2 passed‹ESC›[0m" in text and "Overloaded: come back" in text
-    assert (
-        "added /app/<b> 12 bytes" in text and "2 more files not shown" in text and "changed by the agent bash" in text
-    )
+    assert "added /app/<b> 12 bytes" in text and "1 more file not shown" in text and "changed by the agent bash" in text
 
 
 def visible_text(page: str) -> str:
@@ -225,3 +227,32 @@ def test_evaluation_shows_transcripts(tmp_path) -> None:
     location = write_transcript(folder, "transcripts", make_transcript("t__1"))
     (folder / "trials.jsonl").write_text(json.dumps(row | {"transcript": location}) + "\n")
     assert len(parse_tokens(page_html(folder))) == 5
+
+
+def test_changed_text_is_shown_line_by_line(folder) -> None:
+    (shown,) = re.findall(r'<pre class="diff">(.*?)</pre>', page_html(folder), re.DOTALL)
+    lines = re.findall(r'<span class="(\w+)">(.*?)</span>\n', shown)
+    assert lines == [
+        ("hunk", "@@ -1,3 +1,4 @@"),
+        ("same", " a"),
+        ("minus", "-b"),
+        ("plus", "+&lt;i&gt;‹U+202E›"),
+        ("same", " c"),
+        ("plus", "+d"),
+    ]
+    assert "/app/x‹ESC›" in page_html(folder)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        (None, "a\n", ["@@ -0,0 +1 @@", "+a"]),
+        ("a", None, ["@@ -1 +0,0 @@", "-a"]),
+        ("a", "a\n", []),
+        (None, "", []),
+        (None, None, []),
+        ("", "--- x\n+++ y", ["@@ -0,0 +1,2 @@", "+--- x", "++++ y"]),
+    ],
+)
+def test_lines_of_a_difference(before, after, lines) -> None:
+    assert [text for _, text in diff_lines(before, after)] == lines

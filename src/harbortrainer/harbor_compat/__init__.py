@@ -11,6 +11,7 @@ Each `PrivateApi` below lists what its module uses; `tests/harbor_compat` tests 
 Invariant: importing this module imports neither harbor nor litellm.
 """
 
+import contextlib
 import logging
 import os
 import traceback
@@ -225,6 +226,18 @@ def forget_loggers(trial_name: str) -> None:
             parent = f"{before}.{trial_name}".rpartition(".")[0]
             logging.getLogger(parent)  # a name without a logger of its own would list every trial below it
             del loggers[name]
+
+
+def secret_values(trial: "Trial") -> set[str]:
+    """Return the values that Harbor redacts in the trial's files: those of variables with secret names."""
+    from harbor.utils.env import is_sensitive_env_key, resolve_env_vars
+
+    values: set[str] = set()
+    for variables in (trial.agent.extra_env, trial.task.config.verifier.env, trial.config.verifier.env):
+        for name in filter(is_sensitive_env_key, variables):
+            with contextlib.suppress(ValueError):  # the host lacks it
+                values |= set(resolve_env_vars({name: variables[name]}).values())
+    return values
 
 
 def redact_long_values(trial: "Trial", min_chars: int) -> None:

@@ -109,6 +109,10 @@ class ChangedFile(TranscriptModel):
     how: str
     size: int = 0
     """Size in bytes."""
+    before: str | None = None
+    """Text before the agent started; None if there was no file or the text is not kept."""
+    after: str | None = None
+    """Text when the agent had ended; None if there was no file or the text is not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,10 @@ class ChangedFile:
     how: ChangeKind
     size: int
     """Bytes; 0 for a removed file."""
+    before: str | None = None
+    """Text before the agent started; None if there was no file or the text is not kept."""
+    after: str | None = None
+    """Text now; None if there is no file or the text is not kept."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,11 @@ class SandboxChanges:
     @classmethod
     def from_message(cls, found: Changes) -> Self:
         """Convert the message of `inside.overlay_diff`."""
-        files = zip(found.paths, found.change_types, found.sizes, strict=True)
-        listed = [ChangedFile(path, cast("ChangeKind", how), size) for path, how, size in files]
+        columns = found.paths, found.change_types, found.sizes, found.before, found.after
+        listed = [
+            ChangedFile(path, cast("ChangeKind", how), size, before, after)
+            for path, how, size, before, after in zip(*columns, strict=True)
+        ]
         return cls(listed, found.total, found.tools)
 
 

@@ -4,7 +4,8 @@ It is sent on a verifiers trace and read back by `record_of`. Invariant: `reward
 `outcome.trains`, else None. For `self_inflicted` it is 0, and there is evidence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -136,9 +137,13 @@ class TrialRecord(BaseModel):
         """Return plain JSON, without `turn_tokens` and `calls`."""
         return self.model_dump(mode="json")
 
-    def add_changes(self, changes: SandboxChanges) -> None:
-        """Add the changes in the sandbox; called once per step."""
-        self.changed_files = [*(self.changed_files or []), *changes.files][:_MAX_FILES]
+    def add_changes(self, changes: SandboxChanges, redact: Callable[[str], str] = str) -> None:
+        """Add the changes in the sandbox, with the texts of the files redacted; called once per step."""
+        files = [
+            replace(file, before=file.before and redact(file.before), after=file.after and redact(file.after))
+            for file in changes.files
+        ]
+        self.changed_files = [*(self.changed_files or []), *files][:_MAX_FILES]
         self.changed_files_total += changes.total
         self.changed_tools = list(dict.fromkeys([*self.changed_tools, *changes.tools]))
 

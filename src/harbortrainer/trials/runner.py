@@ -17,6 +17,7 @@ import shutil
 import stat
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from harbortrainer.harbor_compat import (
     prepare,
     raised_reading_task,
     redact_long_values,
+    secret_values,
 )
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
@@ -267,9 +269,10 @@ async def _run(
     record = record_from_result(result, spec, stop=stop(), post_mortem=observed.post_mortem)
     record.turn_tokens = getattr(trial.agent, "turn_tokens", None) or observed.turn_tokens
     record.calls = calls
-    for changes in observed.changes:
-        record.add_changes(changes)
     secret = spec.model.api_key.get_secret_value() if spec.model is not None and writes_key(spec) else ""
+    redact = partial(secrets.redact_texts, hidden={secret, *secret_values(trial)})
+    for changes in observed.changes:
+        record.add_changes(changes, redact)
     folder = Path(spec.trials_dir) / config.trial_name
     record.verifier_output = await asyncio.to_thread(verifier_output, folder, secret=secret)
     return record

@@ -11,7 +11,7 @@ import logging
 import mmap
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -48,6 +48,13 @@ def api_key() -> str:
 def redact_text(text: str, secret: str) -> str:
     """Return the text without the secret; a secret shorter than `MIN_REDACTED_CHARS` stays."""
     return text.replace(secret, "[REDACTED]") if len(secret) >= MIN_REDACTED_CHARS else text
+
+
+def redact_texts(text: str, hidden: Iterable[str]) -> str:
+    """Return the text without several secrets, as `redact_text`."""
+    for secret in sorted(hidden, key=len, reverse=True):
+        text = redact_text(text, secret)
+    return text
 
 
 def redact(folder: Path, secret: str) -> None:

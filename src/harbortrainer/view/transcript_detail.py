@@ -38,12 +38,11 @@ def add_saved_transcript(detail: TrialDetail, folder: Path, place: Place | None,
 
 def add_transcript(detail: TrialDetail, transcript: Transcript, decoder: TokenDecoder) -> TrialDetail:
     """Add the turns of a transcript to a trial."""
-    changes = transcript.changed_files or []
     return replace(
         detail,
         turns=[_turn(turn, detail, transcript, decoder) for turn in transcript.turns()],
         verifier_output=transcript.verifier_output,
-        changed_files=[(change.how, change.path, change.size) for change in changes],
+        changed_files=transcript.changed_files or [],
         changed_files_total=transcript.changed_files_total,
         changed_tools=transcript.changed_tools,
         error=transcript.error or detail.error,

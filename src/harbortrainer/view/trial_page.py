@@ -6,12 +6,15 @@ Pure.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
+from itertools import islice
 from statistics import fmean
 
 from markupsafe import Markup, escape
 
+from harbortrainer.runs.transcript import ChangedFile
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.view.agent_actions import AgentActions, actions_of, instruction_in
 from harbortrainer.view.charts import Part, split_bar
@@ -118,6 +121,19 @@ class TurnSection:
 
 
 @dataclass(frozen=True, slots=True)
+class FileSection:
+    """A file that the agent added, changed or removed."""
+
+    how: str
+    """`added`, `changed` or `removed`."""
+    path: str
+    size: int
+    """Bytes; 0 for a removed file."""
+    lines: Sequence[tuple[str, str]]
+    """Kind (`plus`, `minus`, `hunk` or `same`) and text of each line of the difference; empty if no text is kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialPage:
     """Values of the template of a trial's page."""
 
@@ -144,6 +160,7 @@ class TrialPage:
     verifier_before: ClippedText
     """The output before them."""
     error: ClippedText
+    files: Sequence[FileSection]
 
 
 def trial_page_of(
@@ -179,7 +196,31 @@ def trial_page_of(
         verifier=clip(last),
         verifier_before=clip(before),
         error=clip(detail.error),
+        files=[_file_section(file) for file in detail.changed_files],
     )
+
+
+def _file_section(file: ChangedFile) -> FileSection:
+    return FileSection(file.how, escape_invisible(file.path), file.size, list(diff_lines(file.before, file.after)))
+
+
+_LINE_KINDS = {"+": "plus", "-": "minus", "@": "hunk", " ": "same"}
+
+
+def diff_lines(before: str | None, after: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text of each line of a unified difference, without the names of the files.
+
+    Example:
+        >>> list(diff_lines("a", "b"))
+        [('hunk', '@@ -1 +1 @@'), ('minus', '-a'), ('plus', '+b')]
+    """
+    lines = unified_diff(_lines(before), _lines(after), lineterm="")
+    for line in islice(lines, 2, None):
+        yield _LINE_KINDS[line[0]], escape_invisible(line)
+
+
+def _lines(text: str | None) -> list[str]:
+    return (text or "").removesuffix("\n").split("\n") if text else []
 
 
 def instruction_of(detail: TrialDetail) -> str:

@@ -6,6 +6,7 @@ Contract: templates and charts use only these types and `TrialRow`. Each reader 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harbortrainer.runs.transcript import ChangedFile
 from harbortrainer.runs.trial_row import UNDECIDED, TrialRow
 from harbortrainer.trials.outcome import Outcome
 
@@ -83,8 +84,7 @@ class TrialDetail:
     """The full error if a transcript was saved, otherwise the row's error."""
     turns: Sequence[TurnDetail] = ()
     verifier_output: str = ""
-    changed_files: Sequence[tuple[str, str, int]] = ()
-    """Kind (added, changed, removed), path and size in bytes of each file."""
+    changed_files: Sequence[ChangedFile] = ()
     changed_files_total: int = 0
     changed_tools: Sequence[str] = ()
     evidence: str = ""

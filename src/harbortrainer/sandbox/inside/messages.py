@@ -174,6 +174,12 @@ class Changes:
     sizes: list[int]
     """For each path its bytes; 0 if it was removed."""
 
+    before: list[str | None]
+    """For each path the text before the agent started; None if it is not kept."""
+
+    after: list[str | None]
+    """For each path the text now; None if it is not kept."""
+
     total: int
     """Number of all changed files."""
 

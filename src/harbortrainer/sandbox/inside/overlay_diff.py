@@ -15,12 +15,15 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.file_waits import Period
 from harbortrainer.sandbox.inside.messages import Changes, HostView, SandboxSpec
-from harbortrainer.sandbox.inside.regular_files import read_regular
+from harbortrainer.sandbox.inside.regular_files import read_in_root, read_regular
 from harbortrainer.sandbox.inside.verifier_tools import Change, VerifierTools
 
 MAX_LISTED = 100
+TEXT_B, ALL_TEXTS_B = 4096, 32768
+"""Bytes of the longest text that is kept, and of all kept texts."""
 _MAX_ENTRIES, _MAX_DEPTH, _MAX_PATH = 50_000, 60, 300
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOGS = "/logs/"  # the harness writes there
@@ -43,6 +46,17 @@ class _Entry:
         """What is there now: a `file`, `link` or `folder`."""
         mode = self.info.st_mode
         return "folder" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "file"
+
+
+@dataclass(frozen=True)
+class _Original:
+    """What the sandbox had at a path at its start."""
+
+    is_folder: bool
+    root: str | None = None
+    """Folder of the image's layer that has it; None if it is the host's."""
+    path: str = ""
+    """Path in that folder."""
 
 
 class UpperLayer:
@@ -69,7 +83,7 @@ class UpperLayer:
         self._mounted: dict[str, bytes] = {}
         self._tools = VerifierTools(self._existed, spec.search_path)
         self._since, self._until = 0, 0
-        self._entries = 0
+        self._entries, self._texts_left = 0, 0
 
     @property
     def agent_period(self) -> Period:
@@ -99,18 +113,19 @@ class UpperLayer:
 
     def changes(self) -> Changes:
         """Return the changes since the mark."""
-        found: list[tuple[str, str, int]] = []
+        listed: list[tuple[str, str, int, str | None, str | None]] = []
         total, tools = 0, []
-        self._entries = 0
+        self._entries, self._texts_left = 0, ALL_TEXTS_B
         for entry, folder in self._changes():
-            existed = self._existed(entry.path)
-            change = "removed" if entry.removed else "changed" if existed else "added"
-            if change == "removed" and not existed:
+            original = self._original(entry.path)
+            change = "removed" if entry.removed else "changed" if original else "added"
+            if change == "removed" and not original:
                 continue
             if not entry.path.startswith(_LOGS) and entry.kind != "folder":
                 total += 1
-                if len(found) < MAX_LISTED:
-                    found.append((_readable(entry.path), change, 0 if entry.removed else entry.info.st_size))
+                if len(listed) < MAX_LISTED:
+                    size = 0 if entry.removed else entry.info.st_size
+                    listed.append((_readable(entry.path), change, size, *self._texts(original, folder, entry)))
             target = _target(folder, entry) if entry.kind == "link" else ""
             read = partial(_read, folder, entry)
             description = self._tools.describe(Change(entry.path, change, entry.kind, target, read))
@@ -118,8 +133,21 @@ class UpperLayer:
                 tools.append(_readable(description))
         if self._entries > _MAX_ENTRIES:
             tools.append(f"more than {_MAX_ENTRIES} entries were changed: the rest was not inspected")
-        paths, change_types, sizes = map(list, zip(*found, strict=True)) if found else ([], [], [])
-        return Changes(paths, change_types, sizes, total, tools)
+        columns = map(list, zip(*listed, strict=True)) if listed else ([], [], [], [], [])
+        return Changes(*columns, total, tools)
+
+    def _texts(self, original: _Original | None, folder: int, entry: _Entry) -> tuple[str | None, str | None]:
+        """Return the texts of a file at the start and now; None where it is none, is long, or is the host's file."""
+        before = _read_original(original) if original is not None else b""
+        after = _content_at(folder, entry, TEXT_B) if not entry.removed else b""
+        if before is None or after is None or len(before) + len(after) > self._texts_left or b"\0" in before + after:
+            return None, None
+        try:
+            texts = before.decode(), after.decode()
+        except UnicodeDecodeError:
+            return None, None
+        self._texts_left -= len(before) + len(after)
+        return (texts[0] if original is not None else None), (None if entry.removed else texts[1])
 
     def _changes(self) -> Iterator[tuple[_Entry, int]]:
         """Yield each change with a descriptor of its folder."""
@@ -140,8 +168,12 @@ class UpperLayer:
         except OSError:
             return  # removed meanwhile
         try:
-            here, before = _Entry(path, os.fstat(opened)), self._at_start(path)
-            if here.info.st_ctime_ns > self._since and before and (before == "other" or _is_opaque(opened)):
+            here, original = _Entry(path, os.fstat(opened)), self._original(path)
+            if (
+                here.info.st_ctime_ns > self._since
+                and original is not None
+                and (not original.is_folder or _is_opaque(opened))
+            ):
                 yield here, parent
             inner = []
             for entry in self._scan(opened, path):
@@ -168,31 +200,31 @@ class UpperLayer:
 
     def _existed(self, path: str) -> bool:
         """Return whether the sandbox had this path at its start."""
-        return bool(self._at_start(path))
+        return self._original(path) is not None
 
-    def _at_start(self, path: str) -> str:
-        """Return what the sandbox had at a path at its start: a `folder`, something `other`, or "" for nothing."""
+    def _original(self, path: str) -> _Original | None:
+        """Return what the sandbox had at a path at its start; None for nothing."""
         area, rest = "root", path
         if self._view is not None:
             for shown in self._view.shown:
                 if path == shown or path.startswith(f"{shown}/"):
                     area, rest = f"over/{shown.strip('/').replace('/', '%')}", path[len(shown) :]
-            lowers = [path] if area != "root" else []
+            lowers = [None] if area != "root" else []
             if area == "root" and (path in self._view.plain or path in self._view.links):
-                return "other"
+                return _Original(is_folder=False)
         else:
-            lowers = [f"{lower}{path}" for lower in self._spec.lowers or [self._spec.rootfs]]
-        layer = [f"{self._spec.layer}/{area}{rest}"] if self._spec.layer else []
-        for candidate in (*layer, *lowers):
+            lowers = self._spec.lowers or [self._spec.rootfs]
+        layer = [f"{self._spec.layer}/{area}"] if self._spec.layer else []
+        for root in (*layer, *lowers):
             with contextlib.suppress(OSError):
-                info = os.lstat(candidate)
+                info = _lstat("/", path) if root is None else _lstat(root, rest)
                 removed = stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
-                return "folder" if stat.S_ISDIR(info.st_mode) else "" if removed else "other"
-        return ""
+                return None if removed else _Original(stat.S_ISDIR(info.st_mode), root, rest)
+        return None
 
 
 @contextlib.contextmanager
-def _open_folder(name: str, parent: int) -> Generator[int]:
+def _open_folder(name: str, parent: int | None = None) -> Generator[int]:
     fd = os.open(name, _FOLDER, dir_fd=parent)
     try:
         yield fd
@@ -223,12 +255,41 @@ def _target(folder: int, entry: _Entry) -> str:
 
 
 def _read(folder: int, entry: _Entry) -> str | None:
-    """Return a file's content; None if it is no file, over 1 MiB, or unreadable."""
+    """Return a file's text; None if it is no file, over 1 MiB, or unreadable."""
+    content = _content_at(folder, entry, _READ_B)
+    return None if content is None else content.decode(errors="replace")
+
+
+def _content_at(folder: int, entry: _Entry, most: int) -> bytes | None:
+    """Return a file's content; None if it is no file, over `most` bytes, or unreadable."""
     try:
-        content = read_regular(os.path.basename(entry.path), _READ_B + 1, folder=folder)
+        content = read_regular(os.path.basename(entry.path), most + 1, folder=folder)
     except OSError:
         return None
-    return content.decode(errors="replace") if len(content) <= _READ_B else None
+    return content if len(content) <= most else None
+
+
+def _lstat(root: str, path: str) -> os.stat_result:
+    """Return the information on a path below `root`; OSError if a link is on the way, since it leads elsewhere."""
+    os.lstat(root + path)  # missing, mostly: one call
+    with _open_folder(root) as top:
+        found = k.open_in_root(top, path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, follow=False)
+    try:
+        return os.fstat(found)
+    finally:
+        os.close(found)
+
+
+def _read_original(original: _Original) -> bytes | None:
+    """Return the content of a short file of the image; None if it is no file, long, unreadable, or the host's."""
+    if original.root is None:
+        return None
+    try:
+        with _open_folder(original.root) as root:
+            content = read_in_root(root, original.path, TEXT_B + 1)
+    except OSError:
+        return None
+    return content if len(content) <= TEXT_B else None
 
 
 def _readable(text: str) -> str:

@@ -7,6 +7,8 @@ import errno
 import os
 import stat
 
+from harbortrainer.sandbox.inside import syscalls as k
+
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -21,7 +23,10 @@ def open_regular(path: str, *, follow: bool = False, folder: int | None = None) 
     Raises:
         OSError: It is missing or no regular file, or a process holds a lease on it.
     """
-    fd = os.open(path, _FLAGS | (0 if follow else os.O_NOFOLLOW), dir_fd=folder)
+    return _only_regular(os.open(path, _FLAGS | (0 if follow else os.O_NOFOLLOW), dir_fd=folder), path)
+
+
+def _only_regular(fd: int, path: str) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", path)
@@ -30,6 +35,14 @@ def open_regular(path: str, *, follow: bool = False, folder: int | None = None) 
 
 def read_regular(path: str, most: int, *, follow: bool = False, folder: int | None = None) -> bytes:
     """Return the first `most` bytes of a regular file; errors as in `open_regular`."""
-    fd = open_regular(path, follow=follow, folder=folder)
+    return _read(open_regular(path, follow=follow, folder=folder), most)
+
+
+def read_in_root(root: int, path: str, most: int) -> bytes:
+    """Return the first `most` bytes of a regular file below the folder that is open as `root`, which no link leaves."""
+    return _read(_only_regular(k.open_in_root(root, path, _FLAGS), path), most)
+
+
+def _read(fd: int, most: int) -> bytes:
     with os.fdopen(fd, "rb") as file:
         return file.read(most)

@@ -18,7 +18,12 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYSCALLS = {"x86_64": {"pivot_root": 155, "keyctl": 250}, "aarch64": {"pivot_root": 41, "keyctl": 219}}
 _FSPICK, _FSCONFIG, _FSPICK_EMPTY_PATH, _SET_STRING, _RECONFIGURE = 433, 431, 8, 1, 7  # on every architecture
-_OPENAT2, _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 437, 0x02, 0x10  # on every architecture
+_OPENAT2, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = (
+    437,
+    0x02,
+    0x04,
+    0x10,
+)  # on every architecture
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -95,9 +100,13 @@ def change_root(path: str) -> None:
     os.chdir("/")
 
 
-def open_in_root(root: int, path: str, flags: int) -> int:
-    """Open a path as if the folder that is open as `root` were the root: links cannot lead outside."""
-    how = struct.pack("QQQ", flags, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_IN_ROOT)
+def open_in_root(root: int, path: str, flags: int, *, follow: bool = True) -> int:
+    """Open a path as if the folder that is open as `root` were the root: links cannot lead outside.
+
+    Without `follow`, a link in the path is an error.
+    """
+    links = _RESOLVE_NO_MAGICLINKS if follow else _RESOLVE_NO_SYMLINKS
+    how = struct.pack("QQQ", flags, 0, links | _RESOLVE_IN_ROOT)
     return _check(_libc.syscall(_OPENAT2, root, os.fsencode(path), how, len(how)), f"open {path}")
 
 
