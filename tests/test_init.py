@@ -173,8 +173,8 @@ def test_tasks_that_cannot_run_are_left_out_by_name(folder, capfd):
     (folder / "tasks/broken/task.toml").write_text("= 1")
     assert main(["init", "tasks", "--model", "model"]) == 0
     output = capfd.readouterr().out
-    assert "warning: 1 tasks are left out (exclude): gpu[1] ([environment] gpus = 1)" in output
-    assert "warning: 2 tasks are unreadable or duplicates (skip_bad): " in output
+    assert "warning: left out (exclude): 1 task: gpu[1] ([environment] gpus = 1)" in output
+    assert "warning: unreadable or duplicates (skip_bad): 2 tasks: " in output
     assert {*selected("run.toml", "train"), *selected("run.toml", "eval")} == {f"good-{n}" for n in range(6)}
 
 
@@ -202,6 +202,8 @@ def test_model_that_is_too_small_for_terminus_gets_the_plain_agent(folder, hub, 
     config.save_pretrained(hub / f"models--{name.replace('/', '--')}/snapshots/one")
     assert main(["init", str(SAMPLES), "--model", name]) == 0
     assert ("  agent    plain: one shell command" in capfd.readouterr().out) == (agent is not None)
+    sampling = tomllib.loads(Path("run.toml").read_text())["orchestrator"]["train"]["sampling"]
+    assert sampling["max_completion_tokens"] == (256 if agent else 2048), "a command is short"
     for kind in ("train", "eval"):
         table = env_of("run.toml", kind)["agent"]
         assert (table["max_turns"], table["harness"].get("agent")) == (5 if agent else 20, agent)

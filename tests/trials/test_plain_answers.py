@@ -2,7 +2,7 @@
 
 import pytest
 
-from harbortrainer.trials.plain_agent import command_of
+from harbortrainer.trials.plain_format import command_of
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,19 @@ def test_actions_of_tool_calls(arguments: str, expected: str) -> None:
     assert actions_of("I look.", [("edit", arguments)]) == AgentActions([expected], "I look.")
 
 
+@pytest.mark.parametrize(
+    ("answer", "cut", "expected"),
+    [
+        ("```bash\n$ ls -la\n```\nIt lists files.", False, AgentActions(["ls -la"])),
+        ("exit", False, AgentActions([], complete=True)),
+        ("", False, AgentActions([])),
+        ("ls -la /usr/sha", True, AgentActions([])),
+    ],
+)
+def test_actions_of_the_plain_agent(answer: str, cut: bool, expected: AgentActions) -> None:
+    assert actions_of(answer, plain=True, cut=cut) == expected
+
+
 def test_instruction_is_found_in_the_first_prompt() -> None:
     assert (
         instruction_in("Rules.\nTask Description:\nSort a.\n\nThen b.\n\n\nCurrent terminal state:\n$")

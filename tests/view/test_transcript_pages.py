@@ -13,6 +13,7 @@ from view_runs import eval_folder, run_folder, trial_row
 
 from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.transcript import Transcript
+from harbortrainer.trials.plain_format import LOOP_PROMPT
 from harbortrainer.view.run_folders import open_store
 from harbortrainer.view.server import Site
 from harbortrainer.view.trial_page import diff_lines
@@ -241,6 +242,23 @@ def test_changed_text_is_shown_line_by_line(folder) -> None:
         ("plus", "+d"),
     ]
     assert "/app/x‹ESC›" in page_html(folder)
+
+
+def test_plain_agent_has_commands_and_their_output(tmp_path) -> None:
+    nodes = [
+        {"message": {"role": "system", "content": LOOP_PROMPT}},
+        {"parent": 0, "message": {"role": "user", "content": "Say hello."}},
+        answer_node([2], 1),
+        {"parent": 2, "message": {"role": "user", "content": "hello.txt"}},
+        answer_node([5], 3),
+    ]
+    transcript = transcript_of({"id": "t__1", "nodes": nodes, "info": {"harbor": {"trial_name": "t__1"}}})
+    location = write_transcript(tmp_path / "transcripts", "step_1", transcript)
+    run = run_folder(tmp_path / "run", [trial_row("t__1", transcript=location)])
+    (tmp_path / "transcripts").rename(run / "transcripts")
+    page = page_html(run)
+    assert re.findall(r'<pre class="command">(.*?)</pre>', page) == ["ls", "done"]
+    assert re.findall(r'<h4>(.*?)</h4><pre class="screen">(.*?)</pre>', page) == [("output", "hello.txt")]
 
 
 @pytest.mark.parametrize(

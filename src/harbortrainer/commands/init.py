@@ -27,6 +27,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.display import next_lines
 from harbortrainer.tasks.task_check import passed_keys
 from harbortrainer.tasks.task_limits import agent_seconds
+from harbortrainer.view.format import plural
 
 DEFAULT_OUTPUT = Path("run.toml")
 OUTPUT_DIR: Path = RunBasics.model_fields["output_dir"].default
@@ -189,17 +190,19 @@ def summary(order: InitOrder, choices: RunChoices, choice: EngineChoice) -> Iter
     if policy.needs_plain_agent:
         yield "  agent    plain: one shell command per answer; this model is too small for Terminus-2 (docs/agents.md)"
     yield f"  engine   {choice.engine} ({choice.reason})"
-    yield f"  step     {choices.groups} tasks x {GROUP} trials, {choices.inflight} at once"
+    yield f"  step     {plural(choices.groups, 'task')} x {GROUP} trials, {choices.inflight} at once"
 
 
 def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield a line for tasks that are left out, and for each finding that asks for something."""
     if tasks.left_out:
         named = task_checks.name_tasks([f"{name} ({reason})" for name, reason in tasks.left_out.items()])
-        yield _printable(f"warning: {len(tasks.left_out)} tasks are left out (exclude): {named}")
+        yield _printable(f"warning: left out (exclude): {plural(len(tasks.left_out), 'task')}: {named}")
     if tasks.unreadable:
         named = task_checks.name_tasks([f"{error.where}: {error.what}" for error in tasks.unreadable])
-        yield _printable(f"warning: {len(tasks.unreadable)} tasks are unreadable or duplicates (skip_bad): {named}")
+        yield _printable(
+            f"warning: unreadable or duplicates (skip_bad): {plural(len(tasks.unreadable), 'task')}: {named}"
+        )
     if not tasks.held_out:
         yield "warning: no task can be held out, so the evaluation measures the training tasks; add other tasks"
     for finding in findings:

@@ -18,12 +18,13 @@ from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.prime_rl_schema import needs_reasoning_parser
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.doctor.run_file_checks import LARGEST_ERROR
+from harbortrainer.view.format import plural
 
 ENOUGH_TASKS = math.ceil(0.25 / LARGEST_ERROR**2)
 """Held-out tasks that the doctor asks for."""
 DOCKER_TRIALS = 24
 """Trials at once in Docker, which has 30 networks by default."""
-_ANSWER_SHARE, _LONGEST_ANSWER = 4, 4096
+_ANSWER_SHARE, _LONGEST_ANSWER, _LONGEST_COMMAND = 4, 4096, 256
 _GROUPS = {"GPU": 16, "CPU": 8}
 _STEPS = {"GPU": 100, "CPU": 20}
 _EVAL_TRIALS = 4
@@ -57,7 +58,15 @@ class RunChoices:
     @property
     def answer(self) -> int:
         """Max tokens of an answer."""
-        return min(_LONGEST_ANSWER, self.policy.seq_len // _ANSWER_SHARE)
+        longest = _LONGEST_COMMAND if self.policy.needs_plain_agent else _LONGEST_ANSWER
+        return min(longest, self.policy.seq_len // _ANSWER_SHARE)
+
+    @property
+    def answer_reason(self) -> str:
+        """Why answers have this length."""
+        if self.policy.needs_plain_agent:
+            return "of one turn, which is one command"
+        return "of one turn, so that a long answer costs no whole trial"
 
     @property
     def groups(self) -> int:
@@ -97,7 +106,7 @@ def file_name(text: str) -> str:
 def _summary(choices: RunChoices) -> Iterator[str]:
     tasks, policy = choices.tasks, choices.policy
     held_out = f"{len(tasks.held_out)} held out" if tasks.held_out else "none held out"
-    yield f"{policy.name} learns on {tasks.source}: {len(tasks.train)} training tasks, {held_out}."
+    yield f"{policy.name} learns on {tasks.source}: {plural(len(tasks.train), 'training task')}, {held_out}."
     yield f"Written by: {choices.command}"
 
 
@@ -140,7 +149,7 @@ def _tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
     yield (
         "orchestrator",
         [
-            Key("batch_size", choices.groups * group, f"trials per step: {choices.groups} tasks ..."),
+            Key("batch_size", choices.groups * group, f"trials per step: {plural(choices.groups, 'task')} ..."),
             Key("group_size", group, "... of 8 trials, enough for success and failure at rates of 10 to 90 %"),
             Key("max_off_policy_steps", 4 if choices.on_prime_rl else 1, "older trials would teach the wrong thing"),
         ],
@@ -152,7 +161,7 @@ def _tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
         "orchestrator.train.sampling",
         [
             Key("temperature", 1.0, "log-probabilities belong to the model's own distribution"),
-            Key("max_completion_tokens", choices.answer, "of one turn, so that a long answer costs no whole trial"),
+            Key("max_completion_tokens", choices.answer, choices.answer_reason),
         ],
     )
     yield from _source(choices, "train")
@@ -242,7 +251,7 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
             "they cannot run here: `harbortrainer tasks check` says why",
         )
     if tasks.unreadable:
-        yield Key("skip_bad", True, f"{len(tasks.unreadable)} tasks are unreadable or duplicates")
+        yield Key("skip_bad", True, f"unreadable tasks or duplicates: {len(tasks.unreadable)}")
     if tasks.split is None:
         if kind == "eval":
             yield Key("may_overlap", True, "too few tasks to hold any out: this measures the training tasks")
@@ -251,7 +260,7 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
     yield Key("split", side, "near copies of a task are on its side")
     if tasks.saved:
         return
-    yield Key("eval_share", tasks.split.eval_share, f"holds out {len(tasks.held_out)} tasks")
+    yield Key("eval_share", tasks.split.eval_share, f"holds out {plural(len(tasks.held_out), 'task')}")
 
 
 def _evaluation(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
@@ -261,7 +270,11 @@ def _evaluation(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
         Key(
             "interval", 20 if choices.policy.device == "GPU" else 10, "steps; also before the first and after the last"
         ),
-        Key("group_size", choices.eval_trials, f"trials per task; {evaluated} tasks: standard error up to {error:.2f}"),
+        Key(
+            "group_size",
+            choices.eval_trials,
+            f"trials per task; {plural(evaluated, 'task')}: standard error up to {error:.2f}",
+        ),
     ]
     if (available := len(tasks.held_out or tasks.train)) > evaluated:
         keys.append(Key("num_examples", evaluated, f"of {available} tasks: enough, and quicker"))

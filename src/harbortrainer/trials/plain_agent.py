@@ -24,29 +24,13 @@ from harbor.models.agent.context import AgentContext
 from harbortrainer.trials.agent import make_client, separate_thinking
 from harbortrainer.trials.faults import RolloutEnd
 from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.plain_format import LOOP_PROMPT, SYSTEM_PROMPT, command_of
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.tokens import to_rollout_details
 
-SYSTEM_PROMPT = "You are a Linux shell expert. Answer with one shell command and nothing else."
-LOOP_PROMPT = f"{SYSTEM_PROMPT} You get its output. When the task is done, answer with exit."
 _MAX_OUTPUT = 4000
 """Characters of a command's output in the next prompt."""
 _TIMED_OUT = "timed out after"
-
-
-def command_of(answer: str, *, cut: bool = False) -> str:
-    """Return the command of an answer; "" if it has none.
-
-    Args:
-        answer: The answer, without thinking.
-        cut: Whether it was cut at its length, so that its last line is not whole.
-    """
-    lines = answer.splitlines()
-    whole = lines[:-1] if cut and not answer.endswith("\n") else lines
-    commands = (
-        line.strip().removeprefix("$ ").strip("`").strip() for line in whole if not line.strip().startswith("```")
-    )
-    return next((command for command in commands if command), "")
 
 
 class PlainAgent(BaseAgent):

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harbortrainer.trials.plain_format import command_of
+
 COMMAND_KEYS = ("keystrokes", "command", "cmd", "commands", "script", "code", "input")
 """Names of the argument that holds a tool's command."""
 _INSTRUCTION = re.compile(r"Task Description:\n(.*?)\n\s*Current terminal state:", re.DOTALL)
@@ -35,13 +37,20 @@ def instruction_in(prompt: str) -> str:
     return found[1].strip() if found else prompt.strip()
 
 
-def actions_of(answer: str, calls: Sequence[tuple[str, str]] = ()) -> AgentActions | None:
+def actions_of(
+    answer: str, calls: Sequence[tuple[str, str]] = (), *, plain: bool = False, cut: bool = False
+) -> AgentActions | None:
     """Return the actions of an answer; None if its format is unknown.
 
     Args:
         answer: Text of the answer.
         calls: Its tool calls: name and raw arguments.
+        plain: Whether the plain agent read it.
+        cut: Whether it was cut at its length.
     """
+    if plain:
+        command = command_of(answer, cut=cut)
+        return AgentActions([command] if command not in ("", "exit") else [], complete=command == "exit")
     if calls:
         return AgentActions([_command_of(name, arguments) for name, arguments in calls], answer.strip())
     return _of_json(answer) or _of_xml(answer) or _of_blocks(answer)

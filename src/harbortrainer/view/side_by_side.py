@@ -105,7 +105,7 @@ def _turn(trials: Sequence[GroupTrial], number: int) -> SideTurn:
 
 def what_it_did(turn: TurnDetail) -> tuple[str, bool]:
     """Return the commands of a turn, and whether it declares the task complete; the answer if its format is unknown."""
-    actions = actions_of(turn.answer, turn.calls)
+    actions = actions_of(turn.answer, turn.calls, plain=turn.plain, cut=turn.finish == "length")
     if actions is None:
         return turn.answer, False
     return "\n".join(command.rstrip("\n") for command in actions.commands), actions.complete

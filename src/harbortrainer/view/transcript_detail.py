@@ -12,6 +12,7 @@ from statistics import fmean
 from harbortrainer.runs.transcript import Place, Transcript, Turn
 from harbortrainer.runs.transcript_files import read_transcript
 from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.trials.plain_format import LOOP_PROMPT, SYSTEM_PROMPT
 from harbortrainer.view.token_decoder import TokenDecoder, tokenizer_file
 from harbortrainer.view.trial_view import MessageView, TokenView, TrialDetail, TurnDetail
 
@@ -70,6 +71,7 @@ def _turn(turn: Turn, detail: TrialDetail, transcript: Transcript, decoder: Toke
         sampled_len=answer.sampled_len,
         version=turn.version,
         finish=answer.finish or "",
+        plain=transcript.messages[0].text in (SYSTEM_PROMPT, LOOP_PROMPT),
         took=answer.took,
     )
 

@@ -250,7 +250,7 @@ def turn_section(turn: TurnDetail, after: TurnDetail | None, *, colour: str, tok
     """Return a turn with at most `token_limit` coloured tokens; the prompt of the turn `after` is its result."""
     tokens = turn.tokens(token_limit) if turn.tokens is not None and token_limit else ()
     whole = bool(tokens) and turn.has_text and len(tokens) >= turn.sampled_len
-    actions = actions_of(turn.answer, turn.calls)
+    actions = actions_of(turn.answer, turn.calls, plain=turn.plain, cut=turn.finish == "length")
     return TurnSection(
         turn=turn,
         prompt=_prompt_messages(turn) if turn.number == 1 or turn.rewritten else [],
@@ -261,12 +261,13 @@ def turn_section(turn: TurnDetail, after: TurnDetail | None, *, colour: str, tok
         answer=clip("" if whole else turn.answer),
         thinking=clip(turn.thinking),
         calls=[(escape_invisible(name), clip(arguments)) for name, arguments in turn.calls],
-        result=_prompt_messages(after) if after is not None and not after.rewritten else [],
+        result=_prompt_messages(after, output=after.plain) if after is not None and not after.rewritten else [],
     )
 
 
-def _prompt_messages(turn: TurnDetail) -> list[PromptMessage]:
-    return [_prompt_message(message.role, message.text) for message in turn.prompt]
+def _prompt_messages(turn: TurnDetail, *, output: bool = False) -> list[PromptMessage]:
+    """Return the prompt of a turn; `output`: it is the output of the turn before, whatever its role."""
+    return [_prompt_message("tool" if output else message.role, message.text) for message in turn.prompt]
 
 
 def _prompt_message(role: str, text: str) -> PromptMessage:

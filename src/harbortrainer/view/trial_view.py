@@ -71,6 +71,8 @@ class TurnDetail:
     """The policy version that sampled it."""
     finish: str = ""
     """Finish reason of the model."""
+    plain: bool = False
+    """Whether it is of the plain agent: one command, whose output is the next prompt."""
     took: float | None = None
     """Duration of the model call in seconds."""
 

@@ -27,7 +27,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.task_folder import TaskRef
-from harbortrainer.trials.plain_agent import SYSTEM_PROMPT
+from harbortrainer.trials.plain_format import SYSTEM_PROMPT
 from harbortrainer.warmup.demonstrations import Demonstration
 from harbortrainer.warmup.encoding import Encoded
 from harbortrainer.warmup.replay import replay

@@ -1,0 +1,19 @@
+"""Format of the plain agent: its system prompts, and the command in an answer. Imports nothing."""
+
+SYSTEM_PROMPT = "You are a Linux shell expert. Answer with one shell command and nothing else."
+LOOP_PROMPT = f"{SYSTEM_PROMPT} You get its output. When the task is done, answer with exit."
+
+
+def command_of(answer: str, *, cut: bool = False) -> str:
+    """Return the command of an answer; "" if it has none.
+
+    Args:
+        answer: The answer, without thinking.
+        cut: Whether it was cut at its length, so that its last line is not whole.
+    """
+    lines = answer.splitlines()
+    whole = lines[:-1] if cut and not answer.endswith("\n") else lines
+    commands = (
+        line.strip().removeprefix("$ ").strip("`").strip() for line in whole if not line.strip().startswith("```")
+    )
+    return next((command for command in commands if command), "")
