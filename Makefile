@@ -24,8 +24,8 @@ help:
 	@echo "make quickstart-prime-rl  the same on Prime-RL: its trainer and orchestrator, on a CPU with stubs (docs/prime-rl.md)"
 	@echo "make demo         a real pretrained model (SmolLM2-135M) on such trials, in a quarter of an hour, on two cores"
 	@echo "make check        lint, types, prose, and the tests that start no process: under a minute; ROOM=trials for one package"
-	@echo "make test         lint, types, unit tests and end-to-end tests, the plugin's on both pairs of verifiers and harbor"
-	@echo "make test-long    what takes longer: whole runs beside vLLM's API and on a quantized base, today's pair,"
+	@echo "make test         lint, types, unit tests and end-to-end tests without Docker, the plugin's on both pairs of verifiers and harbor"
+	@echo "make test-long    what takes longer: Docker, whole runs beside vLLM's API and on a quantized base, today's pair,"
 	@echo "                  Python 3.13, Prime-RL's real orchestrator and trainer, every broken file, the site"
 	@echo "make parity       each feature of Harbor's, in Docker too and by Harbor's own trial (half an hour)"
 	@echo "make drift        what the newest releases of verifiers, harbor, renderers, transformers and peft would break"
@@ -87,7 +87,7 @@ python-3.13: export PYENV_VERSION := 3.13
 python-3.13:
 	@if found=$$(.tools/uv python find --no-project 3.13 2>/dev/null); then \
 	  UV_PROJECT_ENVIRONMENT=.venv-3.13 .tools/uv sync --quiet --frozen --extra local --python "$$found" && \
-	  $(NEWER) -m pytest $(AT_ONCE) -m pure tests && $(NEWER) -m pytest tests/e2e/test_sample_tasks.py; \
+	  $(NEWER) -m pytest $(AT_ONCE) -m pure tests && $(NEWER) -m pytest --long tests/e2e/test_sample_tasks.py; \
 	else echo "python-3.13: no such interpreter on this machine, so its tests are skipped"; fi
 
 # The submodule is fetched where it is empty; HARBORTRAINER_PRIME_RL names another checkout.
@@ -110,12 +110,11 @@ mutations: setup
 # In one process, which plays eight at once: trials are named by their features, and two of one name make way for each other.
 test-long: PLAYED := -k "test_container_gives_recorded_result and docker]"
 parity: setup
-	$(PYTHON) -m pytest --in-containers $(PLAYED) tests/parity
+	$(PYTHON) -m pytest --long --in-containers $(PLAYED) tests/parity
 
-# The tests that are marked so, which `make unit` leaves out.
-LONG = $(shell grep -rlE --include 'test_*.py' 'pytest.mark.long|import .*(ENGINES|engine_marks)' tests)
+# What `make unit` leaves out: tests that are marked `long`, and every container.
 long: setup
-	$(PYTHON) -m pytest $(AT_ONCE) --long -m long $(LONG)
+	$(PYTHON) -m pytest $(AT_ONCE) --long -m long tests
 
 test-long: setup long today python-3.13 mutations parity docs
 	@if tools/prime-rl --can; then $(MAKE) --no-print-directory test-prime-rl; fi

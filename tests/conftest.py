@@ -35,7 +35,7 @@ def pytest_addoption(parser):
         action="store_true",
         help="the features of Harbor also in Docker and by Harbor's own trial: half a minute each",
     )
-    parser.addoption("--long", action="store_true", help="what is marked `long` too: a minute or more each")
+    parser.addoption("--long", action="store_true", help="what is marked `long` or `docker` too")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -44,11 +44,14 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_collection_modifyitems(config, items):
     costs.mark(items)
+    for item in items:
+        if item.get_closest_marker("docker"):
+            item.add_marker("long")
     if config.getoption("--long"):
         return
     for item in items:
         if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-long` plays it, and pytest with --long"))
+            item.add_marker(pytest.mark.skip(reason="`make test-long` plays it, and pytest with --long"))
 
 
 @pytest.hookimpl(wrapper=True)

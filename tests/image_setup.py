@@ -35,9 +35,9 @@ def engine_skip_reason(program: Program) -> str:
 
 
 def engine_marks(program: Program) -> list[pytest.MarkDecorator]:
-    """Return the marks of a container engine's tests: skipped where it is not available; podman, the slower, `long`."""
+    """Return the marks of a container engine's tests: skipped where it is not available, and `long` by its kind."""
     missing = pytest.mark.skipif(bool(reason := engine_skip_reason(program)), reason=reason or "-")
-    return [missing, *([pytest.mark.long] if program == "podman" else [])]
+    return [missing, pytest.mark.docker if program == "docker" else pytest.mark.long]
 
 
 ENGINES = [pytest.param(name, marks=engine_marks(name)) for name in PROGRAMS]

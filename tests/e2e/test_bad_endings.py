@@ -36,12 +36,6 @@ BAD = {
 }
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.long])])
-def environment_type(request: pytest.FixtureRequest) -> str:
-    """Both environment types; these trials wait for time limits."""
-    return request.getfixturevalue("container") if request.param == "docker" else request.param
-
-
 async def play(
     folder: Path,
     kind: str,

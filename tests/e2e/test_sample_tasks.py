@@ -32,6 +32,7 @@ async def test_oracle_gets_top_reward_and_nop_does_not(folder: str, image: str, 
     assert [v for v in verdicts if v.problem] == []
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 async def test_no_cheat_works_on_sample_tasks() -> None:
     tasks = load_folder(DATASETS / "harbor_tasks")

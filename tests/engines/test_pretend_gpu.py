@@ -140,7 +140,7 @@ def test_detects_batch_prepared_on_learner_stream(folder, monkeypatch):
     "changes",
     [
         pytest.param({}, id="lora", marks=pytest.mark.long),
-        pytest.param({"dtype": "bfloat16"}, id="bf16"),
+        pytest.param({"dtype": "bfloat16"}, id="bf16", marks=pytest.mark.long),
         pytest.param({"lora": None}, id="full", marks=pytest.mark.long),
         pytest.param({"quantization": "nf4"}, id="nf4", marks=pytest.mark.long),
     ],

@@ -62,6 +62,7 @@ def said_by(policy: Path) -> str:
         return reply.json()["choices"][0]["message"]["content"]
 
 
+@pytest.mark.long
 def test_local_model_samples_with_adapter(tmp_path: Path, base: Path) -> None:
     alone = said_by(base)
     assert said_by(write_adapter(tmp_path / "fresh", base, does_something=False)) == alone

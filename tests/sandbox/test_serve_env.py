@@ -100,6 +100,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Task]:
     return found
 
 
+@pytest.mark.long
 async def test_plays_the_same_task_and_refuses_others(tmp_path: Path, tasks: dict[str, Task]) -> None:
     with (
         ScriptedEngine(save_tokenizer(tmp_path / "tokenizer"), SOLVES) as engine,

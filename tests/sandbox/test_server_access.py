@@ -282,6 +282,7 @@ def sampler_server(key: str) -> Generator[str]:
     server.stop()
 
 
+@pytest.mark.long
 async def test_run_with_key_serves_only_the_run(
     tmp_path: Path, run_key: RunKey, collector: Collector, attacks: list[Attack]
 ) -> None:
@@ -327,6 +328,7 @@ async def test_restarted_server_knows_the_key(tmp_path: Path, run_key: RunKey) -
     assert first.ok and second.ok
 
 
+@pytest.mark.long
 async def test_server_started_by_hand_refuses_other_tasks_and_keys(
     tmp_path: Path, collector: Collector, attacks: list[Attack]
 ) -> None:
@@ -343,6 +345,7 @@ async def test_server_started_by_hand_refuses_other_tasks_and_keys(
     assert honest.ok and honest.traces[0].reward == 1.0
 
 
+@pytest.mark.long
 async def test_key_in_variable_signs_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_KEY_VARIABLE, "0123456789abcdef")
     async with running(tmp_path, key=None) as run:

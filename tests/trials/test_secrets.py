@@ -152,6 +152,7 @@ def test_short_secret_within_longer_value_stays(monkeypatch: pytest.MonkeyPatch)
     assert remove_secrets({"A_PASSWORD": "production"}, {"for production"}) == {}
 
 
+@pytest.mark.long
 def test_key_is_redacted_in_text_files_of_any_size(tmp_path: Path):
     (tmp_path / "log").write_text("a sk-secret b\nsk-secret")
     (tmp_path / "empty").touch()
