@@ -28,7 +28,7 @@ from harbortrainer.evaluation.eval_folder import EvalFolder, EvalSpec
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
 from harbortrainer.evaluation.report import EvalReport, as_lines, as_markdown
 from harbortrainer.runs.disk_faults import disk_faults
-from harbortrainer.runs.display import Display, loading
+from harbortrainer.runs.display import Display, loading, plural
 from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.label import run_label
 from harbortrainer.runs.provenance import package_versions
@@ -251,7 +251,7 @@ def run_trials(
     with Display() as display:
         for line in clean_up_predecessor(folder.path, kinds, folder.path):
             display.line(line)
-        display.line(f"{candidate.name} on {len(spec.keys)} tasks x {spec.attempts}; trials in {folder.path}")
+        display.line(f"{candidate.name} on {plural(len(spec.keys), 'task')} x {spec.attempts}; trials in {folder.path}")
         if file is not None:
             display.line(f"settings from {file}")
         try:

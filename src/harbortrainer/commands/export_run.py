@@ -13,7 +13,7 @@ from harbortrainer.export.model_card import CardContent
 from harbortrainer.export.model_export import ModelExport
 from harbortrainer.export.sft_dataset import SftDataset
 from harbortrainer.export.trained_weights import TrainedWeights
-from harbortrainer.runs.display import loading
+from harbortrainer.runs.display import loading, plural
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def export_trials(run: Path, file: Path, *, min_reward: float, alone: bool) -> i
             "--sft writes a dataset, not a model", where="harbortrainer export", do="export them one at a time"
         )
     found = SftDataset.write(run, file, min_reward=min_reward)
-    print(f"{found.rows} conversations from {found.trials} trials of {len(found.tasks)} tasks: {file}")
+    trials, tasks = plural(found.trials, "trial"), plural(len(found.tasks), "task")
+    print(f"{plural(found.rows, 'conversation')} from {trials} of {tasks}: {file}")
     if found.left_out:
         print(f"left out: {found.reasons}")
     return 0

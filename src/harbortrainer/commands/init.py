@@ -24,10 +24,9 @@ from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import GPUS_NEEDED, EngineChoice, Gpu, choose, find_gpus
 from harbortrainer.engines.prime_rl.checkout import find
 from harbortrainer.errors import UserError
-from harbortrainer.runs.display import next_lines
+from harbortrainer.runs.display import next_lines, plural
 from harbortrainer.tasks.task_check import passed_keys
 from harbortrainer.tasks.task_limits import agent_seconds
-from harbortrainer.view.format import plural
 
 DEFAULT_OUTPUT = Path("run.toml")
 OUTPUT_DIR: Path = RunBasics.model_fields["output_dir"].default

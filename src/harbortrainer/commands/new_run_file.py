@@ -18,7 +18,7 @@ from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.prime_rl_schema import needs_reasoning_parser
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.doctor.run_file_checks import LARGEST_ERROR
-from harbortrainer.view.format import plural
+from harbortrainer.runs.display import plural
 
 ENOUGH_TASKS = math.ceil(0.25 / LARGEST_ERROR**2)
 """Held-out tasks that the doctor asks for."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from harbortrainer.config.run_sections import Prices
 from harbortrainer.estimates.interval import SOLVED, Estimate, IntervalKind, RepeatedPass, mean_reward, repeated_passes
 from harbortrainer.evaluation.eval_folder import EvalSpec
+from harbortrainer.runs.display import plural
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates
 
@@ -173,7 +174,7 @@ def as_lines(report: EvalReport) -> list[str]:
     ]
     if report.cost_usd is not None:
         lines.append(_line("cost", f"{report.cost_usd:.4f} USD in all"))
-    tags = [f"  {found}  {found.tasks} tasks  {tag}" for tag, found in report.by_tag.items()]
+    tags = [f"  {found}  {plural(found.tasks, 'task')}  {tag}" for tag, found in report.by_tag.items()]
     return [*lines, *(["mean reward by tag:", *tags] if tags else []), *_worst_tasks(report)]
 
 

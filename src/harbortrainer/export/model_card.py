@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from harbortrainer.export.hub_push import BaseModelOrigin
 from harbortrainer.export.vllm_fit import served_rank
 from harbortrainer.runs.curve import Curve
+from harbortrainer.runs.display import plural
 from harbortrainer.runs.summary import EvalResult
 
 TERMINUS_2 = "terminus-2"
@@ -82,7 +83,7 @@ def _result(card: CardContent) -> str:
     before = f"{kept[first].mean_reward:.3f} after step {first}, " if first < card.step else ""
     known = last.low is not None and last.high is not None
     interval = f" (95 % interval {last.low:.3f} to {last.high:.3f})" if known else ""
-    on = f"{last.tasks} held-out tasks" if last.tasks else "held-out tasks"
+    on = plural(last.tasks, "held-out task") if last.tasks else "held-out tasks"
     return f"**Mean reward on {on}: {before}{last.mean_reward:.3f} after step {card.step}{interval}.**"
 
 
@@ -194,7 +195,8 @@ def _evaluations(card: CardContent) -> dict[int, EvalResult]:
 
 
 def _interval(found: EvalResult) -> str:
-    of = f"{found.tasks} tasks, {found.n} trials" if found.tasks else f"{found.n} trials"
+    trials = plural(found.n, "trial")
+    of = f"{plural(found.tasks, 'task')}, {trials}" if found.tasks else trials
     known = found.low is not None and found.high is not None
     return f"{found.low:.3f} to {found.high:.3f} ({of})" if known else f"none over {of}"
 

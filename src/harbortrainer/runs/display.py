@@ -18,6 +18,16 @@ from harbortrainer.runs.live_status import Phase
 PLAIN_EVERY_S = 10.0
 
 
+def plural(number: int, one: str) -> str:
+    """Format a count with its noun.
+
+    Example:
+        >>> plural(1, "trial"), plural(2, "trial")
+        ('1 trial', '2 trials')
+    """
+    return f"{number} {one if number == 1 else one + 's'}"
+
+
 class Bar:
     """A progress bar."""
 

@@ -10,7 +10,7 @@ from harbortrainer.estimates.interval import Estimate
 from harbortrainer.estimates.paired import paired_difference
 from harbortrainer.runs.checkpoints import Progress
 from harbortrainer.runs.curve import as_png, as_text, curve_of
-from harbortrainer.runs.display import Display
+from harbortrainer.runs.display import Display, plural
 from harbortrainer.runs.durable import finite, read_lines, write_whole
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.trial_row import read_rows
@@ -51,7 +51,7 @@ class EvalResult(BaseModel):
             return "none"
         known = self.low is not None and self.high is not None
         spread = f" [{self.low:.3f}, {self.high:.3f}]" if known else ""
-        of = f"{self.tasks} tasks, {self.n} trials" if self.tasks else f"n={self.n}"
+        of = f"{plural(self.tasks, 'task')}, {plural(self.n, 'trial')}" if self.tasks else f"n={self.n}"
         return f"{self.mean_reward:.3f}{spread} ({of})"
 
 
