@@ -137,10 +137,12 @@ class UpperLayer:
         return Changes(*columns, total, tools)
 
     def _texts(self, original: _Original | None, folder: int, entry: _Entry) -> tuple[str | None, str | None]:
-        """Return the texts of a file at the start and now; None where it is none, is long, or is the host's file."""
+        """Return the texts of a file at the start and now, if they differ; None where none is kept."""
         before = _read_original(original) if original is not None else b""
         after = _content_at(folder, entry, TEXT_B) if not entry.removed else b""
-        if before is None or after is None or len(before) + len(after) > self._texts_left or b"\0" in before + after:
+        if before is None or after is None or before == after or b"\0" in before + after:
+            return None, None
+        if len(before) + len(after) > self._texts_left:
             return None, None
         try:
             texts = before.decode(), after.decode()
