@@ -206,7 +206,7 @@ def test_model_that_is_too_small_for_terminus_gets_the_plain_agent(folder, hub, 
     assert sampling["max_completion_tokens"] == (256 if agent else 2048), "a command is short"
     for kind in ("train", "eval"):
         table = env_of("run.toml", kind)["agent"]
-        assert (table["max_turns"], table["harness"].get("agent")) == (5 if agent else 20, agent)
+        assert (table["max_turns"], table["harness"].get("agent")) == (1 if agent else 20, agent)
 
 
 @pytest.mark.parametrize("name", ["gpu_16gb.toml", pytest.param("gpu_48gb.toml", marks=pytest.mark.long)])

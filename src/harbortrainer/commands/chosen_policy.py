@@ -34,7 +34,7 @@ _SHORT, _SHORTEST = 4096, 2048
 a few turns need as much."""
 _SMALL = 3e8
 """Parameters below which a model writes no JSON for Terminus-2, as seen on SmolLM2-135M-Instruct."""
-_MAX_TURNS, _MAX_PLAIN_TURNS = 20, 5
+_MAX_TURNS = 20
 _UNPLANNED = 8192
 """Length if the model's config is not on this machine."""
 _INFLIGHT = {"GPU": 24, "CPU": 16}
@@ -66,7 +66,14 @@ class ChosenPolicy:
     @property
     def max_turns(self) -> int:
         """Most turns of a trial."""
-        return _MAX_PLAIN_TURNS if self.needs_plain_agent else _MAX_TURNS
+        return 1 if self.needs_plain_agent else _MAX_TURNS
+
+    @property
+    def max_turns_reason(self) -> str:
+        """Why trials have this limit."""
+        if self.needs_plain_agent:
+            return "one command, as a warm-up teaches; with more, the model sees its output"
+        return "of the agent; most trials end by themselves before"
 
     @property
     def lr(self) -> float:

@@ -212,7 +212,7 @@ def _source(choices: RunChoices, kind: str) -> Iterator[tuple[str, Sequence[Key]
     pool = {"type": "static", "num_workers": workers}
     tables = {
         "serve": [Key("pool", pool, f"processes that run trials, for {_TRIALS_PER_WORKER} trials each")],
-        "env.agent": [Key("max_turns", choices.policy.max_turns, "of the agent; most trials end by themselves before")],
+        "env.agent": [Key("max_turns", choices.policy.max_turns, choices.policy.max_turns_reason)],
         "env.agent.harness": _harness(choices),
     }
     for table, keys in tables.items():
