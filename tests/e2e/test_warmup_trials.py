@@ -43,7 +43,11 @@ async def test_solution_is_one_command_of_the_plain_agent(tmp_path: Path):
     assert found == [((INSTRUCTION.strip(), SORTED[0]),)]
     shutil.copytree(TASK, tmp_path / "wrong")
     (tmp_path / "wrong/solution/solve.sh").write_text("#!/bin/sh\n# a comment\ncd /app\ncp grape.txt bronze.txt\n")
-    assert await play(load_folder(tmp_path / "wrong")) == []
+    told: list[tuple[str, bool]] = []
+    assert (
+        await play(load_folder(tmp_path / "wrong"), report=lambda task, solved: told.append((task.name, solved))) == []
+    )
+    assert told == [("wrong", False)]
 
 
 async def test_exposed_task_is_refused_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

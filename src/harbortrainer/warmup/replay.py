@@ -128,12 +128,12 @@ async def replay(
     agent: str = TRAINABLE_TERMINUS,
     trusted: Sequence[str] = (),
     work_dir: Path,
-    report: Callable[[], None] = lambda: None,
+    report: Callable[[TaskRef, bool], None] = lambda task, solved: None,
 ) -> list[Demonstration]:
     """Replay the solutions of tasks and return the demonstrations that reach the top reward.
 
-    Trial folders are created below `work_dir` and removed at the end. `report` is called after each trial. Tasks that
-    `trusted` names may access this machine.
+    Trial folders are created below `work_dir` and removed at the end. `report` is called after each trial with its task
+    and whether the top reward was reached. Tasks that `trusted` names may access this machine.
 
     Raises:
         UserError: Another task can access this machine. No trial was started.
@@ -153,7 +153,7 @@ async def replay(
                 agent=agent,
                 trusted=is_trusted(task.name, trusted),
             )
-        report()
+        report(task, turns is not None)
         return turns
 
     with tempfile.TemporaryDirectory(prefix="replay-", dir=work_dir) as name:

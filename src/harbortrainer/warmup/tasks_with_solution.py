@@ -1,6 +1,6 @@
 """Find the tasks with a solution, which a warm-up can learn from. Imports neither torch nor harbor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harbortrainer.errors import UserError
@@ -28,9 +28,14 @@ def tasks_with_solution(folder: Path, report: Callable[[str], object] = lambda l
             f"no task has a {SOLUTION}", where=str(folder), do="set warmup.tasks to a folder of tasks with solutions"
         )
     if bad:
-        named = "; ".join(f"{error.where}: {error.what}" for error in bad[:_SHOWN])
-        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        report(f"warm-up: skipping unreadable and duplicate tasks: {named}{more}")
-    if left_out := ", ".join(task.name for task in tasks if task not in solved):
-        report(f"warm-up: skipping tasks without {SOLUTION}: {left_out}")
+        errors = [f"{error.where}: {error.what}" for error in bad]
+        report(f"warm-up: skipping unreadable and duplicate tasks: {named(errors)}")
+    if left_out := [task.name for task in tasks if task not in solved]:
+        report(f"warm-up: skipping tasks without {SOLUTION}: {named(left_out)}")
     return solved
+
+
+def named(tasks: Sequence[str]) -> str:
+    """Name the first tasks, and the number of the others."""
+    more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
+    return "; ".join(tasks[:_SHOWN]) + more

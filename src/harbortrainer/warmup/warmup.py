@@ -33,7 +33,7 @@ from harbortrainer.warmup.encoding import Encoded
 from harbortrainer.warmup.replay import replay
 from harbortrainer.warmup.sampled_trials import measure_rewards
 from harbortrainer.warmup.supervised import BasePolicy, SupervisedTrainer, load_policy
-from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
+from harbortrainer.warmup.tasks_with_solution import named, tasks_with_solution
 from harbortrainer.warmup.trial_sequences import encoded_trials, model_for
 
 _STEPS_BETWEEN = 5
@@ -221,6 +221,12 @@ def _learn(
 def _replay_solutions(
     tasks: Sequence[TaskRef], config: WarmupConfig, folder: Path, display: Display
 ) -> list[Demonstration]:
+    failed: list[str] = []
+
+    def report(task: TaskRef, solved: bool) -> None:
+        bar.advance()
+        failed.extend([] if solved else [task.name])
+
     with display.bar("warm-up: replaying solutions", len(tasks)) as bar:
         playing = replay(
             tasks,
@@ -229,7 +235,7 @@ def _replay_solutions(
             agent=config.agent,
             trusted=config.trusted_tasks,
             work_dir=folder,
-            report=bar.advance,
+            report=report,
         )
         found = asyncio.run(playing)
     if not found:
@@ -238,4 +244,6 @@ def _replay_solutions(
             where=str(config.tasks),
             do="run `harbortrainer tasks check` on this folder",
         )
+    if failed:
+        display.line(f"warm-up: skipping solutions without the top reward when the agent runs them: {named(failed)}")
     return found
