@@ -38,19 +38,19 @@ async def test_reports_added_changed_and_removed_files(make_sandbox):
 async def test_keeps_short_texts_only(make_sandbox):
     sandbox = await make_sandbox(
         dockerfile="FROM debian:12-slim\nWORKDIR /app\nCOPY old gone same ./\n"
-        "RUN head -c 4097 /dev/zero | tr '\\0' x > long; ln -s /etc away",
+        "RUN head -c 4097 /dev/zero | tr '\\0' x > long; ln -s /etc away; ln -s old link",
         files={"old": "a\nb\n", "gone": "c", "same": "d"},
         image="build",
     )
     await sandbox.restore_limits()
     await sandbox.exec(
         "cd /app; echo c >> old; touch same; rm gone; echo short > long; printf '\\xff' > latin; "
-        "printf 'a\\0' > binary; seq 2000 | head -c 4097 > new; rm away; mkdir away; "
+        "rm link; echo own > link; printf 'a\\0' > binary; seq 2000 | head -c 4097 > new; rm away; mkdir away; "
         "echo mine > away/passwd; mkfifo pipe; truncate -s 1T sparse"
     )
     texts = {file.path.removeprefix("/app/"): (file.before, file.after) for file in (await changes(sandbox)).files}
     kept = {"old": ("a\nb\n", "a\nb\nc\n"), "gone": ("c", None), "away/passwd": (None, "mine\n")}
-    assert texts == kept | dict.fromkeys(["same", "long", "latin", "binary", "new", "sparse"], (None, None))
+    assert texts == kept | dict.fromkeys(["same", "link", "long", "latin", "binary", "new", "sparse"], (None, None))
 
 
 async def test_all_texts_together_are_bounded(sandbox: LocalEnvironment):

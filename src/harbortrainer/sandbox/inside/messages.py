@@ -1,6 +1,6 @@
 """Messages between the trainer's process, the fork server and a sandbox's init process: one JSON packet each.
 
-All three import this module, so it uses only light parts of the standard library.
+A long one is sent as a file. All three import this module, so it uses only light parts of the standard library.
 Invariant: `decode(encode(message)) == message`.
 """
 
@@ -293,14 +293,16 @@ def send_packet(sock: socket.socket, packet: bytes, fds: Sequence[int] = ()) -> 
 
 
 def receive(sock: socket.socket, max_fds: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Receive the next packet with its descriptors; an empty packet means end of file.
+    """Receive the next encoded message with its descriptors; an empty one means end of file.
 
     The size is peeked first: a buffer for the largest packet would be mapped and unmapped each time.
     """
     size = sock.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
     packet, fds, _, _ = socket.recv_fds(sock, size, max_fds + 1, flags)
     if packet == _IN_FILE:
-        with os.fdopen(fds.pop(), "rb") as file:
-            file.seek(0)
-            packet = file.read()
+        file = fds.pop()
+        try:
+            packet = os.pread(file, os.fstat(file).st_size, 0)  # an error for anything but a file, and no wait
+        finally:
+            os.close(file)
     return packet, fds

@@ -39,8 +39,8 @@ def read_regular(path: str, most: int, *, follow: bool = False, folder: int | No
 
 
 def read_in_root(root: int, path: str, most: int) -> bytes:
-    """Return the first `most` bytes of a regular file below the folder that is open as `root`, which no link leaves."""
-    return _read(_only_regular(k.open_in_root(root, path, _FLAGS), path), most)
+    """Return the first `most` bytes of a regular file below the folder that is open as `root`; no link is followed."""
+    return _read(_only_regular(k.open_in_root(root, path, _FLAGS, follow=False), path), most)
 
 
 def _read(fd: int, most: int) -> bytes:
