@@ -28,7 +28,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all-mutations",
         action="store_true",
-        help="every broken run file, task and reply, not a sample of them",
+        help="every broken run file and task, not a sample of them",
     )
     parser.addoption(
         "--in-containers",

@@ -24,7 +24,7 @@ from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import GPUS_NEEDED, EngineChoice, Gpu, choose, find_gpus
 from harbortrainer.engines.prime_rl.checkout import find
 from harbortrainer.errors import UserError
-from harbortrainer.runs.display import next_lines, plural
+from harbortrainer.runs.display import name_first, next_lines, plural
 from harbortrainer.tasks.task_check import passed_keys
 from harbortrainer.tasks.task_limits import agent_seconds
 
@@ -195,10 +195,10 @@ def summary(order: InitOrder, choices: RunChoices, choice: EngineChoice) -> Iter
 def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield a line for tasks that are left out, and for each finding that asks for something."""
     if tasks.left_out:
-        named = task_checks.name_tasks([f"{name} ({reason})" for name, reason in tasks.left_out.items()])
+        named = name_first([f"{name} ({reason})" for name, reason in tasks.left_out.items()])
         yield _printable(f"warning: left out (exclude): {plural(len(tasks.left_out), 'task')}: {named}")
     if tasks.unreadable:
-        named = task_checks.name_tasks([f"{error.where}: {error.what}" for error in tasks.unreadable])
+        named = name_first([f"{error.where}: {error.what}" for error in tasks.unreadable])
         yield _printable(
             f"warning: unreadable or duplicates (skip_bad): {plural(len(tasks.unreadable), 'task')}: {named}"
         )

@@ -17,6 +17,7 @@ from harbortrainer.doctor.finding import Finding, green, red, stop_on_red, warn,
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.errors import UserError
+from harbortrainer.runs.display import name_first
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.images.image_choice import INSTALL, builder_problem
@@ -28,7 +29,6 @@ from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_limits import available_tasks
 
-_MOST_NAMED = 3
 _SET_VARIABLES = "export them, or add them to .env"
 _ACCEPT_HOST_NETWORK = "or accept it: environment_kwargs = { network = 'host' }"
 _SEPARATE_NETWORKS = (
@@ -177,7 +177,7 @@ def _findings(found: TaskReport, kind: str, where: str, table: str = "") -> Iter
         what = f"localhost URLs are passed into the sandbox, where localhost is the sandbox itself, in {tasks}"
         yield yellow("variables", what, _REACHABLE_ADDRESS, where)
     if found.ignored_keys:
-        what = f"Harbor ignores these task.toml keys ({_count(found.ignored_keys)}): {name_tasks(found.ignored_keys)}"
+        what = f"Harbor ignores these task.toml keys ({_count(found.ignored_keys)}): {name_first(found.ignored_keys)}"
         yield yellow("tasks", what, _CORRECT_KEYS, where)
     if found.ignored_files:
         what = f"Harbor ignores a compose file and builds the Dockerfile in {_listed(found.ignored_files)}"
@@ -191,7 +191,7 @@ def _count(tasks: list[str]) -> str:
 
 
 def _listed(tasks: list[str]) -> str:
-    return f"{_count(tasks)}: {name_tasks(tasks)}"
+    return f"{_count(tasks)}: {name_first(tasks)}"
 
 
 def _remedy(kind: str) -> str:
@@ -205,7 +205,7 @@ def _remedy(kind: str) -> str:
 def placement_line(found: TaskReport) -> str:
     """Describe in one line where `auto` runs the tasks."""
     counts = ", ".join(f"{len(names)} in {kind}" for kind, names in sorted(found.placements.items(), reverse=True))
-    reasons = name_tasks([f"{name} ({reason})" for name, reason in found.fallback_reasons.items()])
+    reasons = name_first([f"{name} ({reason})" for name, reason in found.fallback_reasons.items()])
     return f"auto: {counts}{': ' if reasons else ''}{reasons}"
 
 
@@ -256,12 +256,6 @@ def warn_about(found: TaskReport, environment_type: str, where: str) -> None:
 def variables() -> dict[str, str]:
     """Return the environment variables of trials: this process's variables and the ones in `.env`."""
     return dotenv() | dict(os.environ)
-
-
-def name_tasks(tasks: list[str]) -> str:
-    """Name the first tasks, and the number of the others."""
-    more = f" and {len(tasks) - _MOST_NAMED} more" if len(tasks) > _MOST_NAMED else ""
-    return "; ".join(tasks[:_MOST_NAMED]) + more
 
 
 _EVALUATION = "evaluation"

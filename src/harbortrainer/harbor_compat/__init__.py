@@ -229,7 +229,7 @@ def forget_loggers(trial_name: str) -> None:
 
 
 def secret_values(trial: "Trial") -> set[str]:
-    """Return the values that Harbor redacts in the trial's files: those of variables with secret names."""
+    """Return the values of the trial's variables with secret names. Harbor redacts them in the trial's files."""
     from harbor.utils.env import is_sensitive_env_key, resolve_env_vars
 
     values: set[str] = set()

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from harbortrainer.runs.live_status import Phase
 
 PLAIN_EVERY_S = 10.0
+_NAMED = 3
 
 
 def plural(number: int, one: str) -> str:
@@ -26,6 +27,17 @@ def plural(number: int, one: str) -> str:
         ('1 trial', '2 trials')
     """
     return f"{number} {one if number == 1 else one + 's'}"
+
+
+def name_first(names: Sequence[str]) -> str:
+    """Name the first three, and the number of the others.
+
+    Example:
+        >>> name_first(["a", "b", "c", "d"])
+        'a; b; c and 1 more'
+    """
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more
 
 
 class Bar:

@@ -1,7 +1,9 @@
 """Format of the plain agent: its system prompts, and the command in an answer. Imports nothing."""
 
 SYSTEM_PROMPT = "You are a Linux shell expert. Answer with one shell command and nothing else."
+"""System prompt of a trial with one answer."""
 LOOP_PROMPT = f"{SYSTEM_PROMPT} You get its output. When the task is done, answer with exit."
+"""System prompt of a trial with several."""
 
 
 def command_of(answer: str, *, cut: bool = False) -> str:

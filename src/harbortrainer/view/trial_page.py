@@ -220,7 +220,7 @@ def diff_lines(before: str | None, after: str | None) -> Iterator[tuple[str, str
 
 
 def _lines(text: str | None) -> list[str]:
-    return (text or "").removesuffix("\n").split("\n") if text else []
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def instruction_of(detail: TrialDetail) -> str:

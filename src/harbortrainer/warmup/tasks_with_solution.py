@@ -1,13 +1,13 @@
 """Find the tasks with a solution, which a warm-up can learn from. Imports neither torch nor harbor."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from harbortrainer.errors import UserError
+from harbortrainer.runs.display import name_first
 from harbortrainer.tasks.task_folder import TaskRef, load_folder
 
 SOLUTION = "solution/solve.sh"
-_SHOWN = 3
 
 
 def tasks_with_solution(folder: Path, report: Callable[[str], object] = lambda line: None) -> list[TaskRef]:
@@ -29,13 +29,7 @@ def tasks_with_solution(folder: Path, report: Callable[[str], object] = lambda l
         )
     if bad:
         errors = [f"{error.where}: {error.what}" for error in bad]
-        report(f"warm-up: skipping unreadable and duplicate tasks: {named(errors)}")
+        report(f"warm-up: skipping unreadable and duplicate tasks: {name_first(errors)}")
     if left_out := [task.name for task in tasks if task not in solved]:
-        report(f"warm-up: skipping tasks without {SOLUTION}: {named(left_out)}")
+        report(f"warm-up: skipping tasks without {SOLUTION}: {name_first(left_out)}")
     return solved
-
-
-def named(tasks: Sequence[str]) -> str:
-    """Name the first tasks, and the number of the others."""
-    more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
-    return "; ".join(tasks[:_SHOWN]) + more

@@ -24,7 +24,7 @@ from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import lookup
 from harbortrainer.environment.renderers_compat import with_chat_format
 from harbortrainer.errors import UserError
-from harbortrainer.runs.display import Display
+from harbortrainer.runs.display import Display, name_first
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.trials.plain_format import SYSTEM_PROMPT
@@ -33,7 +33,7 @@ from harbortrainer.warmup.encoding import Encoded
 from harbortrainer.warmup.replay import replay
 from harbortrainer.warmup.sampled_trials import measure_rewards
 from harbortrainer.warmup.supervised import BasePolicy, SupervisedTrainer, load_policy
-from harbortrainer.warmup.tasks_with_solution import named, tasks_with_solution
+from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 from harbortrainer.warmup.trial_sequences import encoded_trials, model_for
 
 _STEPS_BETWEEN = 5
@@ -225,7 +225,8 @@ def _replay_solutions(
 
     def report(task: TaskRef, solved: bool) -> None:
         bar.advance()
-        failed.extend([] if solved else [task.name])
+        if not solved:
+            failed.append(task.name)
 
     with display.bar("warm-up: replaying solutions", len(tasks)) as bar:
         playing = replay(
@@ -245,5 +246,7 @@ def _replay_solutions(
             do="run `harbortrainer tasks check` on this folder",
         )
     if failed:
-        display.line(f"warm-up: skipping solutions without the top reward when the agent runs them: {named(failed)}")
+        display.line(
+            f"warm-up: skipping solutions without the top reward when the agent runs them: {name_first(failed)}"
+        )
     return found
