@@ -7,7 +7,7 @@ Prime-RL, its own code. Importing this module imports neither torch nor harbor.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -357,13 +357,14 @@ def sandboxes_end(
 
 @config_app.command("upgrade", epilog=examples("config upgrade"))
 def config_upgrade(
-    file: Annotated[Path, typer.Argument(help="Run file in an old format.")],
+    file: Annotated[Path, typer.Argument(help="Run file.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead.")] = None,
+    to: Annotated[Literal["pin", "v0.9"] | None, typer.Option(help="The Prime-RL that will read the file.")] = None,
 ) -> None:
-    """Convert a run file to the current format. Comments are lost; the old file is kept as FILE.old."""
+    """Convert a run file to other key names. Comments are lost; the old file is kept as FILE.old."""
     from harbortrainer.config.reader import upgrade_file
 
-    for line in upgrade_file(file, output):
+    for line in upgrade_file(file, output, to):
         print(line)
 
 

@@ -39,7 +39,7 @@ EXAMPLES = {
     "images prune": ("images prune", "images prune --to 0"),
     "sandboxes list": ("sandboxes list", "sandboxes list outputs/run"),
     "sandboxes end": ("sandboxes end --all", "sandboxes end outputs/run --yes"),
-    "config upgrade": ("config upgrade run.toml", "config upgrade old.toml --output run.toml"),
+    "config upgrade": ("config upgrade run.toml", "config upgrade run.toml --to v0.9 --output new.toml"),
     "tasks new": ("tasks new my-tasks/first", "tasks new my-tasks/second"),
     "tasks check": ("tasks check my-tasks", "tasks check my-tasks --limit 10 --markdown checks.md"),
     "tasks audit": ("tasks audit my-tasks --benchmark heldout-tasks", "tasks audit my-tasks --json audit.json"),

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ from task_sets import make_task
 from harbortrainer.config.reader import read
 from harbortrainer.engines.cleanup import processes_of
 from harbortrainer.engines.prime_rl import checkout, process
-from harbortrainer.engines.prime_rl.checkout import SOURCE, Checkout
+from harbortrainer.engines.prime_rl.checkout import SCHEMA, SOURCE, Checkout
 from harbortrainer.engines.prime_rl.failure_report import TAIL_BYTES, last_lines, report
 from harbortrainer.engines.prime_rl.start import LABEL, LOCK, LOG, start
 from harbortrainer.errors import UserError
@@ -121,6 +122,44 @@ def test_translates_old_key_names(stand_in, tmp_path):
     text = file.read_text()
     assert "[[orchestrator.train.source]]" in text and "seed" not in text
     assert path.read_text().startswith("output_dir")
+
+
+def make_newer(checkout: Checkout) -> Checkout:
+    """Give a checkout the schema of a newer release."""
+    schema = checkout.root / SCHEMA
+    schema.parent.mkdir(parents=True)
+    schema.write_text("    constant_trainer_batch_size: bool = True\n")
+    return checkout
+
+
+def with_newer_keys(path: Path) -> Path:
+    path.write_text(path.read_text().replace("group_size = 4", "train.group_size = 4"))
+    return path
+
+
+def test_newer_checkout_gets_its_own_key_names(run_file, stand_in, tmp_path):
+    words = ["--orchestrator.group-size", "4", "--max-steps", "7"]
+    start(read(run_file(), words), make_newer(stand_in(PRINT_ARGUMENTS)), words)
+    argv = last_json(tmp_path / "outputs" / "r" / LOG)["argv"]
+    assert argv == ["@", str(tmp_path / "outputs" / "r" / "configs" / "harbortrainer.toml")]
+    data = tomllib.loads(Path(argv[1]).read_text())
+    assert (data["orchestrator"]["train"]["group_size"], data["max_steps"]) == (4, 7)
+    assert "group_size" not in data["orchestrator"]
+
+
+def test_newer_checkout_gets_the_users_own_newer_file(run_file, stand_in, tmp_path):
+    path = with_newer_keys(run_file("[trainer.model.fusions]\nenabled = []\n"))
+    words = ["--max-steps", "7"]
+    start(read(path, words), make_newer(stand_in(PRINT_ARGUMENTS)), words)
+    assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"] == ["@", str(path), *words]
+
+
+def test_pinned_checkout_gets_pinned_key_names(run_file, stand_in, tmp_path):
+    path = with_newer_keys(run_file())
+    start(read(path), stand_in(PRINT_ARGUMENTS), [])
+    data = tomllib.loads(Path(last_json(tmp_path / "outputs" / "r" / LOG)["argv"][1]).read_text())
+    assert data["orchestrator"]["group_size"] == 4
+    assert data["trainer"]["loss"] == {"type": "ipo", "ipo_threshold": 0.3, "kl_tau": 0.0}
 
 
 def test_records_provenance_and_checks_it_on_resume(run_file, stand_in, tmp_path):

@@ -26,7 +26,7 @@ def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: 
     if raw is None:
         return LaunchPlan(choice=choice, checkout=checkout, gpus=gpus)
     if choice.engine == "prime-rl":
-        run = prime_run(raw, resume=resume, dry_run=dry_run)
+        run = prime_run(raw, release=checkout.release, resume=resume, dry_run=dry_run)
         notes = raw.notes
     else:
         run = from_raw(raw)
@@ -39,6 +39,7 @@ def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: 
         checkout=checkout,
         gpus=gpus,
         file=raw.file,
+        release=raw.release,
         run=run,
         envs=envs,
         resume=resume,

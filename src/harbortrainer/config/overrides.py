@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from harbortrainer.config.explain import nearest, without_indices
+from harbortrainer.config.prime_rl_releases import NEW, pinned_key
 from harbortrainer.config.prime_rl_schema import NUMBERS, is_known, key_types, known_keys, type_error, types_of
 from harbortrainer.config.table import TomlTable, with_value
 from harbortrainer.errors import UserError, joined
@@ -117,10 +118,10 @@ def setting_location(file: str, key: str, found: Sequence[Override]) -> str:
 def _override(name: str, values: list[str], words: tuple[str, ...]) -> Override:
     off = name.removeprefix("no_") if not values and name.startswith("no_") else ""
     key = off or name
-    plain = _without_numbers(key)
-    if not is_known(plain):
+    plain = pinned_key(_without_numbers(key))
+    if plain not in NEW and not is_known(plain):
         raise _unknown(key, plain)
-    taken = types_of(plain)
+    taken = NEW.get(plain) or types_of(plain)
     if off:
         value = _negated_value(key, taken)
     elif not values:

@@ -15,6 +15,7 @@ from harbortrainer.config.algorithm_config import NamedAlgo
 from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import Concurrency, SourceConfig
 from harbortrainer.config.plugin import PluginEnv, plugin_env, plugin_errors
+from harbortrainer.config.prime_rl_releases import Release, to_newer
 from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, key_errors, known_keys, longest, pin_errors
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.runfile import RunBasics, RunConfig, VllmConfig
@@ -162,22 +163,23 @@ class PrimeRun(RunBasics):
         return self
 
 
-def prime_run(raw: RawRun, *, resume: bool = False, dry_run: bool = False) -> PrimeRun:
+def prime_run(raw: RawRun, *, release: Release = "pin", resume: bool = False, dry_run: bool = False) -> PrimeRun:
     """Validate a run file for the Prime-RL engine.
 
     Args:
         raw: The file, with overrides applied.
+        release: The Prime-RL that is there. A newer one than the pinned commit checks the keys by itself.
         resume: Whether the run is resumed.
         dry_run: Whether `rl` only checks its file.
 
     Raises:
         UserError: A key is unknown, a value is invalid, or Prime-RL does not support a setting.
     """
-    errors = [
-        *key_errors(raw.data, raw.file),
-        *pin_errors(raw.data, raw.file),
-        *refusals(raw, resume=resume, dry_run=dry_run),
-    ]
+    errors = list(refusals(raw, resume=resume, dry_run=dry_run))
+    if release == "pin":
+        errors = [*raw.untranslated, *key_errors(raw.data, raw.file), *pin_errors(raw.data, raw.file), *errors]
+    elif raw.release == "pin":
+        to_newer(raw.data, raw.file)
     lifted = [(top, raw.get(key)) for key, top in SHARED.items() if top in LIFTED and raw.get(key) is not None]
     run = None
     try:

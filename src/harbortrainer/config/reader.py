@@ -1,7 +1,7 @@
-"""Reading of run files: TOML, old key names, command-line overrides, validation.
+"""Reading of run files: TOML, old and newer key names, command-line overrides, validation.
 
-Contract: `read` returns plain tables with current key names, for either engine. `load` returns the `RunConfig` of the
-embedded engine. Only `upgrade_file` writes.
+Contract: `read` returns plain tables with the key names of the pinned Prime-RL, for either engine. `load` returns the
+`RunConfig` of the embedded engine. Only `upgrade_file` writes.
 Invariant: no key is dropped silently. A key is supported, or named in `RunConfig.notes` because only Prime-RL's own
 processes use it, or refused with a one-line error.
 """
@@ -13,22 +13,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomlkit
 from pydantic import ValidationError
 
 from harbortrainer.config import legacy
 from harbortrainer.config.explain import explain
 from harbortrainer.config.overrides import Override, apply, parse, with_override_location
 from harbortrainer.config.plugin import plugin_errors
+from harbortrainer.config.prime_rl_releases import Release, newer_key, release_of, to_newer, to_pinned
 from harbortrainer.config.prime_rl_schema import key_errors, known_keys, supported_keys
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.config.table import TomlTable, TomlValue, lookup
+from harbortrainer.config.table import TomlTable, TomlValue, lookup, nulls_as_text
 from harbortrainer.config.trainer_table import loss_note, schedule_note
 from harbortrainer.errors import CombinedUserError, UserError, joined, parts_of
 
 
 @dataclass(frozen=True)
 class RawRun:
-    """A run file with current key names, before validation.
+    """A run file with pinned key names, before validation.
 
     Args:
         file: The path as the user wrote it.
@@ -36,6 +38,8 @@ class RawRun:
         notes: Messages for the user about the reading.
         upgraded: The translated text if the file has old key names, else None.
         overrides: The command-line overrides.
+        release: The Prime-RL whose keys the file has.
+        untranslated: Errors of keys that only newer releases support.
     """
 
     file: str
@@ -43,6 +47,8 @@ class RawRun:
     notes: tuple[str, ...] = ()
     upgraded: str | None = None
     overrides: tuple[Override, ...] = ()
+    release: Release = "pin"
+    untranslated: tuple[UserError, ...] = ()
 
     def get(self, dotted: str, default: TomlValue = None) -> TomlValue:
         """Return the value at a dotted key (without indices), or `default`."""
@@ -50,12 +56,19 @@ class RawRun:
 
     @contextmanager
     def locating_errors(self) -> Generator[None]:
-        """Context manager: an error about an overridden key names the command line instead of the file."""
+        """Context manager: an error names a key as the file spells it, and an overridden one by its option."""
         try:
             yield
         except UserError as error:
-            located = [with_override_location(part, self.file, self.overrides) for part in parts_of(error)]
+            parts = [self._as_spelled(part) for part in parts_of(error)]
+            located = [with_override_location(part, self.file, self.overrides) for part in parts]
             raise CombinedUserError(located) if len(located) > 1 else located[0] from error.__cause__
+
+    def _as_spelled(self, error: UserError) -> UserError:
+        file, found, key = error.where.partition(f"{self.file}: ")
+        if self.release == "pin" or file or not found:
+            return error
+        return UserError(error.what, where=f"{self.file}: {newer_key(key)}", do=error.do)
 
 
 def load(path: Path | str, arguments: Sequence[str] = ()) -> RunConfig:
@@ -87,7 +100,10 @@ def read(path: Path | str, arguments: Sequence[str] = ()) -> RawRun:
     found = tuple(parse(arguments))
     data = apply(_parse(text, file), found)
     nulled = {key: _nulls(value) for key, value in data.items()}
-    return RawRun(file, nulled, tuple(notes), text if notes else None, found)
+    release, untranslated = release_of(nulled), []
+    if release != "pin":
+        nulled, untranslated = to_pinned(nulled, file)
+    return RawRun(file, nulled, tuple(notes), text if notes else None, found, release, tuple(untranslated))
 
 
 def from_raw(raw: RawRun) -> RunConfig:
@@ -97,7 +113,7 @@ def from_raw(raw: RawRun) -> RunConfig:
         UserError: Keys are unknown or refused, or values are invalid: all of them.
     """
     data, unused, refused = supported_keys(raw.data, raw.file)
-    errors = [*key_errors(raw.data, raw.file), *refused]
+    errors = [*raw.untranslated, *key_errors(raw.data, raw.file), *refused]
     config = None
     try:
         config = RunConfig.model_validate(data)
@@ -113,25 +129,37 @@ def from_raw(raw: RawRun) -> RunConfig:
     return config.with_notes(*raw.notes, *filter(None, notes))
 
 
-def upgrade_file(file: Path, output: Path | None) -> list[str]:
-    """Rewrite a run file with current key names, without its comments. In place, the old file becomes `FILE.old`.
+def upgrade_file(file: Path, output: Path | None, release: Release | None = None) -> list[str]:
+    """Rewrite a run file with other key names, without its comments. In place, the old file becomes `FILE.old`.
+
+    Args:
+        file: The run file.
+        output: Where to write; None to replace the file.
+        release: The Prime-RL that will read the file; None if it stays the same.
 
     Returns:
         Messages about what was done, one line each.
 
     Raises:
-        UserError: The file does not exist or is not TOML, or an old key has no translation.
+        UserError: The file does not exist or is not TOML, or a key has no translation.
     """
     raw = read(file)
-    if error := joined(key_errors(raw.data, raw.file)):
+    release = release or raw.release
+    if error := joined([*key_errors(raw.data, raw.file), *(raw.untranslated if release == "pin" else ())]):
         raise error
-    if raw.upgraded is None:
+    if raw.upgraded is None and release == raw.release:
         return [f"{file}: nothing to do, all key names are current"]
+    lines = [note.split(";")[0] for note in raw.notes[:1]]
+    text = raw.upgraded
+    if text is None or release != raw.release:
+        data, notes = (raw.data, []) if release == "pin" else to_newer(raw.data, raw.file)
+        text = tomlkit.dumps(nulls_as_text(data))
+        lines += [f"keys of Prime-RL {raw.release} -> {release}", *notes]
     old = file.with_name(f"{file.name}.old") if output is None else file
     if output is None:
         shutil.copy2(file, old)
-    (output or file).write_text(raw.upgraded, encoding="utf-8")
-    return [raw.notes[0].split(";")[0], f"written to {output or file} without comments; the old file is {old}"]
+    (output or file).write_text(text, encoding="utf-8")
+    return [*lines, f"written to {output or file} without comments; the old file is {old}"]
 
 
 def _text(path: Path) -> str:

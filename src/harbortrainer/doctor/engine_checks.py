@@ -77,8 +77,10 @@ def pinned(checkout: Checkout) -> Finding:
     commit = (program_output("git", "-C", str(checkout.root), "rev-parse", "HEAD") or "").strip()
     if commit == PIN:
         return green("Prime-RL", f"at commit {PIN[:9]}")
-    do = "run `git submodule update`, or see docs/prime-rl.md on moving the pin"
-    return yellow("Prime-RL", f"at {f'commit {commit[:9]}' if commit else 'an unknown commit'}, expected {PIN[:9]}", do)
+    at = f"at {f'commit {commit[:9]}' if commit else 'an unknown commit'}, expected {PIN[:9]}"
+    if checkout.release != "pin":
+        at += f"; its keys are those of {checkout.release}, which no test has run"
+    return yellow("Prime-RL", at, "run `git submodule update`, or see docs/prime-rl.md on newer releases")
 
 
 def plugin(checkout: Checkout, providers: list[str]) -> Finding:

@@ -7,6 +7,7 @@ from functools import cached_property
 from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
 from harbortrainer.config.overrides import Override, setting_location
 from harbortrainer.config.plugin import HarnessKeys, PluginEnv, TasksetKeys
+from harbortrainer.config.prime_rl_releases import Release, newer_key
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu
@@ -25,6 +26,7 @@ class LaunchPlan:
         checkout: The checkout of Prime-RL.
         gpus: The GPUs that `nvidia-smi` shows.
         file: Path of the run file, as the user wrote it.
+        release: The Prime-RL whose keys the file has.
         run: The run file as the engine reads it; None to check only the machine.
         envs: The plugin's `env` tables by their dotted keys.
         resume: The run continues an earlier one.
@@ -35,6 +37,7 @@ class LaunchPlan:
     checkout: Checkout
     gpus: list[Gpu]
     file: str = ""
+    release: Release = "pin"
     run: RunConfig | PrimeRun | None = None
     envs: dict[str, PluginEnv] = field(default_factory=dict)
     resume: bool = False
@@ -47,7 +50,7 @@ class LaunchPlan:
 
     def where(self, key: str) -> str:
         """Name a key of the run file for a message, or the option that overrides it."""
-        return setting_location(self.file, key, self.overrides)
+        return setting_location(self.file, key if self.release == "pin" else newer_key(key), self.overrides)
 
     @property
     def tasksets(self) -> dict[str, TasksetKeys]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
+from harbortrainer.config.prime_rl_releases import Release
 from harbortrainer.engines.programs import program_output
 from harbortrainer.environment.request_check import RUN_KEY_FILE_VARIABLE
 from harbortrainer.errors import UserError
@@ -22,6 +23,9 @@ from harbortrainer.trials.http_proxies import bypass_proxies
 
 PIN = "559b44772e471d1538537b8805cc77f3824a5e64"
 """Commit that the plugin and the configs are written for."""
+
+SCHEMA = Path("packages/prime-rl-configs/src/prime_rl/configs/orchestrator.py")
+"""The schema of `[orchestrator]` in a checkout."""
 
 VARIABLE = "HARBORTRAINER_PRIME_RL"
 SOURCE = Path(__file__).resolve().parents[3]
@@ -42,6 +46,15 @@ class Checkout:
     def populated(self) -> bool:
         """Whether the folder has Prime-RL's source."""
         return (self.root / "pyproject.toml").is_file()
+
+    @property
+    def release(self) -> Release:
+        """Whose keys its run files have; the pinned commit's if its source is missing."""
+        try:
+            newer = "constant_trainer_batch_size" in (self.root / SCHEMA).read_text(encoding="utf-8")
+        except OSError:
+            newer = False
+        return "v0.9" if newer else "pin"
 
     @property
     def environment(self) -> Path:

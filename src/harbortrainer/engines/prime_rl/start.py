@@ -19,10 +19,11 @@ from pathlib import Path
 import tomlkit
 
 from harbortrainer.config.overrides import Override, apply, parse
+from harbortrainer.config.prime_rl_releases import to_newer
 from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import RawRun
-from harbortrainer.config.table import lookup, nulls_as_text
+from harbortrainer.config.table import TomlTable, lookup, nulls_as_text
 from harbortrainer.engines.cleanup import clean_up, clean_up_predecessor, print_lines
 from harbortrainer.engines.prime_rl.checkout import Checkout, printed_command, rl_command, rl_environment
 from harbortrainer.engines.prime_rl.failure_report import child_that_failed, report, stall_report
@@ -147,7 +148,7 @@ def start(
         UserError: The file has keys of the embedded engine only, a run without a name is resumed, or another run
             writes into the folder. No checkpoint to resume from is complete.
     """
-    run = prime_run(raw, resume=resume, dry_run=dry_run)
+    run = prime_run(raw, release=checkout.release, resume=resume, dry_run=dry_run)
     resume = resume or run.resume is not None
     if restarts:
         require_checkpoints(raw)
@@ -194,7 +195,9 @@ def plan_attempt(
     run: PrimeRun, raw: RawRun, checkout: Checkout, found: Sequence[Override], *, resume: bool, dry_run: bool
 ) -> Attempt:
     """Prepare the shared settings of all attempts, and write the file for `rl` if it needs one."""
-    options = [word for override in found if not override.in_a_list for word in override.words]
+    translated = checkout.release != raw.release
+    entries = [override for override in found if translated or override.in_a_list]
+    options = [word for override in found if override not in entries for word in override.words]
     options += [] if raw.get("run.name") else ["--run.name", str(run.run.name)]
     options += ["--dry-run"] * dry_run
     refuse_in_use(run.run_dir, LOCK)
@@ -206,7 +209,7 @@ def plan_attempt(
     return Attempt(
         run=run,
         checkout=checkout,
-        file=prepare_file(raw, run.run_dir, [override for override in found if override.in_a_list]),
+        file=translate_file(raw, run.run_dir) if translated else prepare_file(raw, run.run_dir, entries),
         options=options,
         episode_limit_s=episode_limit_s(run, raw.file) if watched else None,
         watched=watched,
@@ -274,6 +277,14 @@ def episode_limit_s(run: PrimeRun, file: str) -> float | None:
     return longest
 
 
+def translate_file(raw: RawRun, run_dir: Path) -> Path:
+    """Write the file for `rl` with the keys of the other release, overrides included, and return its path."""
+    data, notes = (raw.data, []) if raw.release != "pin" else to_newer(raw.data, raw.file)
+    for note in notes:
+        print(note)
+    return write_copy(data, run_dir)
+
+
 def prepare_file(raw: RawRun, run_dir: Path, entries: Sequence[Override] = ()) -> Path:
     """Return the file for `rl`: the user's, or a copy in the run's folder if Prime-RL cannot read it.
 
@@ -284,12 +295,17 @@ def prepare_file(raw: RawRun, run_dir: Path, entries: Sequence[Override] = ()) -
     """
     text = raw.upgraded or Path(raw.file).read_text(encoding="utf-8")
     document = tomllib.loads(text) if entries else tomlkit.parse(text)
-    ours = [key for key in OWN_KEYS if lookup(document, key) is not None]
+    ours = any(lookup(document, key) is not None for key in OWN_KEYS)
     if raw.upgraded is None and not entries and not ours:
         return Path(raw.file)
-    for *tables, name in (key.split(".") for key in ours):
+    return write_copy(apply(document, entries) if entries else document, run_dir)
+
+
+def write_copy(document: TomlTable, run_dir: Path) -> Path:
+    """Write tables to a file for `rl` in the run's folder, without our own keys."""
+    document = document if isinstance(document, tomlkit.TOMLDocument) else nulls_as_text(document)
+    for *tables, name in (key.split(".") for key in OWN_KEYS if lookup(document, key) is not None):
         reduce(getitem, tables, document).pop(name)
-    document = nulls_as_text(apply(document, entries)) if entries else document
     copy = run_dir / "configs" / "harbortrainer.toml"
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(tomlkit.dumps(document), encoding="utf-8")

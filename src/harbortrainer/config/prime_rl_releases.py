@@ -1,0 +1,325 @@
+"""Run files of newer Prime-RL releases: their keys in place of those of the pinned commit, and back.
+
+Contract: every other module knows the pinned keys only. `to_pinned` and `to_newer` keep the meaning of a file: where
+the two releases have different defaults, the result sets the value. What has no equal is refused, or named in a note.
+Source: Prime-RL of October 2026, `packages/prime-rl-configs/src/prime_rl/configs/{orchestrator,trainer}.py`, whose
+renamed keys have no aliases. Release 0.9 was the first with them.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Literal
+
+from harbortrainer.config.table import TomlTable, TomlValue, lookup
+from harbortrainer.errors import UserError
+
+type Release = Literal["pin", "v0.9"]
+
+TRAIN, EVAL = "orchestrator.train", "orchestrator.eval"
+CONSTANT = "orchestrator.constant_trainer_batch_size"
+RENAMED = {
+    "orchestrator.train.algo": "orchestrator.algo",
+    "orchestrator.train.group_size": "orchestrator.group_size",
+    "orchestrator.train.source.sampler": "orchestrator.train.source.curriculum.sampler",
+    "orchestrator.eval.select.limit": "orchestrator.eval.num_examples",
+    "orchestrator.eval.source.select.limit": "orchestrator.eval.source.num_examples",
+}
+"""The newer key of each renamed one, or of a renamed table, without list indices."""
+
+NEW = {
+    CONSTANT: frozenset({"bool"}),
+    "orchestrator.train.sampling.top_p": frozenset({"float"}),
+    "orchestrator.train.sampling.top_k": frozenset({"int", "none"}),
+    "orchestrator.train.source.min_abs_advantage": frozenset({"float"}),
+}
+"""Newer keys without an older name, with their value types."""
+
+GROUP_TABLES = ("env", "select")
+"""Tables that the sources inherit from `[orchestrator.train]` and `[orchestrator.eval]`, key by key."""
+
+NEWER_TABLES = tuple(f"{group}.{table}" for group in (TRAIN, EVAL) for table in GROUP_TABLES)
+OLDER = {
+    "orchestrator.algo": "use orchestrator.train.algo",
+    "orchestrator.group_size": "use orchestrator.train.group_size",
+    "orchestrator.token_batch_size": "use orchestrator.batch_size",
+    "orchestrator.train.filter_zero_advantages": f"use {CONSTANT}",
+    "orchestrator.train.source.curriculum": f"use sampler and {CONSTANT}",
+    "orchestrator.eval.num_examples": "use select.limit",
+    "orchestrator.eval.source.num_examples": "use select.limit",
+    "trainer.loss.ipo_threshold": "use trainer.loss.eps",
+    "trainer.loss.kl_tau": "remove it: newer releases have no KL term",
+}
+"""Keys that only the pinned commit has, and what to do in a newer file."""
+
+DROPPED = (
+    "orchestrator.env_server_base_port",
+    "orchestrator.model.lora.name",
+    "trainer.enable_token_export",
+)
+"""Keys of the pinned commit that newer releases do not need."""
+
+EPS, PINNED_EPS, PINNED_KL, PINNED_WEIGHT_DECAY = 0.3, 0.1, 1e-3, 0.01
+"""Defaults: `eps` of newer releases; the pinned `ipo_threshold`, `kl_tau` and `weight_decay`."""
+
+SIGNAL_GATE = {"signal": {"type": "advantage_range"}}
+"""The pinned gate that replaces groups whose trials all got the same reward."""
+
+
+def pinned_key(key: str) -> str:
+    """Return the pinned name of a key without list indices.
+
+    Example:
+        >>> pinned_key("orchestrator.train.algo.type")
+        'orchestrator.algo.type'
+    """
+    return _renamed(key, RENAMED)
+
+
+def newer_key(key: str) -> str:
+    """Return the name of a pinned key in newer releases, with or without list indices."""
+    for new, old in RENAMED.items():
+        table, _, name = new.partition(".source.")
+        short = old.partition(".source.")[2]
+        if name and key.startswith(f"{table}.source["):
+            head, _, rest = key.partition("].")
+            if f"{rest}.".startswith(f"{short}."):
+                return f"{head}].{name}{rest[len(short) :]}"
+    return _renamed(key, {old: new for new, old in RENAMED.items()})
+
+
+def _renamed(key: str, names: dict[str, str]) -> str:
+    prefix = next((name for name in names if f"{key}.".startswith(f"{name}.")), "")
+    return names[prefix] + key[len(prefix) :] if prefix else key
+
+
+def release_of(data: TomlTable) -> Release:
+    """Return the release whose keys a run file has; the pinned one if its keys do not tell."""
+    return "v0.9" if any(True for _ in _newer_keys(data)) else "pin"
+
+
+def _newer_keys(data: TomlTable) -> Iterator[str]:
+    for key in [*RENAMED, *NEW, *NEWER_TABLES]:
+        yield from _where(data, key)
+    for group in (TRAIN, EVAL):
+        yield from _where(data, f"{group}.source.select")
+
+
+def _where(data: TomlTable, key: str) -> Iterator[str]:
+    """Yield a key if it is set; for a key of sources, yield it for each source that sets it."""
+    group, found, name = key.partition(".source.")
+    if not found:
+        if lookup(data, key) is not None:
+            yield key
+        return
+    for index, source in enumerate(_sources(data, group)):
+        if lookup(source, name) is not None:
+            yield f"{group}.source[{index}].{name}"
+
+
+def _sources(data: TomlTable, group: str) -> list[TomlTable]:
+    sources = lookup(data, f"{group}.source")
+    return [one for one in sources if isinstance(one, dict)] if isinstance(sources, list) else []
+
+
+def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
+    """Translate the tables of a newer file to the pinned keys.
+
+    Args:
+        data: The tables; they are not changed.
+        file: Name of the file, for errors.
+
+    Returns:
+        The new tables, and an error for each key that the pinned commit and the embedded engine have no equal of.
+
+    Raises:
+        UserError: The file also has a key that only the pinned commit has.
+    """
+    for key, do in OLDER.items():
+        for where in _where(data, key):
+            what = "the file's other keys are those of a newer Prime-RL, which has no such key"
+            raise UserError(what, where=f"{file}: {where}", do=do)
+    tables = _Tables(deepcopy(data), file)
+    for group in (TRAIN, EVAL):
+        tables.spread(group)
+    constant = tables.take(CONSTANT)
+    for key in ("orchestrator.train.algo", "orchestrator.train.group_size"):
+        if (value := tables.take(key)) is not None:
+            tables.put(RENAMED[key], value)
+    for number, source in enumerate(_sources(tables.data, TRAIN)):
+        at = f"{TRAIN}.source[{number}]"
+        tables.read_select(source, at, limit=False)
+        tables.read_train_source(source, at, constant=constant is None or constant is True)
+    for number, source in enumerate(_sources(tables.data, EVAL)):
+        tables.read_select(source, f"{EVAL}.source[{number}]", limit=True)
+    for key, harmless in (("top_p", 1.0), ("top_k", None)):
+        tables.refuse_unless(harmless, f"{TRAIN}.sampling.{key}", "the policy trains on its whole distribution")
+    tables.read_loss()
+    return tables.data, tables.errors
+
+
+def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
+    """Translate the tables of a file with pinned keys to those of newer releases.
+
+    Args:
+        data: The tables; they are not changed.
+        file: Name of the file, for errors.
+
+    Returns:
+        The new tables, and notes on what differs.
+
+    Raises:
+        UserError: A key has no equal in newer releases.
+    """
+    tables = _Tables(deepcopy(data), file)
+    tables.write_gates()
+    for new, old in list(RENAMED.items())[:2]:
+        if (value := tables.take(old)) is not None:
+            tables.put(new, value)
+    for holder, at in ((tables.table(EVAL), EVAL), *((one, f"{EVAL}.source") for one in _sources(tables.data, EVAL))):
+        count = holder.pop("num_examples", -1)
+        if isinstance(count, int) and count >= 0:
+            holder["select"] = {"limit": count}
+        if at != EVAL:
+            holder.pop("ratio", None)
+    dropped = [key for key in DROPPED if tables.take(key) is not None]
+    notes = [f"removed, because newer releases do not need them: {', '.join(dropped)}"] if dropped else []
+    if tables.take("orchestrator.token_batch_size") is not None:
+        raise tables.error("newer releases have no such key", "orchestrator.token_batch_size", "set batch_size")
+    if tables.take("orchestrator.train.filter_zero_advantages") is False:
+        what, do = "newer releases always leave out tokens without an advantage", "remove it"
+        raise tables.error(what, "orchestrator.train.filter_zero_advantages", do)
+    return tables.data, [*notes, *tables.write_loss()]
+
+
+class _Tables:
+    """Tables of a run file during a translation."""
+
+    def __init__(self, data: TomlTable, file: str) -> None:
+        self.data, self.file = data, file
+        self.errors: list[UserError] = []
+
+    def error(self, what: str, key: str, do: str) -> UserError:
+        return UserError(what, where=f"{self.file}: {key}", do=do)
+
+    def table(self, key: str) -> TomlTable:
+        """Return the table at a key; an empty one that is in no file if there is none."""
+        found = lookup(self.data, key)
+        return found if isinstance(found, dict) else {}
+
+    def take(self, key: str) -> TomlValue:
+        """Remove and return a value; None if it is not set."""
+        table, _, name = key.rpartition(".")
+        return self.table(table).pop(name, None)
+
+    def put(self, key: str, value: TomlValue) -> None:
+        """Set a value; missing tables are added."""
+        *tables, name = key.split(".")
+        at = self.data
+        for table in tables:
+            at = at.setdefault(table, {})
+        at[name] = value
+
+    def refuse_unless(self, harmless: TomlValue, key: str, why: str, holder: TomlTable | None = None) -> None:
+        """Remove a key; note an error unless it is not set or has the harmless value."""
+        name = key.rpartition(".")[2]
+        table = self.table(key.rpartition(".")[0]) if holder is None else holder
+        if name in table and table.pop(name) != harmless:
+            do = "remove it, or run with --engine prime-rl and a newer checkout of Prime-RL"
+            self.errors.append(self.error(f"not supported here: {why}", key, do))
+
+    def spread(self, group: str) -> None:
+        """Give each source the tables that it inherits in newer releases only."""
+        for name in GROUP_TABLES:
+            shared = self.take(f"{group}.{name}")
+            for source in _sources(self.data, group) if isinstance(shared, dict) else ():
+                source[name] = _merged(shared, source.get(name, {}))
+        shared = self.table(f"{group}.algo")
+        for source in _sources(self.data, group):
+            own = source.get("algo")
+            if isinstance(own, dict) and own.get("type", shared.get("type")) == shared.get("type"):
+                source["algo"] = _merged(shared, own)
+
+    def read_select(self, source: TomlTable, at: str, *, limit: bool) -> None:
+        select = source.pop("select", None)
+        if not isinstance(select, dict):
+            return
+        count = select.pop("limit", None) if limit else None
+        if count is not None:
+            source["num_examples"] = count
+        for name in [name for name, value in select.items() if value not in (None, False, 0, [], {})]:
+            what = "not supported here"
+            do = "use include, exclude and split of env.taskset"
+            self.errors.append(self.error(what, f"{at}.select.{name}", do))
+
+    def read_train_source(self, source: TomlTable, at: str, *, constant: bool) -> None:
+        why = "a sample is left out only for an advantage of exactly 0"
+        self.refuse_unless(0, f"{at}.min_abs_advantage", why, source)
+        curriculum = {"sampler": source.pop("sampler")} if "sampler" in source else {}
+        algo = source.get("algo") or self.table("orchestrator.algo")
+        if constant and algo.get("type") != "echo":  # a sample of ECHO always has something to learn
+            curriculum["gates"] = deepcopy(SIGNAL_GATE)
+        if curriculum:
+            source["curriculum"] = curriculum
+
+    def read_loss(self) -> None:
+        loss = self.table("trainer.loss")
+        if loss.get("type", "ipo") == "ipo":
+            own = {name: value for name, value in loss.items() if name != "eps"}
+            self.put("trainer.loss", {"type": "ipo", "ipo_threshold": loss.get("eps", EPS), "kl_tau": 0.0} | own)
+        why = "the embedded engine and the pinned commit have no correction of the score"
+        self.refuse_unless(False, "trainer.loss.score_centering", why)
+        if self.table("trainer.optim").get("weight_decay", "auto") == "auto":
+            self.put("trainer.optim.weight_decay", 0.0)
+
+    def write_gates(self) -> None:
+        """Replace each source's curriculum. Raises `UserError` if newer releases have no equal."""
+        gated = []
+        for number, source in enumerate(_sources(self.data, TRAIN)):
+            at = f"{TRAIN}.source[{number}].curriculum"
+            curriculum = source.pop("curriculum", None) or {}
+            if sampler := curriculum.get("sampler"):
+                source["sampler"] = sampler
+            gates = curriculum.get("gates") or {}
+            for name, gate in gates.items():
+                if gate.get("reject_min", 0) or gate.get("reject_max", 0):
+                    do = f"remove the gate; newer releases have {CONSTANT} and min_abs_advantage of a source"
+                    raise self.error("newer releases have no gates", f"{at}.gates.{name}", do)
+            gated.append(bool(gates))
+            if isinstance(source.get("algo"), dict):
+                source["algo"].setdefault("type", "grpo")
+        if gated:
+            if any(gated) and not all(gated):
+                do = "give all sources such a gate, or none"
+                what = f"only some sources have a gate; newer releases have {CONSTANT} for all"
+                raise self.error(what, f"{TRAIN}.source", do)
+            self.put(CONSTANT, all(gated))
+
+    def write_loss(self) -> list[str]:
+        """Translate the loss and the weight decay; return notes on what differs."""
+        notes = []
+        loss = dict(self.table("trainer.loss"))
+        if loss.get("type", "default") == "default":
+            if "type" in loss or loss.keys() - {"type", "adv_tau"}:
+                what, do = "newer releases have no loss of this type", 'set type = "ipo"'
+                raise self.error(what, "trainer.loss.type", do)
+            notes.append("no loss is named: newer releases train with ipo, the pinned commit with DPPO and KL")
+        if loss.get("type") == "ipo":
+            kl_tau = loss.pop("kl_tau", PINNED_KL if "eps" not in loss else 0.0)
+            loss["eps"] = loss.pop("ipo_threshold", loss.get("eps", PINNED_EPS))
+            self.put("trainer.loss", loss)
+            if kl_tau:
+                notes.append(f"newer releases have no KL term, which was kl_tau = {kl_tau:g} here")
+        if self.table("trainer.optim").get("weight_decay") is None:
+            self.put("trainer.optim.weight_decay", PINNED_WEIGHT_DECAY)
+        return notes
+
+
+def _merged(shared: TomlTable, own: TomlTable) -> TomlTable:
+    """Return the keys of both tables, recursively; `own` decides. A table with another `type` or `id` is its own."""
+    if any(name in own and own[name] != shared.get(name) for name in ("type", "id") if name in shared):
+        return own
+    merged = deepcopy(shared)
+    for name, value in own.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merged(merged[name], value) if both else value
+    return merged

@@ -1,0 +1,305 @@
+"""Run files with the keys of newer Prime-RL releases: read by both engines, and written by `config upgrade`."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from harbortrainer.config.algorithm_config import GateConfig
+from harbortrainer.config.prime_rl_releases import newer_key, pinned_key, release_of, to_newer, to_pinned
+from harbortrainer.config.prime_rl_run import prime_run
+from harbortrainer.config.reader import load, read, upgrade_file
+from harbortrainer.config.trainer_table import IpoLoss
+from harbortrainer.errors import UserError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+NEWER = """
+max_steps = 20
+seq_len = 4096
+
+[run]
+name = "newer"
+
+[model]
+name = "Qwen/Qwen3-0.6B"
+
+[trainer.model.lora]
+rank = 8
+
+[orchestrator]
+batch_size = 16
+
+[orchestrator.train]
+group_size = 8
+env.timeout.episode = 600
+
+[orchestrator.train.algo]
+type = "max_rl"
+
+[[orchestrator.train.source]]
+name = "first"
+env.taskset.id = "harbor_env"
+env.taskset.tasks_dir = "tasks"
+env.agent.harness.id = "harbor_env"
+env.agent.harness.environment_type = "local"
+
+[orchestrator.eval]
+interval = 5
+group_size = 2
+select.limit = 10
+
+[[orchestrator.eval.source]]
+name = "held-out"
+env.taskset.id = "harbor_env"
+env.taskset.tasks_dir = "held-out"
+env.agent.harness.id = "harbor_env"
+env.agent.harness.environment_type = "local"
+"""
+
+
+def tables(*changes: tuple[str, str]) -> dict:
+    """Return the tables of the newer file; each change replaces a text in it."""
+    text = NEWER
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return tomllib.loads(text)
+
+
+@pytest.fixture
+def newer_file(tmp_path):
+    def write(*changes: tuple[str, str]) -> Path:
+        text = NEWER
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "newer.toml").write_text(text)
+        return tmp_path / "newer.toml"
+
+    return write
+
+
+def test_embedded_engine_reads_newer_file(newer_file):
+    orchestrator = load(newer_file()).orchestrator
+    assert orchestrator.eval is not None
+    assert (orchestrator.group_size, orchestrator.algo.type) == (8, "max_rl")
+    assert orchestrator.train.source[0].env["timeout"] == {"episode": 600}
+    assert (orchestrator.eval.source[0].num_examples, orchestrator.eval.group_size) == (10, 2)
+
+
+def test_newer_file_keeps_defaults_of_newer_release(newer_file):
+    run = load(newer_file())
+    curriculum = run.orchestrator.train.source[0].curriculum
+    assert run.trainer.loss == IpoLoss(eps=0.3, kl_tau=0)
+    assert run.trainer.optim.weight_decay == 0
+    assert curriculum is not None
+    assert list(curriculum.gates.values()) == [GateConfig(type="advantage_range", reject_min=0, reject_max=0)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("batch_size = 16", "batch_size = 16\nconstant_trainer_batch_size = false"),
+        ('type = "max_rl"', 'type = "echo"'),
+    ],
+)
+def test_no_gate_where_newer_release_replaces_no_group(newer_file, change):
+    assert load(newer_file(change)).orchestrator.train.source[0].curriculum is None
+
+
+def test_source_inherits_group_key_by_key():
+    shared = ("env.timeout.episode = 600", "env.timeout = { episode = 600, setup = 60 }\nselect.limit = 3")
+    own = ('tasks_dir = "held-out"', 'tasks_dir = "held-out"\nselect.shuffle = false')
+    train = (
+        'tasks_dir = "tasks"',
+        'tasks_dir = "tasks"\nenv.timeout.episode = 900\nalgo.length_weighted_baseline = true',
+    )
+    data, errors = to_pinned(tables(shared, own, train), "f.toml")
+    source = data["orchestrator"]["train"]["source"][0]
+    assert source["env"]["timeout"] == {"episode": 900, "setup": 60}
+    assert source["algo"] == {"type": "max_rl", "length_weighted_baseline": True}
+    assert data["orchestrator"]["eval"]["source"][0]["num_examples"] == 10
+    assert [error.where for error in errors] == ["f.toml: orchestrator.train.source[0].select.limit"]
+
+
+def test_source_with_another_algorithm_inherits_nothing_of_it():
+    shared = ('type = "max_rl"', 'type = "grpo"\nlength_weighted_baseline = true')
+    own = ('tasks_dir = "tasks"', 'tasks_dir = "tasks"\nalgo.type = "max_rl"')
+    data, _ = to_pinned(tables(shared, own), "f.toml")
+    assert data["orchestrator"]["train"]["source"][0]["algo"] == {"type": "max_rl"}
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (("group_size = 8", "group_size = 8\nsampling.top_p = 0.9"), "orchestrator.train.sampling.top_p"),
+        (("group_size = 8", "group_size = 8\nsampling.top_k = 50"), "orchestrator.train.sampling.top_k"),
+        (("rank = 8", "rank = 8\n[trainer.loss]\nscore_centering = true"), "trainer.loss.score_centering"),
+        (
+            ('tasks_dir = "tasks"', 'tasks_dir = "tasks"\nmin_abs_advantage = 0.1'),
+            "orchestrator.train.source[0].min_abs_advantage",
+        ),
+        (
+            ('tasks_dir = "held-out"', 'tasks_dir = "held-out"\nselect.skip = 3'),
+            "orchestrator.eval.source[0].select.skip",
+        ),
+    ],
+)
+def test_key_without_an_equal_needs_newer_checkout(newer_file, change, where):
+    path = newer_file(change)
+    for refuse in (load, lambda path: prime_run(read(path))):
+        with pytest.raises(UserError) as caught:
+            refuse(path)
+        assert caught.value.where == f"{path}: {where}"
+    assert prime_run(read(path), release="v0.9").orchestrator.group_size == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "advice"),
+    [
+        (("batch_size = 16", "batch_size = 16\ngroup_size = 8"), "orchestrator.group_size", "train.group_size"),
+        (("rank = 8", "rank = 8\n[trainer.loss]\nkl_tau = 0.1"), "trainer.loss.kl_tau", "no KL term"),
+        (
+            ('tasks_dir = "tasks"', 'tasks_dir = "tasks"\n[orchestrator.train.source.curriculum.gates]'),
+            "orchestrator.train.source[0].curriculum",
+            "constant_trainer_batch_size",
+        ),
+    ],
+)
+def test_keys_of_two_releases_in_one_file_are_refused(newer_file, change, key, advice):
+    path = newer_file(change)
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert caught.value.where == f"{path}: {key}"
+    assert advice in caught.value.do
+
+
+def test_error_names_key_as_file_spells_it(newer_file):
+    path = newer_file(("group_size = 8", 'group_size = "many"'))
+    raw = read(path)
+    with pytest.raises(UserError) as caught, raw.locating_errors():
+        prime_run(raw)
+    assert caught.value.where == f"{path}: orchestrator.train.group_size"
+
+
+def test_options_take_newer_names(newer_file):
+    words = ["--orchestrator.train.group-size", "4", "--orchestrator.train.algo.type", "grpo"]
+    words += ["--no-orchestrator.constant-trainer-batch-size", "--orchestrator.eval.source.0.select.limit", "7"]
+    orchestrator = load(newer_file(), words).orchestrator
+    assert orchestrator.eval is not None
+    assert (orchestrator.group_size, orchestrator.algo.type) == (4, "grpo")
+    assert (orchestrator.train.source[0].curriculum, orchestrator.eval.source[0].num_examples) == (None, 7)
+
+
+def test_error_about_an_option_names_the_option(newer_file):
+    raw = read(newer_file(), ["--orchestrator.train.group-size", "0"])
+    with pytest.raises(UserError) as caught, raw.locating_errors():
+        prime_run(raw)
+    assert caught.value.where == "command line: --orchestrator.train.group-size"
+
+
+def test_newer_checkout_checks_unknown_keys_itself(newer_file):
+    path = newer_file(("rank = 8", "rank = 8\n[trainer.model.fusions]\nenabled = []"))
+    assert prime_run(read(path), release="v0.9").run.name == "newer"
+    with pytest.raises(UserError, match="fusions"):
+        prime_run(read(path))
+
+
+@pytest.mark.parametrize("name", ["harbor_8b", "harbor_8b_modal", "harbor_4b"])
+def test_shipped_file_survives_both_translations(name):
+    data = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
+    newer, notes = to_newer(data, name)
+    assert release_of(newer) == "v0.9"
+    assert notes == []
+    assert newer["orchestrator"]["constant_trainer_batch_size"] is True
+    assert newer["orchestrator"]["train"]["algo"] == data["orchestrator"]["algo"]
+    assert newer["orchestrator"]["train"]["group_size"] == 16
+    assert newer["trainer"]["loss"] == {"type": "ipo", "eps": 0.1}
+    assert not {"algo", "group_size"} & newer["orchestrator"].keys()
+    assert "curriculum" not in newer["orchestrator"]["train"]["source"][0]
+    back, errors = to_pinned(newer, name)
+    assert (back, errors) == (data, [])
+
+
+PINNED = {
+    "orchestrator": {
+        "group_size": 4,
+        "env_server_base_port": 6000,
+        "train": {"source": [{"name": "a", "algo": {"length_penalty": {}}}]},
+        "eval": {"num_examples": -1, "source": [{"num_examples": 5, "ratio": 2.0}]},
+    },
+    "trainer": {"loss": {"type": "ipo", "kl_tau": 0.01}},
+}
+
+
+def test_upgrade_sets_pinned_defaults_and_notes_differences():
+    newer, notes = to_newer(PINNED, "f.toml")
+    assert newer["orchestrator"] == {
+        "constant_trainer_batch_size": False,
+        "train": {"group_size": 4, "source": [{"name": "a", "algo": {"length_penalty": {}, "type": "grpo"}}]},
+        "eval": {"source": [{"select": {"limit": 5}}]},
+    }
+    assert newer["trainer"] == {"loss": {"type": "ipo", "eps": 0.1}, "optim": {"weight_decay": 0.01}}
+    assert [note.split(":")[0] for note in notes] == [
+        "removed, because newer releases do not need them",
+        "newer releases have no KL term, which was kl_tau = 0.01 here",
+    ]
+
+
+def test_upgrade_notes_another_default_loss():
+    _, notes = to_newer({"orchestrator": {"group_size": 2}}, "f.toml")
+    assert notes == ["no loss is named: newer releases train with ipo, the pinned commit with DPPO and KL"]
+
+
+GATED = {"curriculum": {"gates": {"g": {"type": "advantage_range"}}}}
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"trainer": {"loss": {"type": "default"}}}, "trainer.loss.type"),
+        ({"trainer": {"loss": {"kl_tau": 0.1}}}, "trainer.loss.type"),
+        ({"orchestrator": {"token_batch_size": 10}}, "orchestrator.token_batch_size"),
+        (
+            {"orchestrator": {"train": {"filter_zero_advantages": False}}},
+            "orchestrator.train.filter_zero_advantages",
+        ),
+        ({"orchestrator": {"train": {"source": [GATED, {}]}}}, "orchestrator.train.source"),
+        (
+            {"orchestrator": {"train": {"source": [{"curriculum": {"gates": {"g": {"reject_max": 0.1}}}}]}}},
+            "orchestrator.train.source[0].curriculum.gates.g",
+        ),
+    ],
+)
+def test_upgrade_refuses_what_newer_releases_cannot_say(data, key):
+    with pytest.raises(UserError) as caught:
+        to_newer(data, "f.toml")
+    assert caught.value.where == f"f.toml: {key}"
+
+
+def test_upgrade_command_writes_the_release_that_is_asked_for(newer_file, tmp_path):
+    path = newer_file()
+    assert upgrade_file(path, None)[0].endswith("nothing to do, all key names are current")
+    lines = upgrade_file(path, tmp_path / "pinned.toml", "pin")
+    assert lines[0] == "keys of Prime-RL v0.9 -> pin"
+    assert prime_run(read(tmp_path / "pinned.toml")) == prime_run(read(path))
+    upgrade_file(tmp_path / "pinned.toml", tmp_path / "again.toml", "v0.9")
+    assert release_of(tomllib.loads((tmp_path / "again.toml").read_text())) == "v0.9"
+    assert load(tmp_path / "again.toml").trainer.loss == load(path).trainer.loss
+
+
+@pytest.mark.parametrize(
+    ("pinned", "newer"),
+    [
+        ("orchestrator.algo.type", "orchestrator.train.algo.type"),
+        ("orchestrator.train.source.curriculum.sampler.seed", "orchestrator.train.source.sampler.seed"),
+        ("orchestrator.batch_size", "orchestrator.batch_size"),
+    ],
+)
+def test_names_of_a_key(pinned, newer):
+    assert (newer_key(pinned), pinned_key(newer)) == (newer, pinned)
+
+
+def test_newer_name_keeps_index():
+    assert newer_key("orchestrator.eval.source[2].num_examples") == "orchestrator.eval.source[2].select.limit"
+    assert newer_key("orchestrator.train.source[0].ratio") == "orchestrator.train.source[0].ratio"
