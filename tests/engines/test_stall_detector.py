@@ -184,7 +184,12 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_reads_in_flight_and_returned_from_orchestrator_output(run_dir: Path) -> None:
+STREAM = "monitors/file/traces/stream"
+LAYOUTS = ["rollouts/step_1/train/all/traces.jsonl", f"{STREAM}.index.jsonl", f"{STREAM}/00000.jsonl"]
+
+
+@pytest.mark.parametrize("episodes", LAYOUTS)
+def test_reads_in_flight_and_returned_from_orchestrator_output(run_dir: Path, episodes: str) -> None:
     line = "\x1b[32m12:00\x1b[0m INFO Train batch {}/8 (+2 buffered); {} inflight episodes (train={}, eval=0)\n"
     log = run_dir / "logs/attempt_1/orchestrator.log"
     log.write_text(line.format(3, 9, 9))
@@ -193,7 +198,7 @@ def test_reads_in_flight_and_returned_from_orchestrator_output(run_dir: Path) ->
         monitor = ProcessMonitor(f"test-{run_dir.name}", run_dir, None)
         first = wait_for_orchestrator(monitor)
         assert first.in_flight == 9
-        traces = run_dir / "rollouts/step_1/train/all/traces.jsonl"
+        traces = run_dir / episodes
         traces.parent.mkdir(parents=True)
         traces.write_text("{}\n")
         second = monitor.snapshot()

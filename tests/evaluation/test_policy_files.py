@@ -11,6 +11,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, Endpoint, LocalModel, NoModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
 from harbortrainer.evaluation.policy_files import PolicyFiles
+from harbortrainer.export.trained_weights import TrainedWeights
 from harbortrainer.runs.checkpoints import write_file_list
 
 ROOT = Path(__file__).parents[2]
@@ -117,13 +118,36 @@ def prime_rl_run(tmp_path: Path) -> Path:
 def test_finds_last_complete_adapter_of_prime_rl_run(prime_rl_run: Path, tmp_path: Path) -> None:
     found = PolicyFiles.find(str(prime_rl_run))
     assert (found.base, found.adapter) == (str(tmp_path / "base"), prime_rl_run / "broadcasts/step_2")
-    assert [line.endswith("step_3: STABLE is missing, so it is incomplete") for line in found.passed_over] == [True]
+    assert [
+        line.endswith("step_3: STABLE or .finished is missing, so it is incomplete") for line in found.passed_over
+    ] == [True]
     assert PolicyFiles.find(str(found.adapter)) == found
-    with pytest.raises(UserError, match=r"no complete weights \(step_3: STABLE is missing"):
+    with pytest.raises(UserError, match=r"no complete weights \(step_3: STABLE or .finished is missing"):
         PolicyFiles.find(str(prime_rl_run / "broadcasts/step_3"))
     (prime_rl_run / "broadcasts/step_2/adapter_config.json").unlink()
     with pytest.raises(UserError, match=f"without its config; run `harbortrainer export {prime_rl_run}`"):
         PolicyFiles.find(str(prime_rl_run))
+
+
+def test_newer_prime_rl_run_has_other_marks_and_config_folders(prime_rl_run: Path, tmp_path: Path) -> None:
+    configs = prime_rl_run / "configs"
+    configs.rename(prime_rl_run / "resolved")
+    (configs / "attempt_1").mkdir(parents=True)
+    (prime_rl_run / "resolved").rename(configs / "attempt_1/resolved")
+    (configs / "latest").symlink_to("attempt_1")
+    for step, marks in ((2, (".sender_ready", ".started", ".finished")), (3, (".sender_ready", ".started"))):
+        (prime_rl_run / f"broadcasts/step_{step}/STABLE").unlink(missing_ok=True)
+        for mark in marks:
+            (prime_rl_run / f"broadcasts/step_{step}" / mark).touch()
+    found = PolicyFiles.find(str(prime_rl_run))
+    assert (found.base, found.adapter) == (str(tmp_path / "base"), prime_rl_run / "broadcasts/step_2")
+    assert "step_3: STABLE or .finished is missing" in found.passed_over[0]
+    assert TrainedWeights.find(prime_rl_run).step == 2
+    file = run_file(str(prime_rl_run), None)
+    assert file == configs / "latest/resolved/orchestrator.json"
+    run = read_run(file)
+    assert run is not None and run.model.name == str(tmp_path / "base")
+    assert EvalRules.of(run).agent["max_turns"] == 7
 
 
 def test_rules_come_from_the_prime_rl_run(prime_rl_run: Path) -> None:

@@ -6,77 +6,19 @@ from pathlib import Path
 
 import pytest
 from prime_rl_configs import write_prime_rl_configs
+from prime_rl_runs import write_step_run
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from view_runs import write_rows
 
 from harbortrainer.view.queries import TrialFilter
 from harbortrainer.view.run_folders import open_store
 from harbortrainer.view.server import Site
 
 
-def episode(trial: str, *, advantage: float | None = None, ok: bool = True, **record: object) -> dict[str, object]:
-    """Return a line of `traces.jsonl`: verifiers' `Episode.to_record` with this plugin's `harbor` record."""
-    prompt_node = {"message": {"role": "user", "content": "sort it"}, "token_ids": [1, 2], "mask": [False, False]}
-    answer_node: dict[str, object] = {
-        "parent": 0,
-        "message": {"role": "assistant", "content": "ls"},
-        "sampled": True,
-        "token_ids": [9, 4, 5],
-        "mask": [False, True, True],
-        "logprobs": [-0.5, -1.5],
-        "advantages": None if advantage is None else [advantage, advantage],
-    }
-    harbor_record: dict[str, object] = {
-        "outcome": "completed",
-        "task": "sort",
-        "task_key": "k",
-        "trial_name": trial,
-        "reward": 1.0,
-        "rewards": {"reward": 1.0},
-        "timings": {"agent_execution": 4.0, "model": 3.0, "total": 5.0},
-    }
-    trace = {
-        "id": f"id-{trial}",
-        "nodes": [prompt_node, answer_node],
-        "calls": [{"node": 1, "finish_reason": "stop", "time": {"start": 1.0, "end": 2.0}}],
-        "info": {"harbor": harbor_record | record},
-        "errors": [] if ok else [{"type": "SandboxError", "message": "gone"}],
-    }
-    work = {"type": "train", "step": 1, "policy": {"start": 3, "end": 3}}
-    return {
-        "id": f"e-{trial}",
-        "ok": ok,
-        "env": {"id": "harbor_env"},
-        "task": {"key": "k", "data": {"name": "sort"}},
-        "group": {"id": "g-eval" if trial == "e" else "g1"},
-        "run": {"type": "train", "id": "r", "work": work},
-        "traces": [trace],
-    }
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    run = tmp_path / "run"
-    all_episodes = [
-        episode("a"),
-        episode("b", reward=0.0),
-        episode("c"),
-        episode("d", ok=False, outcome="sandbox_error", reward=None, rewards=None),
-    ]
-    effective_episodes = [episode("a", advantage=0.5), episode("b", advantage=-0.5, reward=0.0)]
-    write_rows(run / "rollouts/step_1/train/all/traces.jsonl", all_episodes)
-    write_rows(run / "rollouts/step_2/train/effective/traces.jsonl", effective_episodes)
-    write_rows(run / "rollouts/step_1/eval/all/traces.jsonl", [episode("e")])
-    write_rows(run / "rollouts/step_1/eval/effective/traces.jsonl", [episode("e")])
-    metrics = [
-        {"step": 1, "time/step": 9.0, "time/pack": 1.0, "train/agg/all/agent/reward/mean": 0.5},
-        {"step": 1, "time/step": 8.0, "time/wait_for_batch": 6.0, "time/forward_backward": 2.0},
-    ]
-    write_rows(run / "metrics.jsonl", metrics)
-    write_prime_rl_configs(run, "Qwen/Qwen3-8B")
-    return run
+    return write_step_run(tmp_path / "run", "Qwen/Qwen3-8B")
 
 
 def page_text(folder: Path, path: str) -> str:

@@ -19,12 +19,12 @@ from harbortrainer.config.reader import load
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, TomlValue, lookup
 from harbortrainer.evaluation.policy_files import prime_rl_run
+from harbortrainer.runs.prime_rl_files import WHOLE_CONFIG, config_files
 from harbortrainer.runs.provenance import run_config
 
 ONE_WORKER: TomlTable = {"pool": {"type": "static", "num_workers": 1}}
 TRAINING_ONLY_KEYS = ("capture", "vllm_base_url", "model_name", "trials_dir")
 """Harness keys for training only: the source of tokens, and the folder of trials."""
-PRIME_RL_CONFIG = Path("configs/orchestrator.json")
 """Config of Prime-RL's orchestrator in a run folder, with all defaults."""
 
 
@@ -123,7 +123,7 @@ def run_file(policy: str | None, config: Path | None) -> Path | None:
         return config
     folder = Path(policy)
     if prime_run := prime_rl_run(folder):
-        return prime_run / PRIME_RL_CONFIG
+        return orchestrator_file(prime_run)
     for above in (folder, folder.parent, folder.parent.parent):
         if (above / "config.toml").is_file() and (above / "checkpoints").is_dir():
             return above / "config.toml"
@@ -132,18 +132,31 @@ def run_file(policy: str | None, config: Path | None) -> Path | None:
 
 def read_run(file: Path | None) -> RunConfig | None:
     """Read a run file, or the config of a run of Prime-RL. Raises `UserError` if it cannot be read."""
-    if file is not None and file.parts[-2:] == PRIME_RL_CONFIG.parts:
-        return read_prime_rl(file)
-    return load(file) if file is not None else None
+    if file is None:
+        return None
+    prime_run = next((above.parent for above in file.parents if above.name == "configs"), None)
+    if prime_run is not None and file == orchestrator_file(prime_run):
+        return read_prime_rl(prime_run, file)
+    return load(file)
 
 
-def read_prime_rl(file: Path) -> RunConfig:
+def orchestrator_file(prime_run: Path) -> Path | None:
+    """Return the file with the orchestrator's config of a run of Prime-RL; None if there is none."""
+    files = config_files(prime_run)
+    return files.get("orchestrator") or files.get(WHOLE_CONFIG)
+
+
+def read_prime_rl(prime_run: Path, file: Path) -> RunConfig:
     """Return the settings of a run of Prime-RL that its evaluations need; other settings are defaults.
+
+    Args:
+        prime_run: The run folder.
+        file: Its `orchestrator_file`, for errors.
 
     Raises:
         UserError: The config cannot be read.
     """
-    found = run_config(file.parents[1])
+    found = run_config(prime_run)
     orchestrator = found.get("orchestrator") or {}
     tables = {kind: _sources_of(orchestrator, kind) for kind in ("train", "eval")}
     chosen: TomlTable = {

@@ -1,7 +1,7 @@
 """A policy on disk: a model, an adapter on a model, a checkpoint of a run, or a run (its newest complete weights).
 
 Prime-RL's weights are those of `broadcasts/step_N/`, complete once the folder contains `STABLE`
-(src/prime_rl/transports/weights/filesystem.py, 559b44772).
+(src/prime_rl/transports/weights/filesystem.py, 559b44772) or `.finished` (newer releases).
 
 Contract: `find` checks that the files exist. The adapter is loaded as in the run's own sampler.
 """
@@ -16,13 +16,14 @@ from harbortrainer.config.runfile import ModelName, Quantization
 from harbortrainer.engines.model_folder import check_model_folder
 from harbortrainer.errors import UserError
 from harbortrainer.runs.checkpoints import checkpoint_damage, newest_intact, passed_over_lines, steps_in
+from harbortrainer.runs.prime_rl_files import WEIGHTS_COMPLETE
 from harbortrainer.runs.provenance import base_policy, find_engine
 
 if TYPE_CHECKING:
     from harbortrainer.engines.local.sampler import Sampler
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
-BROADCASTS, STABLE = "broadcasts", "STABLE"
+BROADCASTS = "broadcasts"
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def weights_fault(folder: Path, engine: str) -> str | None:
     """Describe the damage of a step's weights; None if they are complete."""
     if engine == "local" and (wrong := checkpoint_damage(folder)):
         return wrong
-    if engine == "prime-rl" and not (folder / STABLE).exists():
-        return f"{STABLE} is missing, so it is incomplete"
+    if engine == "prime-rl" and not any((folder / mark).exists() for mark in WEIGHTS_COMPLETE):
+        return f"{' or '.join(WEIGHTS_COMPLETE)} is missing, so it is incomplete"
     if (folder / ADAPTER_CONFIG).is_file():
         return None if (folder / ADAPTER_FILE).is_file() else f"{ADAPTER_FILE} is missing"
     if next(folder.glob("*.safetensors"), None) is None:

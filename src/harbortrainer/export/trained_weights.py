@@ -1,8 +1,7 @@
 """The trained weights of a run of either engine, and their base model.
 
 - Embedded engine: `checkpoints/step_N/` has a peft adapter or a whole model, with hashes of its files.
-- Prime-RL: `broadcasts/step_N/` has a LoRA or a whole model, complete once it contains `STABLE`
-  (src/prime_rl/transports/weights/filesystem.py, 559b44772).
+- Prime-RL: `broadcasts/step_N/` has a LoRA or a whole model, complete once `policy_files.py` says so.
 
 Contract: `find` returns complete weights. The run's config is read as plain data, so that runs of other releases can be
 exported.

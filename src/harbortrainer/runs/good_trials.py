@@ -1,8 +1,8 @@
 """The good trials of a run, for supervised fine-tuning: training trials with a minimum reward.
 
-Contract: this reads the run folder (`rollouts/`) of either engine, also during the run, and counts rejected trials by
-reason. Invariants: no trial is from an evaluation, lacks a reward, or has an agent that changed the verifier's tools.
-Every answer was sampled, and was not cut off.
+Contract: this reads the run folder of either engine, also during the run, and counts rejected trials by reason.
+Invariants: no trial is from an evaluation, lacks a reward, or has an agent that changed the verifier's tools. Every
+answer was sampled, and was not cut off.
 """
 
 import json
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbortrainer.errors import UserError
+from harbortrainer.runs.prime_rl_files import row_of_line, training_files
+from harbortrainer.runs.sealed_files import open_lines
 from harbortrainer.runs.trace_transcript import transcript_of_episode
 from harbortrainer.runs.transcript import Transcript, TranscriptMessage
 from harbortrainer.runs.transcript_files import read_transcript, transcript_place
-from harbortrainer.runs.trial_row import TrialRow, read_rows, row_of_episode
+from harbortrainer.runs.trial_row import TrialRow, read_rows
 
 STEP_FILE = re.compile(r"step_(\d+)")
-PRIME_EPISODES = "train/all/traces.jsonl"
 LENGTH = "length"
 """Finish reason of an answer that was cut off."""
 
@@ -84,29 +85,27 @@ def require_rollout_files(run: Path) -> list[Path]:
     files = rollout_files(run)
     if not files:
         do = "pass the folder of a run that finished at least one step"
-        raise UserError("this run has no trials", where=str(run / "rollouts"), do=do)
+        raise UserError("this run has no trials", where=str(run), do=do)
     return files
 
 
 def rollout_files(run: Path) -> list[Path]:
     """Return the files of a run's training trials, in the order of steps."""
-    here = [path for path in (run / "rollouts").glob("step_*") if STEP_FILE.fullmatch(path.stem)]
-    here.sort(key=lambda path: int(path.stem.removeprefix("step_")))
-    files = [path / PRIME_EPISODES if path.is_dir() else path for path in here]
-    return [path for path in files if path.is_file()]
+    ours = [path for path in (run / "rollouts").glob("step_*.jsonl") if STEP_FILE.fullmatch(path.stem)]
+    return sorted(ours, key=lambda path: int(path.stem.removeprefix("step_"))) or training_files(run)
 
 
 def _trials(run: Path, file: Path) -> Iterator[tuple[TrialRow, Transcript | None]]:
-    if file.name != Path(PRIME_EPISODES).name:
+    if STEP_FILE.fullmatch(file.stem):
         for row in read_rows(file):
             place = transcript_place(file.stem, row.transcript) if row.transcript else None
             yield row, read_transcript(run, place, row.trial) if place else None
         return
-    step = int(file.parents[2].name.removeprefix("step_"))
-    with file.open("rb") as lines:
+    with open_lines(file) as lines:
         for content in lines:
             episode = _episode(content)
-            if (row := row_of_episode(episode, step=step, kind="train", trained=False)) is not None:
+            row = row_of_line(episode, file)
+            if row is not None and row.kind == "train":
                 yield row, transcript_of_episode(episode)
 
 

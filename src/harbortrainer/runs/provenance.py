@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import write_whole
+from harbortrainer.runs.prime_rl_files import CONFIG_TABLES, WHOLE_CONFIG, config_files
 
 FILE = "made_of.json"
 PACKAGES = ("harbortrainer", "harbor", "verifiers", "torch", "transformers", "peft")
@@ -181,22 +182,19 @@ def _read(path: Path) -> Provenance | None:
 
 
 LOCAL_CONFIG = "config.toml"
-PRIME_TABLES = ("trainer", "orchestrator", "inference")
-"""Tables of a run of Prime-RL, which writes each to `configs/NAME.json` for the process of that name
-(`write_subconfigs` in src/prime_rl/entrypoints/rl.py, 559b44772); `inference` only if it starts the server."""
 
 
 def engine_of(run: Path) -> str:
     """Return the engine of a run, `local` or `prime-rl`. Raises `UserError` if the folder has no config of either."""
     if engine := find_engine(run):
         return engine
-    what = f"no run here (neither {LOCAL_CONFIG} nor configs/{PRIME_TABLES[0]}.json)"
+    what = f"no run here (neither {LOCAL_CONFIG} nor configs/{CONFIG_TABLES[0]}.json)"
     raise UserError(what, where=str(run), do="pass a run folder, e.g. outputs/NAME")
 
 
 def find_engine(run: Path) -> str | None:
     """Return the engine of a run, `local` or `prime-rl`; None if the folder has no config of either."""
-    return "local" if (run / LOCAL_CONFIG).is_file() else "prime-rl" if _prime_rl_files(run) else None
+    return "local" if (run / LOCAL_CONFIG).is_file() else "prime-rl" if config_files(run) else None
 
 
 def run_config(run: Path) -> TomlTable:
@@ -204,12 +202,9 @@ def run_config(run: Path) -> TomlTable:
     engine = engine_of(run)
     if engine == "local":
         return _config_file(run / LOCAL_CONFIG)
-    return {name: _config_file(file) for name, file in _prime_rl_files(run).items()}
-
-
-def _prime_rl_files(run: Path) -> dict[str, Path]:
-    files = {name: run / "configs" / f"{name}.json" for name in PRIME_TABLES}
-    return {name: file for name, file in files.items() if file.is_file()}
+    found: TomlTable = {name: _config_file(file) for name, file in config_files(run).items()}
+    whole = found.get(WHOLE_CONFIG)
+    return {name: whole[name] for name in CONFIG_TABLES if name in whole} if isinstance(whole, dict) else found
 
 
 def _config_file(file: Path) -> TomlTable:

@@ -205,8 +205,8 @@ def row_of_episode(line: Mapping[str, object], *, step: int, kind: str, trained:
     """Return the row of an episode as Prime-RL's file monitor writes it; None if the line is no episode.
 
     Args:
-        line: A line of `rollouts/step_N/train/all/traces.jsonl`. Its first trace is the trial.
-        step: The step in whose folder it lies.
+        line: A line of `prime_rl_files.episode_files`. Its first trace is the trial.
+        step: The step in which it finished; of an evaluation the policy version.
         kind: `train` or `eval`.
         trained: Whether Prime-RL shipped the episode to its trainer.
     """

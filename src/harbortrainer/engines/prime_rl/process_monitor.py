@@ -17,6 +17,7 @@ import psutil
 from harbortrainer.engines.cleanup import processes_of
 from harbortrainer.engines.prime_rl.failure_report import find_log, last_lines
 from harbortrainer.engines.prime_rl.stall_detector import Snapshot, Stall, StallDetector
+from harbortrainer.runs.prime_rl_files import growing_files
 
 ORCHESTRATOR_LOG = "orchestrator.log"
 IN_FLIGHT = re.compile(r"Train batch .*?(?P<count>\d+) inflight episodes \([^)]*\)")
@@ -82,7 +83,7 @@ class ProcessMonitor:
     def _bytes_returned(self) -> int:
         """Return the total size of the files to which each returned episode is appended."""
         total = 0
-        for path in self.run_dir.glob("rollouts/step_*/*/all/traces.jsonl"):
+        for path in growing_files(self.run_dir):
             with suppress(OSError):
                 total += path.stat().st_size
         return total

@@ -1,0 +1,161 @@
+"""The files of a Prime-RL run, in the two layouts that it has written (`docs/run-folder.md` has them as a table).
+
+- Per step: up to v0.9.1.dev28, so also the pinned 559b44772 (src/prime_rl/monitors/file.py).
+
+      rollouts/step_N/train/all/traces.jsonl         every episode that finished during step N
+      rollouts/step_N/train/effective/traces.jsonl   the episodes trained on in step N, with their advantages
+      rollouts/step_N/eval/all/traces.jsonl          evaluation episodes
+      metrics.jsonl, configs/NAME.json
+
+- Stream: from v0.9.1.dev29 on (src/prime_rl/monitors/file/ at 551bfc39b; releases up to dev46 kept it elsewhere, see
+  `STREAM_ROOTS`). Written from the source; not run.
+
+      monitors/file/traces/stream/NNNNN.jsonl             every episode, in the order of arrival; sealed ones with .zst
+      monitors/file/traces/annotations/*.index.jsonl      what became known later about a trace: its step and advantage
+      monitors/file/metrics.jsonl, configs/latest/resolved/NAME.json
+
+Contract: no other module knows these paths. Episode files are named by their plain path (`sealed_files.py`).
+Invariant: an episode gives the same row in both layouts, once its annotation is applied.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import AliasPath, BaseModel, Field, ValidationError
+
+from harbortrainer.runs.sealed_files import numbered_files
+from harbortrainer.runs.trial_row import TrialRow, row_of_episode
+
+STEP_EPISODES = re.compile(r"step_(\d+)/(train|eval)/(all|effective)/traces\.jsonl")
+STREAM_ROOTS = ("monitors/file", ".")
+"""Folders that the stream layout has used for `traces/`."""
+CONFIG_FOLDERS = ("configs/latest/resolved", "configs/resolved", "configs")
+CONFIG_TABLES = ("trainer", "orchestrator", "inference")
+"""Tables of a run, each in the file `NAME.json` for the process of that name; `inference` only if `rl` starts it."""
+WHOLE_CONFIG = "rl"
+"""Name of the file that has all tables, beside or instead of their own files."""
+WEIGHTS_COMPLETE = ("STABLE", ".finished")
+"""Files that mark the weights of `broadcasts/step_N/` as complete, per step and stream layout."""
+
+
+def has_episodes(run: Path) -> bool:
+    """Return whether a folder has the episodes of a Prime-RL run."""
+    return next(_step_files(run), None) is not None or any(_stream_files(run))
+
+
+def episode_files(run: Path) -> list[Path]:
+    """Return the files with one line per episode. An episode that is in two files has its last state in the later."""
+    found = [(STEP_EPISODES.fullmatch(str(path.relative_to(run / "rollouts"))), path) for path in _step_files(run)]
+    ours = [(match, path) for match, path in found if match and (match[2], match[3]) != ("eval", "effective")]
+    ours.sort(key=lambda one: (one[0][3] == "effective", int(one[0][1]), one[0][2]))
+    return [path for _, path in ours] + _stream_files(run)
+
+
+def training_files(run: Path) -> list[Path]:
+    """Return the files with every training episode, once each; a stream also has evaluations."""
+    return [file for file in episode_files(run) if file.parts[-3:-1] in {("train", "all"), ("traces", "stream")}]
+
+
+def annotation_files(run: Path) -> list[Path]:
+    """Return the files with one line per annotation of a trace, without its values per token."""
+    return [path for root in STREAM_ROOTS for path in sorted((run / root / "traces/annotations").glob("*.index.jsonl"))]
+
+
+def metric_files(run: Path) -> list[Path]:
+    """Return the files with the metrics of a run."""
+    return [run / root / "metrics.jsonl" for root in reversed(STREAM_ROOTS)]
+
+
+def growing_files(run: Path) -> Iterator[Path]:
+    """Yield the files to which Prime-RL appends each returned episode."""
+    yield from run.glob("rollouts/step_*/*/all/traces.jsonl")
+    for root in STREAM_ROOTS:
+        yield from (run / root / "traces").glob("stream.index.jsonl")
+        yield from (run / root / "traces").glob("stream/*.jsonl")
+
+
+def config_files(run: Path) -> dict[str, Path]:
+    """Return the files of the resolved config by table; `WHOLE_CONFIG` only if the tables have no files."""
+    for folder in CONFIG_FOLDERS:
+        named = {name: run / folder / f"{name}.json" for name in (*CONFIG_TABLES, WHOLE_CONFIG)}
+        found = {name: file for name, file in named.items() if file.is_file()}
+        if tables := {name: file for name, file in found.items() if name != WHOLE_CONFIG} or found:
+            return tables
+    return {}
+
+
+def launch_files(run: Path) -> list[Path]:
+    """Return the run files that the launcher copied into the folder."""
+    return [*sorted(run.glob("configs/*.toml")), *sorted(run.glob("configs/latest/*.toml"))]
+
+
+def _step_files(run: Path) -> Iterator[Path]:
+    return run.glob("rollouts/step_*/*/*/traces.jsonl")
+
+
+def _stream_files(run: Path) -> list[Path]:
+    return [path for root in STREAM_ROOTS for path in numbered_files(run / root / "traces/stream")]
+
+
+class _Arrival(BaseModel):
+    """The fields of an episode in the stream that place it in the run."""
+
+    work_kind: str = Field("", validation_alias=AliasPath("run", "work", "type"))
+    work_step: int = Field(0, validation_alias=AliasPath("run", "work", "step"))
+    """The step that started it. Of an evaluation the policy version."""
+    kind: str = Field("", validation_alias=AliasPath("traces", 0, "info", "kind"))
+    step: int | None = Field(None, validation_alias=AliasPath("traces", 0, "info", "arrival", "step"))
+    """The step during which it finished. Of an evaluation the policy version."""
+
+
+def row_of_line(line: Mapping[str, object], file: Path) -> TrialRow | None:
+    """Return the row of an episode; None if the line is no episode. In a stream, its annotation is not applied yet.
+
+    Args:
+        line: A line of one of `episode_files`.
+        file: That file. Evaluations in the folder of step N are of policy version N - 1.
+    """
+    if (match := STEP_EPISODES.fullmatch("/".join(file.parts[-4:]))) is not None:
+        step, kind = int(match[1]), match[2]
+        version = max(0, step - 1)
+        return row_of_episode(
+            line, step=step if kind == "train" else version, kind=kind, trained=match[3] == "effective"
+        )
+    try:
+        arrival = _Arrival.model_validate(line)
+    except ValidationError:
+        return None
+    kind, step = arrival.kind or arrival.work_kind, arrival.work_step if arrival.step is None else arrival.step
+    return row_of_episode(line, step=step, kind="eval" if kind == "eval" else "train", trained=False)
+
+
+class _FirstTrace(BaseModel):
+    id: str = Field("", validation_alias=AliasPath("traces", 0, "id"))
+
+
+def trace_of_line(line: Mapping[str, object]) -> str:
+    """Return the id of an episode's first trace, which is the trial; empty if there is none."""
+    try:
+        return _FirstTrace.model_validate(line).id
+    except ValidationError:
+        return ""
+
+
+class TrainedTrace(BaseModel):
+    """Annotation of a trace that Prime-RL shipped to its trainer."""
+
+    trace: str = Field(validation_alias="trace_id")
+    effective: bool = Field(validation_alias=AliasPath("info", "effective"))
+    step: int = Field(validation_alias=AliasPath("info", "ship", "step"))
+    """The step whose batch has it."""
+    advantage: float = Field(0.0, validation_alias=AliasPath("info", "advantage"), allow_inf_nan=False)
+
+
+def trained_trace(line: Mapping[str, object]) -> TrainedTrace | None:
+    """Return the annotation in a line of `annotation_files`; None if it is about something else."""
+    try:
+        found = TrainedTrace.model_validate(line)
+    except ValidationError:
+        return None
+    return found if found.effective else None
