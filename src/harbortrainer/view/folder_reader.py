@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from harbortrainer.errors import UserError
+from harbortrainer.runs.prime_rl_files import TrainedTrace
+from harbortrainer.runs.sealed_files import open_lines
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.view.run_config import FlatConfig
 from harbortrainer.view.trial_view import RunHead, TrialDetail
@@ -38,7 +40,7 @@ def parse_line(line: bytes, location: LineLocation) -> JsonLine:
 def read_line(location: LineLocation) -> JsonLine:
     """Read the line at a location. Raises `UserError` if the file no longer exists."""
     try:
-        with location.path.open("rb") as file:
+        with open_lines(location.path) as file:
             file.seek(location.offset)
             return parse_line(file.read(location.length), location)
     except FileNotFoundError:
@@ -55,12 +57,24 @@ class FolderReader(Protocol):
         """Return the files with one line per trial, in the order of the run."""
         ...
 
+    def annotation_files(self, folder: Path) -> list[Path]:
+        """Return the files with lines about trials of `trial_files`, written later than these."""
+        ...
+
     def metric_files(self, folder: Path) -> list[Path]:
         """Return the files with one line per step."""
         ...
 
     def row(self, line: JsonLine, file: Path) -> TrialRow | None:
         """Return the row of a line, with defaults for damaged fields; None if the line has no trial."""
+        ...
+
+    def trace(self, line: JsonLine) -> str:
+        """Return the id by which annotations name a trial; empty for a trial without annotations."""
+        ...
+
+    def annotation(self, line: JsonLine) -> TrainedTrace | None:
+        """Return the annotation in a line of `annotation_files`; None to ignore the line."""
         ...
 
     def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
@@ -74,6 +88,22 @@ class FolderReader(Protocol):
     def config(self, folder: Path) -> FlatConfig:
         """Return the config of the run; of an evaluation its rules."""
         ...
+
+
+class WithoutAnnotations:
+    """The part of a `FolderReader` for folders whose lines are final when they are written."""
+
+    def annotation_files(self, folder: Path) -> list[Path]:
+        """Return no files."""
+        return []
+
+    def trace(self, line: JsonLine) -> str:
+        """Return no id."""
+        return ""
+
+    def annotation(self, line: JsonLine) -> TrainedTrace | None:
+        """Return no annotation."""
+        return None
 
 
 def check_folder(folder: Path) -> None:

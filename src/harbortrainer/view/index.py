@@ -7,25 +7,28 @@ Invariants: after `refresh` the index equals the files.
 - An incomplete last line is not indexed yet.
 - A replaced, shortened or removed file is dropped with all its rows.
 - If two lines describe one trial, the line of the later file counts.
+- An annotation applies to the trial that it names, whichever of the two is indexed first.
+- A file that its writer seals keeps its rows (`runs/sealed_files.py`).
 - A refresh is one transaction, so a kill leaves the index unchanged.
 """
 
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import batched
 from pathlib import Path
 from typing import NamedTuple
 
 from harbortrainer.errors import UserError
+from harbortrainer.runs.sealed_files import open_lines, status_of
 from harbortrainer.runs.trial_row import RowTokens, TrialRow
 from harbortrainer.view.folder_reader import FolderReader, JsonLine, LineLocation, parse_line
 from harbortrainer.view.trial_view import UNDECIDED_STEP
 
 NAME = "view.sqlite"
-VERSION = 3
+VERSION = 4
 """Version of the tables; an index of another version is rebuilt."""
 PHASES = ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
 
@@ -37,13 +40,14 @@ CREATE TABLE sources (
 CREATE TABLE trials (
     trial TEXT UNIQUE, kind TEXT, step INTEGER, task TEXT, task_key TEXT, source TEXT, grp TEXT, outcome TEXT,
     reward REAL, advantage REAL, not_trained TEXT, turns INTEGER, input_tokens INTEGER, output_tokens INTEGER,
-    seconds REAL, version INTEGER, status TEXT, file INTEGER, offset INTEGER, length INTEGER,
+    seconds REAL, version INTEGER, status TEXT, trace TEXT, file INTEGER, offset INTEGER, length INTEGER,
     {", ".join(f"s_{phase} REAL" for phase in PHASES)}
 );
 CREATE INDEX by_rank ON sources (rank);
 CREATE INDEX by_file ON trials (file, offset);
 CREATE INDEX by_group ON trials (grp);
 CREATE INDEX by_cell ON trials (kind, step, task, task_key, reward, outcome);
+CREATE TABLE annotations (trace TEXT PRIMARY KEY, file INTEGER, step INTEGER, advantage REAL) WITHOUT ROWID;
 CREATE TABLE metrics (file INTEGER, offset INTEGER, line TEXT, PRIMARY KEY (file, offset)) WITHOUT ROWID;
 INSERT INTO counters VALUES ('changes', 0);
 """
@@ -137,19 +141,27 @@ def select_metrics(row: Mapping[str, object]) -> MetricRow | None:
 TAIL = 1000
 """Most bytes of the last indexed line to save; they identify the file at the next refresh."""
 BATCH = 1000
-COLUMNS = 20 + len(PHASES)
+COLUMNS = 21 + len(PHASES)
 ADD_TRIAL = (
     f"INSERT INTO trials VALUES ({', '.join('?' * COLUMNS)}) ON CONFLICT (trial) DO UPDATE SET "
     + ", ".join(
         f"{name} = excluded.{name}"
         for name in (
             *("kind", "step", "task", "task_key", "source", "grp", "outcome", "reward", "advantage", "not_trained"),
-            *("turns", "input_tokens", "output_tokens", "seconds", "version", "status", "file", "offset", "length"),
+            *("turns", "input_tokens", "output_tokens", "seconds", "version", "status", "trace", "file"),
+            *("offset", "length"),
             *(f"s_{phase}" for phase in PHASES),
         )
     )
     + " WHERE (SELECT rank FROM sources WHERE id = excluded.file) >= (SELECT rank FROM sources WHERE id = trials.file)"
 )
+
+
+APPLY_ANNOTATIONS = """
+UPDATE trials SET step = a.step, advantage = a.advantage, not_trained = '', status = 'trained'
+FROM annotations a WHERE a.trace = trials.trace AND kind = 'train'
+AND (trials.step, trials.advantage, trials.status) IS NOT (a.step, a.advantage, 'trained')
+"""
 
 
 class Source(NamedTuple):
@@ -184,11 +196,14 @@ class RunIndex:
             sqlite3.DatabaseError: The index is broken.
         """
         trials, metrics = self._reader.trial_files(self._folder), self._reader.metric_files(self._folder)
-        if not self._stale([*trials, *metrics]):
+        annotations = self._reader.annotation_files(self._folder)
+        paths = [*trials, *annotations, *metrics]
+        if not self._stale(paths):
             return self._changes()
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            changed = self._update([*trials, *metrics], set(metrics))
+            readers = dict.fromkeys(annotations, self._read_annotations) | dict.fromkeys(metrics, self._read_metrics)
+            changed = self._update(paths, readers)
             self._db.execute("UPDATE counters SET value = value + ? WHERE name = 'changes'", (int(changed),))
             self._db.execute("COMMIT")
         except BaseException:  # also KeyboardInterrupt: leave the index unchanged
@@ -206,29 +221,41 @@ class RunIndex:
 
     def _stale(self, paths: list[Path]) -> bool:
         known = self._sources()
-        existing = {path: status for path in paths if (status := _status(path)) is not None}
+        existing = {path: status for path in paths if (status := status_of(path)) is not None}
         return known.keys() != existing.keys() or any(
-            (status.st_ino, status.st_size) != (known[path].inode, known[path].done)
-            for path, status in existing.items()
+            (status.inode, status.size) != (known[path].inode, known[path].done) for path, status in existing.items()
         )
 
-    def _update(self, paths: list[Path], metrics: set[Path]) -> bool:
-        """Delete rows of removed or replaced files, then index new lines. Returns whether anything changed."""
+    def _update(self, paths: list[Path], readers: Mapping[Path, "LineReader"]) -> bool:
+        """Delete rows of removed or replaced files, then index new lines. Returns whether anything changed.
+
+        Args:
+            paths: All files, in the order of the run.
+            readers: The readers of the files that do not have trials.
+        """
         known = self._sources()
         kept = {path: source for path, source in known.items() if path in set(paths) and _is_unchanged(source)}
+        if any(self._has_annotations(known[path]) for path in known.keys() - kept.keys()):
+            kept = {}  # its annotations have changed the rows of other files
         for path in known.keys() - kept.keys():
             self._delete(known[path])
         changed = known.keys() != kept.keys()
         for rank, path in enumerate(paths):
-            if (status := _status(path)) is None:
+            if (status := status_of(path)) is None:
                 continue
-            source = kept.get(path) or self._add_source(path, status.st_ino)
-            self._db.execute("UPDATE sources SET rank = ? WHERE id = ?", (rank, source.id))
-            changed |= self._read_new_lines(source, metrics=path in metrics)
+            source = kept.get(path) or self._add_source(path, status.inode)
+            self._db.execute("UPDATE sources SET rank = ?, inode = ? WHERE id = ?", (rank, status.inode, source.id))
+            changed |= self._read_new_lines(source, readers.get(path, self._read_trials))
+        if changed:
+            self._db.execute(APPLY_ANNOTATIONS)
         return changed
 
+    def _has_annotations(self, source: Source) -> bool:
+        query = "SELECT EXISTS (SELECT 1 FROM annotations WHERE file = ?)"
+        return bool(self._db.execute(query, (source.id,)).fetchone()[0])
+
     def _delete(self, source: Source) -> None:
-        for table, column in (("trials", "file"), ("metrics", "file"), ("sources", "id")):
+        for table, column in (("trials", "file"), ("metrics", "file"), ("annotations", "file"), ("sources", "id")):
             self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (source.id,))
 
     def _add_source(self, path: Path, inode: int) -> Source:
@@ -236,16 +263,24 @@ class RunIndex:
         made = self._db.execute("INSERT INTO sources VALUES (NULL, ?, 0, ?, 0, ?)", (name, inode, b""))
         return Source(made.lastrowid or 0, path, inode, 0, b"")
 
-    def _read_new_lines(self, source: Source, *, metrics: bool) -> bool:
+    def _read_new_lines(self, source: Source, read: "LineReader") -> bool:
         lines = _Lines(source)
-        if metrics:
-            self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", self._metric_rows(source, lines))
-        else:
-            for some in batched(self._trial_rows(source, lines), BATCH):
-                self._db.executemany(ADD_TRIAL, some)
+        read(source, lines)
         where = (lines.done, lines.tail, source.id)
         self._db.execute("UPDATE sources SET done = ?, tail = ? WHERE id = ?", where)
         return lines.done > source.done
+
+    def _read_trials(self, source: Source, lines: "_Lines") -> None:
+        for some in batched(self._trial_rows(source, lines), BATCH):
+            self._db.executemany(ADD_TRIAL, some)
+
+    def _read_metrics(self, source: Source, lines: "_Lines") -> None:
+        self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?)", self._metric_rows(source, lines))
+
+    def _read_annotations(self, source: Source, lines: "_Lines") -> None:
+        found = (self._reader.annotation(line) for line, _ in lines)
+        rows = ((one.trace, source.id, one.step, one.advantage) for one in found if one is not None)
+        self._db.executemany("INSERT OR REPLACE INTO annotations VALUES (?, ?, ?, ?)", rows)
 
     def _metric_rows(self, source: Source, lines: Iterable[tuple[JsonLine, LineLocation]]) -> Iterator[tuple]:
         for row, location in lines:
@@ -260,7 +295,8 @@ class RunIndex:
                 raise UserError(what, where=where, do="use that release to view it")
             if (row := self._reader.row(line, location.path)) is not None:
                 seconds = [row.timings.get(phase, 0.0) for phase in PHASES]
-                yield *columns_of(row), training_status(row), source.id, location.offset, location.length, *seconds
+                place = (source.id, location.offset, location.length)
+                yield *columns_of(row), training_status(row), self._reader.trace(line), *place, *seconds
 
 
 class _Lines:
@@ -270,11 +306,8 @@ class _Lines:
         self._path, self.done, self.tail = source.path, source.done, source.tail
 
     def __iter__(self) -> Iterator[tuple[JsonLine, LineLocation]]:
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return  # removed meanwhile; the next refresh deletes its rows
-        with file:
+        # A file that was removed meanwhile: the next refresh deletes its rows.
+        with suppress(FileNotFoundError), open_lines(self._path) as file:
             file.seek(self.done)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -285,23 +318,20 @@ class _Lines:
                     yield parse_line(line, location), location
 
 
+type LineReader = Callable[[Source, _Lines], None]
+"""Reader of the new lines of a file."""
+
+
 def training_status(row: TrialRow) -> str:
     """Return `trained` or the reason why not; empty for an evaluation."""
     return "" if row.kind == "eval" else "trained" if row.trained else row.untrained or "unknown"
 
 
-def _status(path: Path):
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-
-
 def _is_unchanged(source: Source) -> bool:
-    """Return whether the file is the indexed one and has at most grown."""
-    status = _status(source.path)
-    if status is None or status.st_ino != source.inode or status.st_size < source.done:
+    """Return whether the file is the indexed one, sealed or not, and has at most grown."""
+    status = status_of(source.path)
+    if status is None or status.size < source.done or not (status.sealed or status.inode == source.inode):
         return False
-    with source.path.open("rb") as file:
+    with open_lines(source.path) as file:
         file.seek(source.done - len(source.tail))
         return file.read(len(source.tail)) == source.tail

@@ -274,14 +274,19 @@ class IndexedRun:
 
     def detail(self, trial: str) -> TrialDetail | None:
         """Return one trial with its turns; None if the name is unknown."""
-        found = self._rows(f"SELECT path, t.offset, length {FROM_TRIALS} WHERE trial = ?", (trial,))
+        found = self._rows(f"SELECT path, t.offset, length, {COLUMNS} {FROM_TRIALS} WHERE trial = ?", (trial,))
         if not found:
             return None
-        path, offset, length = found[0]
+        path, offset, length, *columns = found[0]
         location = LineLocation(self.path / path, offset, length)
         line = read_line(location)
         row = self._reader.row(line, location.path)
-        return None if row is None else self._reader.detail(self.path, row, line, location.path)
+        if row is None:
+            return None
+        indexed = row_of(columns)
+        if indexed.trained and not row.trained:  # an annotation says so
+            row = row.model_copy(update={"step": indexed.step, "advantage": indexed.advantage, "not_trained": None})
+        return self._reader.detail(self.path, row, line, location.path)
 
 
 def where_clause(wanted: TrialFilter) -> tuple[str, list[object]]:

@@ -2,14 +2,8 @@
 
 - `EmbeddedFolder`: a run of the embedded engine (`docs/run-folder.md`).
 - `EvaluationFolder`: the output of `harbortrainer eval --out` (`evaluation/eval_folder.py`).
-- `PrimeRLFolder`: a Prime-RL run, from the files of its file monitor, with the fields that our plugin adds to a trace:
-
-      rollouts/step_N/train/all/traces.jsonl         every episode that finished during step N
-      rollouts/step_N/train/effective/traces.jsonl   the episodes trained on in step N, with their advantages
-      rollouts/step_N/eval/all/traces.jsonl          evaluation episodes
-      metrics.jsonl                                  lines of the orchestrator and of the trainer
-
-  An episode's first trace is the trial. A trained episode is in two files; the row of the later file counts.
+- `PrimeRLFolder`: a Prime-RL run, from the files of its file monitor (`runs/prime_rl_files.py`), with the fields that
+  our plugin adds to a trace. An episode's first trace is the trial.
 """
 
 import json
@@ -29,14 +23,16 @@ from harbortrainer.config.runfile import WARMUP
 from harbortrainer.config.table import lookup
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.eval_folder import ABOUT, ROWS, TRANSCRIPTS
+from harbortrainer.runs import prime_rl_files
 from harbortrainer.runs.folder import flat
 from harbortrainer.runs.locks import LOCK_FILE
+from harbortrainer.runs.prime_rl_files import TrainedTrace
 from harbortrainer.runs.provenance import run_config
 from harbortrainer.runs.trace_transcript import transcript_of_episode
 from harbortrainer.runs.transcript import Place
 from harbortrainer.runs.transcript_files import FOLDER, PENDING, transcript_place
-from harbortrainer.runs.trial_row import TrialRow, row_of_episode
-from harbortrainer.view.folder_reader import FolderReader, JsonLine, check_folder
+from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.view.folder_reader import FolderReader, JsonLine, WithoutAnnotations, check_folder
 from harbortrainer.view.format import duration
 from harbortrainer.view.queries import IndexedRun
 from harbortrainer.view.run_config import FlatConfig, toml_config
@@ -112,7 +108,7 @@ class SummaryFile(BaseModel):
     failed_check: str | None = None
 
 
-class EmbeddedFolder:
+class EmbeddedFolder(WithoutAnnotations):
     """Reader of a run folder of the embedded engine."""
 
     required_fields = frozenset({"trial", "task", "outcome"})
@@ -172,7 +168,7 @@ class AboutFile(BaseModel):
     rules: dict[str, object] = {}
 
 
-class EvaluationFolder:
+class EvaluationFolder(WithoutAnnotations):
     """Reader of an evaluation folder. An attempt's number serves as its step, its task as its group."""
 
     required_fields = frozenset({"task", "attempt", "outcome"})
@@ -228,7 +224,6 @@ def base_of(folder: Path) -> str:
     return json_file(folder / ABOUT, AboutFile).policy.rpartition(" on ")[2]
 
 
-TRACES_FILE = re.compile(r"step_(\d+)/(train|eval)/(all|effective)/traces\.jsonl")
 LOCK = "configs/.lock"
 
 
@@ -239,23 +234,28 @@ class PrimeRLFolder:
 
     def trial_files(self, folder: Path) -> list[Path]:
         """Return the files with one line per trial."""
-        root = folder / "rollouts"
-        found = [
-            (TRACES_FILE.fullmatch(str(path.relative_to(root))), path) for path in root.glob("step_*/*/*/traces.jsonl")
-        ]
-        ours = [(match, path) for match, path in found if match and (match[2], match[3]) != ("eval", "effective")]
-        return [path for _, path in sorted(ours, key=lambda one: (one[0][3] == "effective", int(one[0][1]), one[0][2]))]
+        return prime_rl_files.episode_files(folder)
+
+    def annotation_files(self, folder: Path) -> list[Path]:
+        """Return the files with lines about trials of `trial_files`, written later than these."""
+        return prime_rl_files.annotation_files(folder)
 
     def metric_files(self, folder: Path) -> list[Path]:
         """Return the files with one line per step."""
-        return [folder / "metrics.jsonl"]
+        return prime_rl_files.metric_files(folder)
 
     def row(self, line: JsonLine, file: Path) -> TrialRow | None:
-        """Return the row of a line; None if the line has no trial. The evaluation at step N is of version N - 1."""
-        number, kind, subset = file.parts[-4].removeprefix("step_"), file.parts[-3], file.parts[-2]
-        step = int(number) if kind == "train" else max(0, int(number) - 1)
-        row = row_of_episode(line, step=step, kind=kind, trained=subset == "effective")
+        """Return the row of a line; None if the line has no trial."""
+        row = prime_rl_files.row_of_line(line, file)
         return row if row is not None and row.trial else None
+
+    def trace(self, line: JsonLine) -> str:
+        """Return the id by which annotations name a trial."""
+        return prime_rl_files.trace_of_line(line)
+
+    def annotation(self, line: JsonLine) -> TrainedTrace | None:
+        """Return the annotation in a line of `annotation_files`; None to ignore the line."""
+        return prime_rl_files.trained_trace(line)
 
     def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
         """Return a trial with its turns."""
@@ -273,7 +273,7 @@ class PrimeRLFolder:
 
     def config(self, folder: Path) -> FlatConfig:
         """Return the config of the run."""
-        files = toml_config(*sorted(folder.glob("configs/*.toml")))
+        files = toml_config(*prime_rl_files.launch_files(folder))
         with suppress(UserError):
             return {**files, **flat(redact(run_config(folder)))}
         return files
@@ -281,8 +281,8 @@ class PrimeRLFolder:
 
 def is_prime_rl(folder: Path) -> bool:
     """Return whether Prime-RL wrote this folder."""
-    traces = next(folder.glob("rollouts/step_*/*/*/traces.jsonl"), None)
-    return traces is not None or ((folder / "configs").is_dir() and (folder / "metrics.jsonl").is_file())
+    metrics = any(file.is_file() for file in prime_rl_files.metric_files(folder))
+    return prime_rl_files.has_episodes(folder) or (metrics and (folder / "configs").is_dir())
 
 
 def prime_rl_names(folder: Path) -> tuple[str, str]:
