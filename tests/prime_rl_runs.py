@@ -110,14 +110,19 @@ def arrived(episode: dict[str, Any], kind: str, step: int) -> dict[str, Any]:
 
 
 def shipped(episode: dict[str, Any], step: int) -> list[dict[str, Any]]:
-    """Return the annotations of a shipped episode, as the index of the orchestrator's annotations has them."""
-    lines = []
+    """Return the orchestrator's annotations of a shipped episode. Its traces have one branch."""
+    records = []
     for trace in episode["traces"]:
         info: dict[str, object] = {"effective": True, "ship": {"step": step, "time": 10.0}}
-        values = [value for node in trace["nodes"] for value in node.get("advantages") or []]
-        lines.append({"trace_id": trace["id"], "chunk": 0, "offset": 0})
-        lines[-1]["info"] = info | ({"advantage": values[0]} if values else {})
-    return lines
+        tokens: list[float | None] = []
+        for node in trace["nodes"]:
+            values = iter(node.get("advantages") or [])
+            tokens += [next(values, None) if sampled else None for sampled in node["mask"]]
+        known = [value for value in tokens if value is not None]
+        info |= {"advantage": sum(known) / len(known)} if known else {}
+        records.append({"version": 1, "trace_id": trace["id"], "info": info})
+        records[-1]["branches"] = [{"index": 0, "advantages": tokens}] if known else []
+    return records
 
 
 class StreamRun:
@@ -142,9 +147,15 @@ class StreamRun:
             append_lines(self.chunk(chunk), [episode])
             append_lines(self.traces / "stream.index.jsonl", [{"id": episode["id"], "chunk": chunk}])
 
-    def annotate(self, lines: Iterable[dict[str, Any]], producer: str = "orch") -> None:
-        """Append the annotations of a producer."""
-        append_lines(self.traces / f"annotations/{producer}.index.jsonl", lines)
+    def annotate(self, records: Iterable[dict[str, Any]], producer: str = "orch") -> None:
+        """Append annotations of a producer, and a line for each to their index."""
+        folder = self.traces / "annotations"
+        chunk = folder / producer / "00000.jsonl"
+        for record in records:
+            offset = chunk.stat().st_size if chunk.is_file() else 0
+            append_lines(chunk, [record])
+            line = {"trace_id": record["trace_id"], "chunk": 0, "offset": offset, "info": record["info"]}
+            append_lines(folder / f"{producer}.index.jsonl", [line])
 
 
 def converted(old: Path, new: Path, *, root: str = "monitors/file", chunks: int = 2) -> StreamRun:

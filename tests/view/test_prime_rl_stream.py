@@ -53,6 +53,13 @@ def shown(store: IndexedRun, trial: str) -> TrialDetail:
     return replace(detail, turns=[replace(turn, tokens=turn.tokens and turn.tokens(100)) for turn in detail.turns])
 
 
+def advantages(store: IndexedRun, trial: str) -> list[float | None]:
+    """Return the advantages of the tokens of a trial's first turn."""
+    detail = store.detail(trial)
+    tokens = None if detail is None else detail.turns[0].tokens
+    return [token.advantage for token in tokens(100)] if tokens else []
+
+
 def recorded(line: dict[str, Any]) -> dict[str, Any]:
     """Return an episode as verifiers writes it."""
     task = {"type": "HarborTask", "key": "k", "data": {"idx": 0, "name": "sort"}}
@@ -117,6 +124,23 @@ def test_trial_trains_when_its_annotation_arrives(old: Path, tmp_path: Path) -> 
     run.add([arrived(early, "train", 2)], chunk=1)
     store.refresh()
     assert rows(store)["g"] == ("train", 3, 1.0, True, "", 1.0)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_tokens_have_their_own_advantages(tmp_path: Path, sealed: bool) -> None:
+    old = write_step_run(tmp_path / "old", "Qwen/Qwen3-8B")
+    file = old / "rollouts/step_2/train/effective/traces.jsonl"
+    trained, other = read_lines(file)
+    trained["traces"][0]["nodes"][1]["advantages"] = [0.5, 0.25]
+    file.write_text("")
+    append_lines(file, [trained, other])
+    run = converted(old, tmp_path / "new")
+    if sealed:
+        seal(run.traces / "annotations/orch/00000.jsonl")
+    store = open_store(run.path)
+    assert rows(store)["a"][-1] == 0.375, "the mean"
+    assert advantages(open_store(old), "a") == advantages(store, "a") == [0.5, 0.25]
+    assert advantages(store, "b") == [-0.5, -0.5]
 
 
 def test_chunk_keeps_its_rows_when_it_is_sealed(old: Path, tmp_path: Path) -> None:

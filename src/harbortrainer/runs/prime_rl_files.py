@@ -11,25 +11,32 @@
   `STREAM_ROOTS`). Written from the source; not run.
 
       monitors/file/traces/stream/NNNNN.jsonl             every episode, in the order of arrival; sealed ones with .zst
-      monitors/file/traces/annotations/*.index.jsonl      what became known later about a trace: its step and advantage
+      monitors/file/traces/annotations/NAME.index.jsonl   what became known later about a trace: its step and advantage
+      monitors/file/traces/annotations/NAME/NNNNN.jsonl   the same with values per token; the index has the offset
       monitors/file/metrics.jsonl, configs/latest/resolved/NAME.json
 
 Contract: no other module knows these paths. Episode files are named by their plain path (`sealed_files.py`).
-Invariant: an episode gives the same row in both layouts, once its annotation is applied.
+Invariant: an episode gives the same row and transcript in both layouts, once its annotation is applied. Only the
+advantage of a row whose tokens have several differs: the first one per step, the mean in a stream.
 """
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
-from harbortrainer.runs.sealed_files import numbered_files
+from harbortrainer.runs.sealed_files import numbered_files, open_lines
+from harbortrainer.runs.trace_transcript import Trace, TraceNode, transcript_of
+from harbortrainer.runs.transcript import Transcript
 from harbortrainer.runs.trial_row import TrialRow, row_of_episode
 
 STEP_EPISODES = re.compile(r"step_(\d+)/(train|eval)/(all|effective)/traces\.jsonl")
 STREAM_ROOTS = ("monitors/file", ".")
 """Folders that the stream layout has used for `traces/`."""
+ANNOTATION_INDEX = ".index.jsonl"
 CONFIG_FOLDERS = ("configs/latest/resolved", "configs/resolved", "configs")
 CONFIG_TABLES = ("trainer", "orchestrator", "inference")
 """Tables of a run, each in the file `NAME.json` for the process of that name; `inference` only if `rl` starts it."""
@@ -59,7 +66,8 @@ def training_files(run: Path) -> list[Path]:
 
 def annotation_files(run: Path) -> list[Path]:
     """Return the files with one line per annotation of a trace, without its values per token."""
-    return [path for root in STREAM_ROOTS for path in sorted((run / root / "traces/annotations").glob("*.index.jsonl"))]
+    folders = [run / root / "traces/annotations" for root in STREAM_ROOTS]
+    return [path for folder in folders for path in sorted(folder.glob(f"*{ANNOTATION_INDEX}"))]
 
 
 def metric_files(run: Path) -> list[Path]:
@@ -150,6 +158,24 @@ class TrainedTrace(BaseModel):
     step: int = Field(validation_alias=AliasPath("info", "ship", "step"))
     """The step whose batch has it."""
     advantage: float = Field(0.0, validation_alias=AliasPath("info", "advantage"), allow_inf_nan=False)
+    chunk: int = 0
+    offset: int = 0
+    """Place of the annotation with values per token."""
+
+
+class _Branch(BaseModel):
+    """The values of one conversation, from its root to a leaf."""
+
+    index: int
+    """Position of the leaf among the leaves."""
+    advantages: list[float | None] = []
+    """[T] of all its tokens; None for a token that was not trained on."""
+
+
+class _TokenValues(BaseModel):
+    """The values per token in an annotation."""
+
+    branches: list[_Branch] = []
 
 
 def trained_trace(line: Mapping[str, object]) -> TrainedTrace | None:
@@ -159,3 +185,43 @@ def trained_trace(line: Mapping[str, object]) -> TrainedTrace | None:
     except ValidationError:
         return None
     return found if found.effective else None
+
+
+def transcript_of_line(run: Path, line: Mapping[str, object]) -> Transcript | None:
+    """Return the transcript of an episode's first trace, with its annotated advantages; None if it has no trace."""
+    traces = line.get("traces")
+    if not isinstance(traces, list) or not traces:
+        return None
+    trace = Trace.model_validate(traces[0])
+    for branch in _annotated_branches(run, trace.id):
+        _set_advantages(trace.nodes, branch)
+    return transcript_of(trace)
+
+
+def _annotated_branches(run: Path, trace: str) -> Iterator[_Branch]:
+    """Yield the annotated branches of a trained trace, in the order of writing. Unreadable files are left out."""
+    for index in annotation_files(run):
+        with suppress(OSError, ValueError), index.open("rb") as lines:
+            whole = [line for line in lines if trace.encode() in line and line.endswith(b"\n")]
+            for found in filter(None, map(trained_trace, map(json.loads, whole))):
+                chunk = index.with_name(index.name.removesuffix(ANNOTATION_INDEX)) / f"{found.chunk:05d}.jsonl"
+                with open_lines(chunk) as file:
+                    file.seek(found.offset)
+                    yield from _TokenValues.model_validate_json(file.readline()).branches
+
+
+def _set_advantages(nodes: Sequence[TraceNode], branch: _Branch) -> None:
+    """Set the advantages of the sampled tokens of a branch; a message without all of its values keeps its own."""
+    parents = {node.parent for node in nodes}
+    leaves = [index for index in range(len(nodes)) if index not in parents]
+    path: list[TraceNode] = []
+    at = leaves[branch.index] if branch.index < len(leaves) else None
+    while at is not None:
+        path.append(nodes[at])
+        at = nodes[at].parent
+    values = iter(branch.advantages)
+    for node in reversed(path):
+        own = [value for sampled, value in zip(node.mask, values, strict=False) if sampled]
+        known = [value for value in own if value is not None]
+        if known and len(known) == len(own) == sum(node.mask):
+            node.advantages = known

@@ -28,7 +28,6 @@ from harbortrainer.runs.folder import flat
 from harbortrainer.runs.locks import LOCK_FILE
 from harbortrainer.runs.prime_rl_files import TrainedTrace
 from harbortrainer.runs.provenance import run_config
-from harbortrainer.runs.trace_transcript import transcript_of_episode
 from harbortrainer.runs.transcript import Place
 from harbortrainer.runs.transcript_files import FOLDER, PENDING, transcript_place
 from harbortrainer.runs.trial_row import TrialRow
@@ -259,7 +258,7 @@ class PrimeRLFolder:
 
     def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
         """Return a trial with its turns."""
-        detail, transcript = TrialDetail(row, error=row.error or ""), transcript_of_episode(line)
+        detail, transcript = TrialDetail(row, error=row.error or ""), prime_rl_files.transcript_of_line(folder, line)
         if transcript is None:
             return replace(detail, transcript=NO_TRANSCRIPT)
         model, tokenizer = prime_rl_names(folder)

@@ -1,0 +1,72 @@
+"""Advantages per token of an annotation, set on the nodes of a trace."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prime_rl_runs import StreamRun, arrived, episode
+
+from harbortrainer.runs.prime_rl_files import config_files, transcript_of_line
+
+TOKENS = [[1, 2], [3, 4], [5], [6, 7], [8]]
+PARENTS = [None, 0, 1, 0, 3]
+"""Two branches, 0-1-2 and 0-3-4: their leaves are 2 and 4."""
+MASKS = [[False, False], [False, True], [True], [True, True], [False]]
+
+
+@pytest.fixture
+def line() -> dict[str, object]:
+    found = arrived(episode("a"), "train", 1)
+    nodes = [
+        {"parent": parent, "token_ids": ids, "mask": mask, "sampled": any(mask)}
+        | {"message": {"role": "assistant" if any(mask) else "user", "content": "x"}}
+        for parent, ids, mask in zip(PARENTS, TOKENS, MASKS, strict=True)
+    ]
+    found["traces"][0]["nodes"] = nodes
+    return found
+
+
+def advantages(run: StreamRun, line: dict[str, object]) -> dict[int, list[float]]:
+    transcript = transcript_of_line(run.path, line)
+    assert transcript is not None
+    return transcript.advantages
+
+
+def annotation(*branches: tuple[int, list[float | None]]) -> dict[str, object]:
+    facts = {"effective": True, "ship": {"step": 1}}
+    streams = [{"index": index, "advantages": values} for index, values in branches]
+    return {"trace_id": "id-a", "info": facts, "branches": streams}
+
+
+def test_each_branch_sets_the_tokens_of_its_path(tmp_path: Path, line: dict[str, object]) -> None:
+    run = StreamRun(tmp_path)
+    assert advantages(run, line) == {}
+    run.annotate([annotation((0, [None, None, None, 0.1, 0.2]), (1, [None, None, 0.3, 0.4, None]))])
+    assert advantages(run, line) == {3: [0.3, 0.4]}, "nodes 1 and 2 have one value each"
+    run.annotate([annotation((1, [None, None, 0.5, 0.6, None]))])
+    assert advantages(run, line) == {3: [0.5, 0.6]}, "the newest counts"
+
+
+@pytest.mark.parametrize("values", [[], [None, None, 0.3], [None, None, 0.3, None, None], [None] * 5])
+def test_message_without_all_values_has_none(
+    tmp_path: Path, line: dict[str, object], values: list[float | None]
+) -> None:
+    run = StreamRun(tmp_path)
+    run.annotate([annotation((1, values), (7, [0.1, 0.2]))])
+    assert advantages(run, line) == {}
+
+
+def test_missing_annotation_stream_is_left_out(tmp_path: Path, line: dict[str, object]) -> None:
+    run = StreamRun(tmp_path)
+    run.annotate([annotation((1, [None, None, 0.3, 0.4, None]))])
+    (run.traces / "annotations/orch/00000.jsonl").unlink()
+    assert advantages(run, line) == {}
+
+
+def test_newest_config_folder_is_used(tmp_path: Path) -> None:
+    for folder in ("configs", "configs/resolved", "configs/attempt_2/resolved"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "trainer.json").write_text(json.dumps({"folder": folder}))
+    assert config_files(tmp_path) == {"trainer": tmp_path / "configs/resolved/trainer.json"}
+    (tmp_path / "configs/latest").symlink_to("attempt_2")
+    assert config_files(tmp_path) == {"trainer": tmp_path / "configs/latest/resolved/trainer.json"}
