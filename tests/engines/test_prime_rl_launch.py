@@ -140,8 +140,10 @@ def with_newer_keys(path: Path) -> Path:
 def test_newer_checkout_gets_its_own_key_names(run_file, stand_in, tmp_path):
     words = ["--orchestrator.group-size", "4", "--max-steps", "7"]
     start(read(run_file(), words), make_newer(stand_in(PRINT_ARGUMENTS)), words)
-    argv = last_json(tmp_path / "outputs" / "r" / LOG)["argv"]
-    assert argv == ["@", str(tmp_path / "outputs" / "r" / "configs" / "harbortrainer.toml")]
+    run_dir = tmp_path / "outputs" / "r"
+    assert [path.name for path in run_dir.iterdir()] == ["configs"], "newer releases refuse other names in a new folder"
+    argv = last_json(run_dir / "configs" / LOG)["argv"]
+    assert argv == ["@", str(run_dir / "configs" / "harbortrainer.toml")]
     data = tomllib.loads(Path(argv[1]).read_text())
     assert (data["orchestrator"]["train"]["group_size"], data["max_steps"]) == (4, 7)
     assert "group_size" not in data["orchestrator"]
@@ -151,7 +153,7 @@ def test_newer_checkout_gets_the_users_own_newer_file(run_file, stand_in, tmp_pa
     path = with_newer_keys(run_file("[trainer.model.fusions]\nenabled = []\n"))
     words = ["--max-steps", "7"]
     start(read(path, words), make_newer(stand_in(PRINT_ARGUMENTS)), words)
-    assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"] == ["@", str(path), *words]
+    assert last_json(tmp_path / "outputs" / "r" / "configs" / LOG)["argv"] == ["@", str(path), *words]
 
 
 def test_pinned_checkout_gets_pinned_key_names(run_file, stand_in, tmp_path):

@@ -41,7 +41,7 @@ from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.tasks.task_store import fetch
 
 LOG = "job_rl.log"
-"""Name of the log in the run's folder; Prime-RL does not treat it as an artifact of an earlier run."""
+"""Name of the log in the run's folder; the pinned commit does not treat it as an artifact of an earlier run."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ class Attempt:
     checkpoints: Checkpoints | None
     kinds: Sequence[str]
 
+    @property
+    def log(self) -> Path:
+        """The log; newer releases accept a new run's folder with `configs/` only."""
+        return self.run.run_dir / ("" if self.checkout.release == "pin" else "configs") / LOG
+
     def label(self) -> str:
         """Return the run's label; for a SLURM job, which nobody here sees end, one that no other start has."""
         if self.watched:
@@ -94,7 +99,7 @@ class Attempt:
         )
         words = rl_command(self.checkout, self.file, [*self.options, *resume])
         check = ProcessMonitor(label, run_dir, self.episode_limit_s).check if self.watched else None
-        child = Child(words, variables, run_dir / LOG, grace_s=grace_s, check_stall=check)
+        child = Child(words, variables, self.log, grace_s=grace_s, check_stall=check)
         try:
             code = child.run()
         finally:
@@ -107,10 +112,9 @@ class Attempt:
 
     def _failure(self, child: Child, code: int) -> str:
         """Return the failure report; a failed child of `rl` takes precedence over a stall, which it may have caused."""
-        log = self.run.run_dir / LOG
         if child.stall is None or child_that_failed(child.tail) is not None:
-            return report(self.run.run_dir, child.tail, log, code)
-        return stall_report(child.stall, log, resumable=self.resumable)
+            return report(self.run.run_dir, child.tail, self.log, code)
+        return stall_report(child.stall, self.log, resumable=self.resumable)
 
 
 def environment_types(run: PrimeRun, file: str) -> list[str]:
