@@ -30,6 +30,10 @@ OWN: dict[str, dict[str, Any]] = {
     "bloom": {"n_head": 4, "n_layer": 2},
     "mamba2": {"num_heads": 8},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    # by default these have no attention, and transformers refuses that
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},  # by default all layers would be attention
     "gemma3n": {
         "laurel_rank": 8, "vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 16,

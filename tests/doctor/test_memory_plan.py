@@ -17,6 +17,7 @@ from harbortrainer.engines.local.learner.policies import LoraPolicy
 from harbortrainer.engines.local.learner.trained_policy import recompute_activations
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.sampler import Sampler
+from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
 from harbortrainer.engines.local.weight_update import update_weights
 from harbortrainer.engines.memory_count import plan_memory, saved_bytes, total_bytes
 from harbortrainer.engines.peft_internals import adapter_weights
@@ -39,7 +40,9 @@ FOUR_BILLION = Qwen3Config(
 def cache_bytes(sampler: Sampler) -> int:
     """Return the allocated size of the paged cache."""
     assert sampler._handler is not None
-    processor = sampler._handler.engine._manager.batch_processor
+    manager = sampler._handler.engine._manager
+    assert isinstance(manager, SeededManager)
+    processor = manager.batch_processor
     assert processor is not None
     return processor.cache.cache_tensor.nbytes
 
@@ -70,7 +73,7 @@ def test_planned_cache_equals_allocated(folder):
         tokens = sampler.stats()["cache_tokens"]
         cached = plan.cache(CONTEXT, CONTEXT)
         assert cached <= tokens <= cached + 2 * 16
-        assert plan.cache_per_token * tokens == pytest.approx(cache_bytes(sampler), rel=0.01)
+        assert plan.cache_bytes.per_token * tokens == pytest.approx(cache_bytes(sampler), rel=0.01)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -149,7 +152,7 @@ def test_8b_model_fits_48_gb_with_32_768_tokens(tmp_path):
     # Rank 16 for each matrix: 16 x (columns + rows). Three copies have two bytes, four are float32.
     lora = 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
     assert plan.trained == (3 * 2 + 4 * 4) * 36 * lora == 960_233_472
-    assert plan.cache_per_token == 2 * 36 * 8 * 128 * 2
+    assert plan.cache_bytes.per_token == 2 * 36 * 8 * 128 * 2
     # The input of each block, and the float32 values that the final norm saves.
     assert plan.saved_per_token == 36 * 4096 * 2 + 4 * 4096 + 4
     assert plan.learner(32_768) == 32_768 * (311_300 + plan.recomputed_per_token) + 6 * 4 * 2**24

@@ -20,7 +20,7 @@ def test_sampler_and_learner_follow_plan(folder, tmp_path):
     config = ScriptedRun(tmp_path).config
     context, seq_len = config.max_model_len, config.seq_len
     plan = plan_memory(folder, config.lora, device_type="cpu", capacity=GIB)
-    tight = plan.weights + plan.trained + plan.learner(max(seq_len, 600)) + 3 * context * plan.cache_per_token
+    tight = plan.weights + plan.trained + plan.learner(max(seq_len, 600)) + 3 * context * plan.cache_bytes.per_token
     plan = replace(plan, capacity=tight)
     sampler = start_sampler(str(folder), config, plan)
     try:

@@ -25,6 +25,8 @@ from harbortrainer.warmup.supervised import load_policy
 
 KINDS = ("qwen3", "gemma3", "mistral", "qwen3_moe")
 """One architecture per attention implementation, and one with experts."""
+SAMPLED_BY_GENERATE = ("qwen3_5", "gpt_oss", "nemotron_h")
+"""Linear attention, an attention of its own, and Mamba."""
 MAX_SHARE_OFF = 0.0005
 """Share of the weights that may differ between CPU and GPU after one step."""
 PROMPTS = [random_prompt(12, seed=1), random_prompt(40, seed=2)]
@@ -110,7 +112,11 @@ def test_stream_must_wait_before_writing():
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in KINDS else pytest.mark.long) for kind in TRAINED + TRAINED_IF_NAMED]
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in KINDS else pytest.mark.long)
+        for kind in [*TRAINED, *TRAINED_IF_NAMED, *SAMPLED_BY_GENERATE]
+    ],
 )
 def test_sampled_logprobs_match_plain_forward_pass(tmp_path, kind):
     folder = small_model(tmp_path, kind)

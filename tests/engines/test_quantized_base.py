@@ -194,7 +194,7 @@ def test_plan_matches_allocated_bytes(folder, scheme):
     # The largest layer, 64 x 128, dequantized to float32 on each side.
     assert plan.weights == total_bytes(model.parameters()) + 2 * 4 * 64 * 128
     whole = plan_memory(folder, LORA, device_type="cpu", capacity=GIB)
-    assert (plan.trained, plan.cache_per_token) == (whole.trained, whole.cache_per_token)
+    assert (plan.trained, plan.cache_bytes.per_token) == (whole.trained, whole.cache_bytes.per_token)
     assert plan.saved_per_token == pytest.approx(whole.saved_per_token, rel=0.01)
 
 

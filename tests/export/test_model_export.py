@@ -8,7 +8,15 @@ import pytest
 import torch
 from eval_folders import evaluation
 from peft import AutoPeftModelForCausalLM, PeftModel
-from trained_run import COMMIT, SECRET, TrainedRun, logprobs_of, write_prime_rl_run, write_trained_run
+from trained_run import (
+    COMMIT,
+    SECRET,
+    TrainedRun,
+    logprobs_of,
+    move_to_newer_layout,
+    write_prime_rl_run,
+    write_trained_run,
+)
 from transformers import AutoModelForCausalLM
 
 from harbortrainer.cli import main
@@ -123,8 +131,11 @@ def test_run_on_local_base_exports_whole_model(local_base_run: TrainedRun, tmp_p
     assert "license: apache-2.0\n" in card and "Its own card names the license `apache-2.0`." in card
 
 
-def test_prime_rl_weights_get_peft_names(local_base_run: TrainedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("newer", [False, True])
+def test_prime_rl_weights_get_peft_names(local_base_run: TrainedRun, tmp_path: Path, newer: bool) -> None:
     prime_rl_run, out = write_prime_rl_run(local_base_run, tmp_path), tmp_path / "out"
+    if newer:
+        move_to_newer_layout(prime_rl_run)
     assert main(["export", str(prime_rl_run), "--adapter", "--out", str(out)]) == 0
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(local_base_run.model), str(out))
     assert torch.equal(logprobs_of(loaded), local_base_run.logprobs)

@@ -88,6 +88,16 @@ def write_prime_rl_run(run: TrainedRun, root: Path) -> Path:
     return prime_rl_run
 
 
+def move_to_newer_layout(prime_rl_run: Path) -> None:
+    """Rename what newer releases of Prime-RL name otherwise: the marker of complete weights, and the configs."""
+    for marker in prime_rl_run.glob("broadcasts/step_*/STABLE"):
+        marker.rename(marker.with_name(".finished"))
+    resolved = prime_rl_run / "configs" / "latest" / "resolved"
+    resolved.mkdir(parents=True)
+    for file in prime_rl_run.glob("configs/*.json"):
+        file.rename(resolved / file.name)
+
+
 @torch.no_grad()
 def logprobs_of(model: torch.nn.Module) -> torch.Tensor:
     """Return the log-probabilities [T, V] of a model."""

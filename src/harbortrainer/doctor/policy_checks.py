@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
-    """Check that the embedded engine can sample from the model's architecture. Skipped if another engine samples."""
+    """Check that the embedded engine can sample from the model's architecture, and how. Skipped if vLLM samples."""
     run = plan.run
     if not isinstance(run, RunConfig) or run.inference.engine == "vllm":
         return
@@ -43,12 +43,18 @@ def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
     if not folders or find_spec("torch") is None:
         return
     with loading("transformers", "transformers"):
-        from harbortrainer.engines.models import load_config, require_sampling_support
+        from harbortrainer.engines.models import load_config, needs_plain_sampling, require_sampling_support
 
     try:
-        require_sampling_support(load_config(folders[0], where=key), str(name), where=key)
+        config = load_config(folders[0], where=key)
+        require_sampling_support(config, str(name), where=key)
     except UserError as error:
         yield red("model", error.what, error.do, plan.where(error.where))
+        return
+    if plan.gpus and (reason := needs_plain_sampling(config)):
+        what = f"{name} is sampled by transformers' generate, which is slow: {reason}"
+        do = 'set engine = "vllm", if vLLM serves this model'
+        yield yellow("model", what, do, plan.where("inference.engine"))
 
 
 _TABLE = "orchestrator.renderer"

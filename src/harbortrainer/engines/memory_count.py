@@ -21,9 +21,20 @@ from harbortrainer.engines.attention.packed import PACKED_ATTENTION, has_only_fu
 from harbortrainer.engines.local.learner.policies import lora_config
 from harbortrainer.engines.local.learner.trained_policy import recompute_activations
 from harbortrainer.engines.local.sampler.sampled_model import context_limit, resolve_dtype
-from harbortrainer.engines.memory_parts import ForwardPass, cache_bytes_per_token
+from harbortrainer.engines.memory_parts import (
+    PROBE_LENGTHS,
+    CacheBytes,
+    ForwardPass,
+    cache_bytes_per_token,
+    kept_bytes,
+)
 from harbortrainer.engines.memory_plan import EXTRA_VERSIONS, MemoryPlan
-from harbortrainer.engines.models import build_meta_model, load_config, require_sampling_support
+from harbortrainer.engines.models import (
+    build_meta_model,
+    load_config,
+    needs_plain_sampling,
+    require_sampling_support,
+)
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
 from harbortrainer.engines.quantized_base import largest_layer, quantize
 from harbortrainer.private_apis import PrivateApi
@@ -40,7 +51,6 @@ BOOLEAN_MASKS = 2
 """Boolean masks, one per layer type. Each layer makes a numeric copy of its own, and saves it."""
 FLOAT_BYTES = 4
 """Bytes of a float32. Gradients, AdamW's two moments and master weights are float32."""
-_PROBE_LENGTHS = 64, 192
 _COUNTED_LAYERS = 4
 _UNMASKED_ATTENTION = "sdpa without mask"
 
@@ -79,6 +89,10 @@ def plan_memory(
         recompute_activations(base)
         saved, recomputed, masked_layers = saved_bytes_per_token(base), saved // text.num_hidden_layers, 1
     full_attention = has_only_full_attention(base.config)
+    if needs_plain_sampling(base.config):
+        kept = count_plain_cache(base)
+    else:
+        kept = CacheBytes(per_token=cache_bytes_per_token(base, device_type), per_request=0)
     return MemoryPlan(
         device_type=device_type,
         capacity=capacity,
@@ -86,7 +100,7 @@ def plan_memory(
         trained=full_training_bytes(base) if lora is None else adapter_training_bytes(base),
         version=weights if lora is None else 0,
         versions=off_policy + 1 + EXTRA_VERSIONS,
-        cache_per_token=cache_bytes_per_token(base, device_type),
+        cache_bytes=kept,
         forward=ForwardPass.for_model(base, device_type),
         saved_per_token=saved,
         recomputed_per_token=recomputed,
@@ -152,8 +166,8 @@ def saved_bytes_per_token(base: PreTrainedModel) -> int:
     Args:
         base: On torch's meta device; trained weights require gradients.
     """
-    short, long = (_saved_bytes_of(base, tokens) for tokens in _PROBE_LENGTHS)
-    return -(-(long - short) // (_PROBE_LENGTHS[1] - _PROBE_LENGTHS[0]))
+    short, long = (_saved_bytes_of(base, tokens) for tokens in PROBE_LENGTHS)
+    return -(-(long - short) // (PROBE_LENGTHS[1] - PROBE_LENGTHS[0]))
 
 
 def _saved_bytes_of(base: PreTrainedModel, tokens: int) -> int:
@@ -175,18 +189,37 @@ def _saved_bytes_of(base: PreTrainedModel, tokens: int) -> int:
         decoder.register_module(name, layers)
 
 
+def count_plain_cache(base: PreTrainedModel) -> CacheBytes:
+    """Count what `generate` keeps for a request; see `memory_parts.measure_plain_cache`."""
+    decoder: nn.Module = base.get_decoder()
+
+    def kept(tokens: int) -> int:
+        with FakeTensorMode():
+            forward, _ = _on_fake_tensors(decoder, tokens, use_cache=True)
+            return kept_bytes(forward())
+
+    return CacheBytes.from_sizes({tokens: kept(tokens) for tokens in PROBE_LENGTHS})
+
+
 def _counted_bytes(decoder: nn.Module, tokens: int) -> int:
     with FakeTensorMode():
-        named = [*decoder.named_parameters(), *decoder.named_buffers()]
-        fakes = {
-            name: torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=t.requires_grad) for name, t in named
-        }
-        ids = torch.zeros(1, tokens, dtype=torch.long, device="cpu")
+        return saved_bytes(*_on_fake_tensors(decoder, tokens, use_cache=False))
 
-        def forward() -> object:
-            return functional_call(decoder, fakes, (), {"input_ids": ids, "use_cache": False})
 
-        return saved_bytes(forward, fakes.values())
+def _on_fake_tensors(
+    decoder: nn.Module, tokens: int, *, use_cache: bool
+) -> tuple[Callable[[], object], Iterable[Tensor]]:
+    """Return the decoder's forward pass over one sequence on fake tensors, and its fake weights."""
+    named = [*decoder.named_parameters(), *decoder.named_buffers()]
+    fakes = {
+        name: torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=t.requires_grad) for name, t in named
+    }
+    ids = torch.zeros(1, tokens, dtype=torch.long, device="cpu")
+
+    def forward() -> object:
+        return functional_call(decoder, fakes, (), {"input_ids": ids, "use_cache": use_cache})
+
+    return forward, fakes.values()
 
 
 def saved_bytes(forward: Callable[[], object], weights: Iterable[Tensor]) -> int:
@@ -205,8 +238,10 @@ def saved_bytes(forward: Callable[[], object], weights: Iterable[Tensor]) -> int
     return sum(storage.nbytes() for storage in saved.values())
 
 
-def _attention(config: PreTrainedConfig) -> str:
-    """Return the learner's attention for whole sequences."""
+def _attention(config: PreTrainedConfig) -> str | None:
+    """Return the learner's attention for whole sequences; None for transformers' own choice."""
+    if needs_plain_sampling(config):
+        return None
     return PACKED_ATTENTION if has_only_full_attention(config) else _UNMASKED_ATTENTION
 
 

@@ -11,7 +11,7 @@ mask columns.
 The sizes of a forward pass are formulas. Tests compare the layer part and the sampling part with torch's allocations.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from harbortrainer.engines.attention.packed import has_only_full_attention
 from harbortrainer.engines.batching_internals import SLIDING_ATTENTION, group_layers_by_attn_type
 from harbortrainer.engines.local.sampler.sampling_params import MAX_LOGITS_AT_ONCE
 from harbortrainer.engines.local.sampler.sharing_scheduler import SHARING_SCHEDULER
+from harbortrainer.engines.models import needs_plain_sampling
 from harbortrainer.errors import UserError
 
 
@@ -66,6 +67,8 @@ _CACHE_SHARE = {"cpu": 0.15, "cuda": 0.4}
 # Few on a CPU, so that decoding requests do not wait long for prefills; on a GPU enough to keep it busy.
 _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 4096}
 _MAX_MASKED_BATCH_TOKENS = 1024
+# Of all prompts that `generate` computes in one forward pass.
+_PLAIN_PROMPTS = {"cpu": 4096, "cuda": 16384}
 # A CPU cache uses the machine's memory: at most this much, or four requests of the longest length.
 _CPU_CACHE_BYTES = 128 * 2**20
 # The share of free memory for buffers that transformers counts per cached token; the rest is for its other buffers.
@@ -90,12 +93,7 @@ def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | N
         affordable = tokens = min(planned, free // per_token)
     limit = int(_PER_TOKEN_SHARE * free) // (kv_bytes_per_token(model) + _overhead_per_token(model, device_type))
     affordable, tokens = min(affordable, limit), min(tokens, limit)
-    if affordable < max_model_len:
-        needed = per_token * max_model_len / 2**30
-        raise UserError(
-            f"not enough memory for a context of {max_model_len} tokens ({needed:.1f} GiB of cache)",
-            do=f"lower max_model_len to {affordable} or less",
-        )
+    require_one_request(affordable, per_token, max_model_len)
     return ContinuousBatchingConfig(
         return_logprobs=True,
         page_size=PAGE_SIZE,
@@ -109,6 +107,101 @@ def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | N
         use_async_batching=False,
         auto_switch_to_flash=False,
     )
+
+
+def require_one_request(affordable: int, per_token: int, max_model_len: int) -> None:
+    """Raise `UserError` if the cache of one request of `max_model_len` tokens does not fit."""
+    if affordable < max_model_len:
+        needed = per_token * max_model_len / 2**30
+        raise UserError(
+            f"not enough memory for a context of {max_model_len} tokens ({needed:.1f} GiB of cache)",
+            do=f"lower max_model_len to {affordable} or less",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheBytes:
+    """Bytes that the sampler keeps for a request: for each token, and once, such as the state of linear attention."""
+
+    per_token: int
+    per_request: int
+
+    def token(self, context: int) -> int:
+        """Return the bytes of a token of a request of `context` tokens, with its share of the request's."""
+        return max(1, self.per_token - (-self.per_request // context))
+
+    @classmethod
+    def from_sizes(cls, sizes: dict[int, int]) -> "CacheBytes":
+        """Compute it from the bytes of two lengths. Windows are shorter in truth, so this is an upper bound."""
+        (short, first), (long, second) = sorted(sizes.items())
+        per_token = -(-(second - first) // (long - short))
+        return cls(per_token=per_token, per_request=max(0, first - short * per_token))
+
+
+PROBE_LENGTHS = 64, 192
+"""Lengths at which a forward pass is tried to count its bytes per token."""
+
+
+@torch.inference_mode()
+def measure_plain_cache(model: PreTrainedModel) -> CacheBytes:
+    """Measure what `generate` keeps, with a forward pass of each of `PROBE_LENGTHS`."""
+    sizes = {}
+    for tokens in PROBE_LENGTHS:
+        ids = torch.zeros(1, tokens, dtype=torch.long, device=model.device)
+        sizes[tokens] = kept_bytes(model(input_ids=ids, use_cache=True, logits_to_keep=1))
+    return CacheBytes.from_sizes(sizes)
+
+
+def kept_bytes(output: object) -> int:
+    """Return the bytes of the cache in a model's output, each storage once."""
+    cache = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
+    storages = {id(t.untyped_storage()): t.untyped_storage() for t in _tensors(getattr(cache, "layers", []))}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif type(value).__module__.startswith("transformers."):
+        yield from _tensors(vars(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainLimits:
+    """The largest batch of `generate`. A request alone always fits."""
+
+    cache: CacheBytes
+    cache_bytes: int
+    prompt_tokens: int
+    """Of all prompts with their padding; they are computed in one forward pass."""
+
+    @classmethod
+    def for_model(cls, model: PreTrainedModel, max_model_len: int, planned: int | None = None) -> "PlainLimits":
+        """Choose them for this model on this machine; arguments and errors as in `batching_config`."""
+        cache, device_type, free = measure_plain_cache(model), model.device.type, free_bytes(model.device)
+        per_token = cache.token(max_model_len)
+        affordable, tokens = cache_tokens(free, device_type, per_token, max_model_len)
+        if planned is not None:
+            affordable = tokens = min(planned, free // per_token)
+        require_one_request(affordable, per_token, max_model_len)
+        return cls(cache=cache, cache_bytes=tokens * per_token, prompt_tokens=_PLAIN_PROMPTS.get(device_type, 4096))
+
+    def fits(self, requests: int, prompt: int, total: int) -> bool:
+        """Whether a batch fits.
+
+        Args:
+            requests: Their number.
+            prompt: Tokens of the longest prompt.
+            total: Tokens of the longest request at its end.
+        """
+        needed = requests * (self.cache.per_request + total * self.cache.per_token)
+        in_memory = needed <= self.cache_bytes and requests * prompt <= self.prompt_tokens
+        return requests == 1 or (in_memory and requests <= MAX_REQUESTS)
 
 
 def cache_tokens(free: int, device_type: str, per_token: int, max_model_len: int) -> tuple[int, int]:
@@ -168,13 +261,13 @@ def batch_tokens(config: PreTrainedConfig, device_type: str) -> int:
 
 
 def kv_heads(config: PreTrainedConfig) -> int:
-    """Return the number of key/value heads."""
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    """Return the number of key/value heads; the largest if layers differ."""
+    return _config_number(config, "num_key_value_heads", "num_attention_heads")
 
 
 def head_dim(config: PreTrainedConfig) -> int:
-    """Return the dimension of a head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Return the dimension of a head; the largest if layers differ."""
+    return _config_number(config, "head_dim") or config.hidden_size // _config_number(config, "num_attention_heads")
 
 
 _FLOAT = 4
@@ -192,35 +285,38 @@ class ForwardPass:
         layer: Activations within a layer.
         logits: Logits of all requests.
         sampling: Temporaries of the sampling step.
-        mask_per_past_token: Mask column of a token in a request's past; 0 if the cache counts it.
+        per_past_token: Bytes of a token in a request's past: its mask column, unless the cache counts it. With
+            `generate`, all its activations: a prompt is computed in one forward pass.
         cache_per_token: Padded copy of a cached token that a layer reads; 0 if the cache counts it.
     """
 
     layer: int
     logits: int
     sampling: int
-    mask_per_past_token: int
+    per_past_token: int
     cache_per_token: int
 
     @classmethod
     def for_model(cls, model: PreTrainedModel, device_type: str) -> "ForwardPass":
         """Count it for a model on any device, to run on "cpu" or "cuda"."""
         config, size = model.config.get_text_config(), model.dtype.itemsize
-        tokens, full_attention = batch_tokens(model.config, device_type), has_only_full_attention(model.config)
+        is_plain, full_attention = bool(needs_plain_sampling(model.config)), has_only_full_attention(model.config)
+        tokens = _PLAIN_PROMPTS.get(device_type, 4096) if is_plain else batch_tokens(model.config, device_type)
         logits = MAX_REQUESTS * config.vocab_size
-        read = kv_bytes_per_token(model) // config.num_hidden_layers if full_attention else 0
+        read = kv_bytes_per_token(model) // config.num_hidden_layers if full_attention and not is_plain else 0
+        layer_per_token = _peak_width(config) * size + 2 * config.hidden_size * _FLOAT
         return cls(
-            layer=tokens * (_peak_width(config) * size + 2 * config.hidden_size * _FLOAT),
+            layer=tokens * layer_per_token,
             logits=logits * (size + (_FLOAT if size < _FLOAT else 0)),
             sampling=min(MAX_LOGITS_AT_ONCE, logits) * _SAMPLING_BYTES,
-            mask_per_past_token=tokens * size if full_attention else 0,
+            per_past_token=layer_per_token if is_plain else tokens * size if full_attention else 0,
             cache_per_token=2 * read,
         )
 
     def total(self, context: int, cached: int) -> int:
         """Return all bytes, for requests of at most `context` tokens and `cached` tokens in the cache."""
         fixed = self.layer + self.logits + self.sampling
-        return fixed + context * self.mask_per_past_token + cached * self.cache_per_token
+        return fixed + context * self.per_past_token + cached * self.cache_per_token
 
 
 def _peak_width(config: PreTrainedConfig) -> int:
@@ -230,15 +326,22 @@ def _peak_width(config: PreTrainedConfig) -> int:
     and the attention's output. The other is the feed-forward layer's two halves and their product, for each expert that
     the token is routed to, with the router's scores.
     """
-    attention = (3 * config.num_attention_heads + 4 * kv_heads(config)) * head_dim(config)
+    heads = _config_number(config, "num_attention_heads")
+    attention = (3 * heads + 4 * kv_heads(config)) * head_dim(config) if heads else 0
     inner = _config_number(config, "intermediate_size") or 4 * config.hidden_size
     expert = 3 * (_config_number(config, "moe_intermediate_size") or inner) + 2 * config.hidden_size
     router = 2 * _config_number(config, "num_experts", "num_local_experts")
     largest = max(attention, 3 * inner, _config_number(config, "num_experts_per_tok") * (expert + router))
-    return 2 * config.hidden_size + 2 * head_dim(config) + _TOKEN_INDICES + largest
+    position = 2 * head_dim(config) if heads else 0
+    return 2 * config.hidden_size + position + _TOKEN_INDICES + largest
 
 
 def _config_number(config: PreTrainedConfig, *names: str) -> int:
-    """Return the config's value of the first of these keys that is set; the largest of a list, 0 if none is set."""
-    value = next((number for name in names if (number := getattr(config, name, None))), 0)
-    return max(value) if isinstance(value, list) else value
+    """Return the config's value of the first of these keys that is set; the largest of several, 0 if none is set."""
+    for name in names:
+        differs = name in (config.per_layer_attributes or ())
+        layers = [config.per_layer_config[i] for i in range(config.num_hidden_layers)] if differs else [config]
+        values = [getattr(layer, name, None) or 0 for layer in layers]
+        if found := max(max(value) if isinstance(value, list) else value for value in values):
+            return found
+    return 0

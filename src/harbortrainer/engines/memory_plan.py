@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harbortrainer.engines.engine_choice import LORA_ADVICE
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH
 from harbortrainer.engines.local.learner.trained_policy import CHUNK_ELEMENTS
-from harbortrainer.engines.memory_parts import ForwardPass, cache_tokens
+from harbortrainer.engines.memory_parts import CacheBytes, ForwardPass, cache_tokens
 from harbortrainer.errors import UserError
 
 LOGITS_COPIES = 6
@@ -40,8 +40,8 @@ class MemoryPlan:
     """One policy version; the learner keeps several in the machine's memory. 0 for a LoRA's."""
     versions: int
     """Number of policy versions that the learner keeps."""
-    cache_per_token: int
-    """Keys and values of a cached token, and its mask columns if there are masks."""
+    cache_bytes: CacheBytes
+    """Keys and values of a cached token, with its mask columns if there are masks; and the state of a request."""
     forward: ForwardPass
     """The sampler's largest forward pass."""
     saved_per_token: int
@@ -72,10 +72,10 @@ class MemoryPlan:
         return tokens if tokens >= context else 0
 
     def _cache(self, context: int, micro_batch: int) -> int:
-        free = max(0, self.capacity - self.weights)
+        free, per_token = max(0, self.capacity - self.weights), self.cache_bytes.token(context)
         others = self.trained + self.kept_versions + self.learner(micro_batch) + self.forward.total(context, 0)
-        remaining = max(0, free - others) // (self.cache_per_token + self.forward.cache_per_token)
-        affordable, tokens = cache_tokens(free, self.device_type, self.cache_per_token, context)
+        remaining = max(0, free - others) // (per_token + self.forward.cache_per_token)
+        affordable, tokens = cache_tokens(free, self.device_type, per_token, context)
         return min(affordable, tokens, remaining)
 
     @property
@@ -96,7 +96,8 @@ class MemoryPlan:
             "model twice" if self.version else "model": self.weights,
             "gradient and optimizer" if self.version else "adapter and optimizer": self.trained,
             **({f"{self.versions} versions": self.kept_versions} if self.kept_versions else {}),
-            f"cache for {cached // context} trials of {context} tokens at once": cached * self.cache_per_token,
+            f"cache for {cached // context} trials of {context} tokens at once": cached
+            * self.cache_bytes.token(context),
             "sampler's forward pass": self.forward.total(context, cached),
             f"learner's {tokens} tokens at once, seq_len {seq_len}": self.learner(tokens),
         }

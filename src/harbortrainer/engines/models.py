@@ -3,8 +3,9 @@
 Contract:
     - A model that cannot be loaded, or that lacks tokens of its tokenizer, raises a one-line `UserError`.
     - `share_weights` makes a second model without copying the weights.
-    - `require_sampling_support` reads the config alone, before any weight is loaded. transformers' continuous batching
-      caches keys and values and no other state, and replaces the model's attention through transformers' registry.
+    - `require_sampling_support` and `needs_plain_sampling` read the config alone, before any weight is loaded.
+    - transformers' continuous batching caches keys and values and no other state, and replaces the model's attention
+      through transformers' registry. `generate` samples every causal language model.
 """
 
 import copy
@@ -70,7 +71,7 @@ def load_model(
 
 
 def build_meta_model(
-    model: str | Path, dtype: torch.dtype, *, where: str, attention: Callable[[PreTrainedConfig], str]
+    model: str | Path, dtype: torch.dtype, *, where: str, attention: Callable[[PreTrainedConfig], str | None]
 ) -> PreTrainedModel:
     """Build a causal language model on torch's meta device from its config: shapes and names without weights.
 
@@ -179,7 +180,8 @@ def require_sampling_support(config: PreTrainedConfig, model: str, *, where: str
     Raises:
         UserError: It is not supported; with the reason and the alternatives.
     """
-    if reason := _unsupported_reason(config):
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        reason = f"transformers has no causal language model of type {config.model_type}"
         raise unsupported_model(model, reason, where=where)
 
 
@@ -188,17 +190,16 @@ def unsupported_model(model: str, reason: str, *, where: str = "") -> UserError:
     return UserError(f"the embedded engine cannot sample from {model}: {reason}", where=where, do=_ALTERNATIVES)
 
 
-def _unsupported_reason(config: PreTrainedConfig) -> str:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return f"transformers has no causal language model of type {config.model_type}"
+def needs_plain_sampling(config: PreTrainedConfig) -> str:
+    """Return why continuous batching cannot sample from this architecture; empty if it can."""
     found = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     name, text = found.__name__, config.get_text_config()
     if layers := set(getattr(text, "layer_types", None) or ()) - _SUPPORTED_LAYERS:
-        return f"{name} has layers of type {', '.join(sorted(layers))}; only full and sliding attention are supported"
+        return f"{name} has layers of type {', '.join(sorted(layers))}, and not only full and sliding attention"
     if different := text.per_layer_attributes:
-        return f"{name} has layers that differ in {', '.join(sorted(different))}, which is not supported"
+        return f"{name} has layers that differ in {', '.join(sorted(different))}"
     if getattr(text, "qk_nope_head_dim", 0) and text.qk_nope_head_dim + text.qk_rope_head_dim != text.v_head_dim:
-        return f"{name} has values and keys of different widths, which is not supported"
+        return f"{name} has values and keys of different widths"
     if found._is_stateful:
         return f"{name} keeps state other than keys and values"
     if not (found._supports_sdpa and found._supports_attention_backend):

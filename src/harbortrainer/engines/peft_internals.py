@@ -3,6 +3,7 @@
 Written for peft `WRITTEN_FOR`. `PRIVATE_APIS` lists what is used and is checked on import.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[Peft
         The model as peft wraps it, and the dropouts on the LoRA's input (none if the config's dropout is 0).
 
     Raises:
-        UserError: peft would adapt the model's stacked experts instead of the named linear layers.
+        UserError: peft would adapt the model's stacked experts instead of the named linear layers, or cannot adapt one.
     """
     with warnings.catch_warnings():
         # peft uses a deprecated name of transformers.
@@ -57,9 +58,13 @@ def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[Peft
         try:
             model = get_peft_model(base, config)
         except ValueError as error:
-            if "fused" not in str(error):
+            if "fused" in str(error):  # only one of two layers that it would fuse was named
+                raise _stacked_experts_error() from error
+            if "Incompatible modules" not in str(error):
                 raise
-            raise _stacked_experts_error() from error  # only one of two layers that it would fuse was named
+            names = ", ".join(re.findall(r"'(\w+)'", str(error).partition("Incompatible modules")[2].partition("}")[0]))
+            what = f"peft cannot adapt these layers of {base.config.model_type}: {names}"
+            raise UserError(what, where="trainer.model.lora.target_modules", do="leave them out") from error
     if config.target_parameters:
         raise _stacked_experts_error()
     assert isinstance(model, PeftModel)

@@ -138,12 +138,18 @@ def select_evenly(sequences: Sequence[SampledSequence]) -> Sequence[SampledSeque
 
 
 @torch.no_grad()
-def rescore(model: PreTrainedModel, chosen: Sequence[SampledSequence]) -> list[Rescored]:
-    """Rescore whole sequences, several per forward pass; the cache is neither read nor written."""
+def rescore(model: PreTrainedModel, chosen: Sequence[SampledSequence], *, one_by_one: bool = False) -> list[Rescored]:
+    """Rescore whole sequences; the cache is neither read nor written.
+
+    Args:
+        model: The sampled model.
+        chosen: The sequences.
+        one_by_one: Whether each gets a forward pass of its own, because the model would mix sequences in one row.
+    """
     limit = _MAX_LOGITS // model.config.get_text_config().vocab_size
-    return [
-        scored for batch in _split_passes(chosen) for scored in _score_pass(model, [s.subsample(limit) for s in batch])
-    ]
+    passes = [[sequence] for sequence in chosen] if one_by_one else _split_passes(chosen)
+    kept = [[sequence.subsample(limit) for sequence in batch] for batch in passes]
+    return [scored for batch in kept for scored in _score_pass(model, batch, one_by_one=one_by_one)]
 
 
 def _split_passes(chosen: Sequence[SampledSequence]) -> list[list[SampledSequence]]:
@@ -158,7 +164,7 @@ def _split_passes(chosen: Sequence[SampledSequence]) -> list[list[SampledSequenc
     return passes
 
 
-def _score_pass(model: PreTrainedModel, batch: Sequence[SampledSequence]) -> list[Rescored]:
+def _score_pass(model: PreTrainedModel, batch: Sequence[SampledSequence], *, one_by_one: bool) -> list[Rescored]:
     """Rescore sequences in one forward pass, concatenated in one row."""
     lengths = [len(s.token_ids) for s in batch]
     begins = [0, *accumulate(lengths)][:-1]
@@ -171,13 +177,8 @@ def _score_pass(model: PreTrainedModel, batch: Sequence[SampledSequence]) -> lis
             [s.temperature for s in batch for _ in s.positions],
         )
     )
-    logits = model(
-        input_ids=ids[None],
-        position_ids=positions[None],
-        use_cache=False,
-        logits_to_keep=sampled - 1,
-        ragged_plan=whole_sequences(lengths),
-    ).logits[0]
+    in_a_row = {} if one_by_one else {"position_ids": positions[None], "ragged_plan": whole_sequences(lengths)}
+    logits = model(input_ids=ids[None], use_cache=False, logits_to_keep=sampled - 1, **in_a_row).logits[0]
     recomputed = iter(_logprobs(logits, ids[sampled], temperatures))
     return [
         Rescored(

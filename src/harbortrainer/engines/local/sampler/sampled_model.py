@@ -29,7 +29,7 @@ from harbortrainer.config.runfile import Quantization
 from harbortrainer.engines import models
 from harbortrainer.engines.attention.packed import has_only_full_attention
 from harbortrainer.engines.attention.paged import RAGGED_ATTENTION
-from harbortrainer.engines.models import require_sampling_support
+from harbortrainer.engines.models import needs_plain_sampling, require_sampling_support
 from harbortrainer.engines.peft_internals import inject_for_sampling
 from harbortrainer.engines.quantized_base import quantize
 from harbortrainer.errors import UserError
@@ -95,8 +95,13 @@ def eos_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fr
     return frozenset(i for i in [*ids, tokenizer.eos_token_id] if isinstance(i, int) and i >= 0)
 
 
-def attention_for(config: PreTrainedConfig) -> str:
-    """Return our ragged attention if every layer has full causal attention, else torch's SDPA with a mask."""
+def attention_for(config: PreTrainedConfig) -> str | None:
+    """Return our ragged attention if every layer has full causal attention, else torch's SDPA with a mask.
+
+    None, transformers' own choice, for a model that continuous batching cannot sample.
+    """
+    if needs_plain_sampling(config):
+        return None
     return RAGGED_ATTENTION if has_only_full_attention(config) else "sdpa"
 
 

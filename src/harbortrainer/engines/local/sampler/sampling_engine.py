@@ -1,6 +1,7 @@
 """The sampling engine: requests in, completions out, with weight updates in between.
 
-Contract: it runs on one event loop (the server's), and transformers' engine thread computes. A request ends with a
+Contract: it runs on one event loop (the server's), and an engine thread computes: transformers' continuous batching, or
+`generate` for models that it cannot sample. A request ends with a
 `Completion` or an `EngineFailedError`; none hangs if the engine thread dies. One policy version samples a completion.
 """
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from harbortrainer.engines.batching_internals import GenerationOutput
 from harbortrainer.engines.local.sampler.completion_log import Completion, CompletionLog
 from harbortrainer.engines.local.sampler.continuous_batching import SeededManager
+from harbortrainer.engines.local.sampler.plain_batching import PlainManager, PlainOutput
 from harbortrainer.engines.local.sampler.rescoring import (
     RecentSamples,
     Rescored,
@@ -26,6 +28,7 @@ from harbortrainer.engines.local.sampler.rescoring import (
 )
 from harbortrainer.engines.local.sampler.sampling_params import PolicyVersion, SamplingJob, SamplingParams
 from harbortrainer.engines.memory_parts import batching_config
+from harbortrainer.engines.models import needs_plain_sampling
 from harbortrainer.engines.peft_internals import use_adapter
 
 _SELF_CHECK_TOKENS = 64
@@ -118,13 +121,18 @@ class SamplingEngine:
     def __post_init__(self) -> None:
         self.gate = Gate()
         self._previous = self.policy
-        self._pending: dict[str, asyncio.Future[GenerationOutput]] = {}
+        self._pending: dict[str, asyncio.Future[GenerationOutput | PlainOutput]] = {}
         self._running: dict[str, PolicyVersion] = {}
         # Policies of requests cancelled since the last weight update: a forward pass may still include those requests.
         self._cancelled: set[PolicyVersion] = set()
         self._update_lock = asyncio.Lock()
         self._recent = RecentSamples()
-        self._manager = SeededManager(self.model, batching_config(self.model, self.max_model_len, self.cache_tokens))
+        self._manager: SeededManager | PlainManager
+        if needs_plain_sampling(self.model.config):
+            self._manager = PlainManager(self.model, self.max_model_len, self.cache_tokens)
+        else:
+            config = batching_config(self.model, self.max_model_len, self.cache_tokens)
+            self._manager = SeededManager(self.model, config)
 
     def start(self) -> None:
         """Allocate the cache and start the engine thread; raises what the allocation raises."""
@@ -135,7 +143,7 @@ class SamplingEngine:
 
     async def stop(self) -> None:
         """End the engine thread; requests that still run fail."""
-        await asyncio.to_thread(self._manager.stop, timeout=30, hard_stop=True)
+        await asyncio.to_thread(lambda: self._manager.stop(timeout=30, hard_stop=True))
         self._fail_pending()
 
     @property
@@ -219,9 +227,9 @@ class SamplingEngine:
 
     def _rescore_by(self, policy: PolicyVersion, chosen: Sequence[SampledSequence]) -> list[Rescored]:
         with use_adapter(policy.adapter):
-            return rescore(self.model, chosen)
+            return rescore(self.model, chosen, one_by_one=isinstance(self._manager, PlainManager))
 
-    async def _submit(self, job: SamplingJob, policy: PolicyVersion) -> GenerationOutput:
+    async def _submit(self, job: SamplingJob, policy: PolicyVersion) -> GenerationOutput | PlainOutput:
         self._raise_failure()
         future = self._pending[job.request_id] = asyncio.get_running_loop().create_future()
         self._running[job.request_id] = policy
