@@ -217,7 +217,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="worker processes, 1 to 4")
     parser.add_argument("--waves", type=int, default=2, help="trials that follow one another, for each in flight")
     parser.add_argument(
-        "--turns", type=int, default=15, help="answers of a trial, at least 2: Terminus-2 confirms its end"
+        "--turns",
+        type=int,
+        default=15,
+        help="answers of a trial, at least 3: a command, and an end that Terminus-2 has confirmed",
     )
     parser.add_argument("--answer", type=float, nargs=2, default=[1.0, 3.0], help="seconds of an answer, from and to")
     parser.add_argument("--cap", type=int, help="n_parallel_envs; by default no cap")
@@ -225,8 +228,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fault-seconds", type=float, default=120.0, help="how long the faults last")
     parser.add_argument("--patience", type=float, default=1800.0, help="seconds before an episode counts as unanswered")
     args = parser.parse_args()
-    if args.turns < 2:
-        parser.error("--turns is at least 2")
+    if args.turns < 3:
+        parser.error("--turns is at least 3")
     return args
 
 

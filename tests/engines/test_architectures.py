@@ -26,15 +26,17 @@ TABLE = {
     for label, kinds in re.findall(r"^\| ([^|]+) \| `([a-z0-9_, ]+)` \|$", PAGE, re.MULTILINE)
     if label.startswith(("continuous batching", "`generate`", "refused"))
 }
-TRAINED, TRAINED_IF_NAMED, PLAIN, PLAIN_IF_NAMED, FAILS_SELF_CHECK = TABLE.values()
+TRAINED, TRAINED_IF_NAMED, PLAIN, PLAIN_IF_NAMED, FLOAT32_ONLY, FAILS_SELF_CHECK = TABLE.values()
 ALWAYS_TESTED = {"llama", "qwen2", "qwen3_moe", "mistral", "gemma3", "phi3", "smollm3", "olmo3", "glm4", "qwen3_5"}
 """Architectures tested in every run."""
+SLOW = {"kimi_linear"}
+"""Three steps take five minutes, because transformers computes it token by token without its kernel."""
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 FUSED, MAMBA = ["query_key_value", "dense"], ["in_proj"]
-LAYERS = dict.fromkeys(TRAINED_IF_NAMED + PLAIN_IF_NAMED, ATTENTION) | {
+LAYERS = dict.fromkeys([*TRAINED_IF_NAMED, *PLAIN_IF_NAMED], ATTENTION) | {
     "gpt2": ["lm_head"],
     **dict.fromkeys(["gpt_neox", "bloom", "falcon"], FUSED),
-    **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "granitemoehybrid"], MAMBA),
+    **dict.fromkeys([*FLOAT32_ONLY, "granitemoehybrid"], MAMBA),
 }
 """`target_modules` of architectures that do not train with the default."""
 
@@ -61,7 +63,7 @@ def samples_match_forward_pass(folder: Path) -> bool:
     "kind",
     [
         pytest.param(kind, marks=() if kind in ALWAYS_TESTED else pytest.mark.long)
-        for kind in [*TRAINED, *PLAIN, *PLAIN_IF_NAMED]
+        for kind in [*TRAINED, *PLAIN, *PLAIN_IF_NAMED, *FLOAT32_ONLY]
     ],
 )
 def test_sampled_logprobs_match_plain_forward_pass(tmp_path, kind):
@@ -87,9 +89,15 @@ def test_trains_with_named_target_modules(tmp_path, kind):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=() if kind in ALWAYS_TESTED else pytest.mark.long) for kind in [*PLAIN, *PLAIN_IF_NAMED]],
+    [
+        pytest.param(kind, marks=() if kind in ALWAYS_TESTED else pytest.mark.long)
+        for kind in [*PLAIN, *PLAIN_IF_NAMED, *FLOAT32_ONLY]
+        if kind not in SLOW
+    ],
 )
 def test_trains_what_generate_samples(tmp_path, kind, dtype):
+    if kind in FLOAT32_ONLY and dtype != "float32":
+        pytest.skip("transformers' own Mamba mixes number formats in bfloat16")
     lora = LoraSettings(rank=4, alpha=8)
     if kind in LAYERS:
         lora = lora.model_copy(update={"target_modules": LAYERS[kind]})
