@@ -12,7 +12,7 @@ import pytest
 
 from harbortrainer.engines.cleanup import end_processes, processes_of
 from harbortrainer.engines.prime_rl import stall_detector
-from harbortrainer.engines.prime_rl.process_monitor import SPAWNED, ProcessMonitor, exit_status
+from harbortrainer.engines.prime_rl.process_monitor import IN_FLIGHT, SPAWNED, ProcessMonitor, exit_status
 from harbortrainer.engines.prime_rl.stall_detector import WORKER_MISSING_TIMEOUT_S, Snapshot, StallDetector
 from harbortrainer.runs.label import RUN_VARIABLE
 
@@ -186,6 +186,19 @@ def cmdline(process: psutil.Process) -> list[str]:
 
 STREAM = "monitors/file/traces/stream"
 LAYOUTS = ["rollouts/step_1/train/all/traces.jsonl", f"{STREAM}.index.jsonl", f"{STREAM}/00000.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("12:00 INFO Train batch 3/8 (2%); 9 inflight episodes (train=7, eval=2)", "Train batch 3/8 (2%); 9 inflight"),
+        ("12:00 INFO Step 4 | 9 inflight episodes (train=7, eval=2 | a=7, b=2) | queue 3", "9 inflight"),
+        ("12:00 INFO heldout 3/20; 9 inflight episodes (cap 16, signal 0.5)", None),
+    ],
+)
+def test_status_line(line: str, shown: str | None) -> None:
+    found = IN_FLIGHT.search(line)
+    assert (found and found[0].partition(" episodes")[0], found and found["count"]) == (shown, shown and "9")
 
 
 @pytest.mark.parametrize("episodes", LAYOUTS)

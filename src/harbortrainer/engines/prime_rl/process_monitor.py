@@ -20,8 +20,8 @@ from harbortrainer.engines.prime_rl.stall_detector import Snapshot, Stall, Stall
 from harbortrainer.runs.prime_rl_files import growing_files
 
 ORCHESTRATOR_LOG = "orchestrator.log"
-IN_FLIGHT = re.compile(r"Train batch .*?(?P<count>\d+) inflight episodes \([^)]*\)")
-"""The orchestrator's status line, written every `log.interval` seconds."""
+IN_FLIGHT = re.compile(r"(Train batch .*?)?(?P<count>\d+) inflight episodes \(train=[^)]*\)")
+"""The orchestrator's status line, written every `log.interval` seconds. Newer releases may not name the batch first."""
 
 SPAWNED = "spawn_main"
 """In the command line of a process that multiprocessing spawned, and of what it forks; not of the resource tracker."""
