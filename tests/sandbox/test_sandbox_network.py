@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,11 +126,14 @@ async def test_slirp4netns_is_confined_and_ends_with_sandbox(make_sandbox):
 
 
 @needs_slirp4netns
-async def test_killed_slirp4netns_is_sandbox_error(make_sandbox):
+@pytest.mark.parametrize("busy_s", [0, 1])
+async def test_killed_slirp4netns_is_sandbox_error(make_sandbox, busy_s):
+    """The event loop may be busy until the sandbox has ended, so that its last message is still unread."""
     before = slirp_processes()
     sandbox = await make_sandbox(network=PUBLIC)
     (pid,) = slirp_processes() - before
     os.kill(pid, signal.SIGKILL)
+    time.sleep(busy_s)  # noqa: ASYNC251 (it must block the loop)
     with pytest.raises(SandboxDiedError, match="slirp4netns, which connects the sandbox's network, has ended"):
         await sandbox.exec("sleep 20")
 

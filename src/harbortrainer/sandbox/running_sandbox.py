@@ -243,6 +243,8 @@ class RunningSandbox:
                     raise SandboxError(f"the sandbox took no request for {_SEND_TIMEOUT_S:.0f} s") from error
                 await asyncio.sleep(0.005)
             except OSError as error:
+                if not self._gone.done():
+                    self._readable()  # the reason may be unread
                 self._check_alive()
                 raise SandboxDiedError(f"cannot reach the sandbox: {error}") from error
             else:
