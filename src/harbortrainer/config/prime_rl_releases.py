@@ -1,4 +1,4 @@
-"""Run files of newer Prime-RL releases: their keys in place of those of the pinned commit, and back.
+"""Translation of run files between the key names of the pinned Prime-RL and those of newer releases.
 
 Contract: every other module knows the pinned keys only. `to_pinned` and `to_newer` keep the meaning of a file: where
 the two releases have different defaults, the result sets the value. What has no equal is refused, or named in a note.
@@ -17,9 +17,11 @@ type Release = Literal["pin", "v0.9"]
 
 TRAIN, EVAL = "orchestrator.train", "orchestrator.eval"
 CONSTANT = "orchestrator.constant_trainer_batch_size"
-RENAMED = {
+MOVED = {
     "orchestrator.train.algo": "orchestrator.algo",
     "orchestrator.train.group_size": "orchestrator.group_size",
+}
+RENAMED = MOVED | {
     "orchestrator.train.source.sampler": "orchestrator.train.source.curriculum.sampler",
     "orchestrator.eval.select.limit": "orchestrator.eval.num_examples",
     "orchestrator.eval.source.select.limit": "orchestrator.eval.source.num_examples",
@@ -122,7 +124,7 @@ def _sources(data: TomlTable, group: str) -> list[TomlTable]:
 
 
 def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
-    """Translate the tables of a newer file to the pinned keys.
+    """Translate tables with the key names of newer releases to the pinned ones.
 
     Args:
         data: The tables; they are not changed.
@@ -136,15 +138,15 @@ def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
     """
     for key, do in OLDER.items():
         for where in _where(data, key):
-            what = "the file's other keys are those of a newer Prime-RL, which has no such key"
+            what = "this key is of the pinned Prime-RL, but other keys of the file are of a newer release"
             raise UserError(what, where=f"{file}: {where}", do=do)
     tables = _Tables(deepcopy(data), file)
     for group in (TRAIN, EVAL):
         tables.spread(group)
     constant = tables.take(CONSTANT)
-    for key in ("orchestrator.train.algo", "orchestrator.train.group_size"):
-        if (value := tables.take(key)) is not None:
-            tables.put(RENAMED[key], value)
+    for new, old in MOVED.items():
+        if (value := tables.take(new)) is not None:
+            tables.put(old, value)
     for number, source in enumerate(_sources(tables.data, TRAIN)):
         at = f"{TRAIN}.source[{number}]"
         tables.read_select(source, at, limit=False)
@@ -158,7 +160,7 @@ def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
 
 
 def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
-    """Translate the tables of a file with pinned keys to those of newer releases.
+    """Translate tables with pinned key names to the key names of newer releases.
 
     Args:
         data: The tables; they are not changed.
@@ -172,7 +174,7 @@ def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
     """
     tables = _Tables(deepcopy(data), file)
     tables.write_gates()
-    for new, old in list(RENAMED.items())[:2]:
+    for new, old in MOVED.items():
         if (value := tables.take(old)) is not None:
             tables.put(new, value)
     for holder, at in ((tables.table(EVAL), EVAL), *((one, f"{EVAL}.source") for one in _sources(tables.data, EVAL))):

@@ -179,7 +179,7 @@ def prime_run(raw: RawRun, *, release: Release = "pin", resume: bool = False, dr
     if release == "pin":
         errors = [*raw.untranslated, *key_errors(raw.data, raw.file), *pin_errors(raw.data, raw.file), *errors]
     elif raw.release == "pin":
-        to_newer(raw.data, raw.file)
+        to_newer(raw.data, raw.file)  # raises for a key without an equal
     lifted = [(top, raw.get(key)) for key, top in SHARED.items() if top in LIFTED and raw.get(key) is not None]
     run = None
     try:

@@ -79,7 +79,7 @@ def pinned(checkout: Checkout) -> Finding:
         return green("Prime-RL", f"at commit {PIN[:9]}")
     at = f"at {f'commit {commit[:9]}' if commit else 'an unknown commit'}, expected {PIN[:9]}"
     if checkout.release != "pin":
-        at += f"; its keys are those of {checkout.release}, which no test has run"
+        at += f"; it has the key names of release {checkout.release[1:]}, with which no run was tested"
     return yellow("Prime-RL", at, "run `git submodule update`, or see docs/prime-rl.md on newer releases")
 
 

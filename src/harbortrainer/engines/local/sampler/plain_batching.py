@@ -178,7 +178,7 @@ class PlainManager:
             self.on_end()
 
     def _next_batch(self) -> list[_Request]:
-        """Wait for requests and return those of one policy that fit; empty if the thread shall end."""
+        """Wait for a request, and return it with others of its policy that fit. Empty after `stop`."""
         with self._changed:
             self._at_rest = True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
 """The sampling engine: requests in, completions out, with weight updates in between.
 
 Contract: it runs on one event loop (the server's), and an engine thread computes: transformers' continuous batching, or
-`generate` for models that it cannot sample. A request ends with a
-`Completion` or an `EngineFailedError`; none hangs if the engine thread dies. One policy version samples a completion.
+`generate` for models that it cannot sample. A request ends with a `Completion` or an `EngineFailedError`; none hangs if
+the engine thread dies. One policy version samples a completion.
 """
 
 import asyncio
