@@ -58,20 +58,24 @@ async def play(
 async def test_agent_that_stops_its_verifier_gets_zero(tmp_path: Path, environment_type: str, case: str):
     solution, sign = BAD[case]
     record = await play(tmp_path, environment_type, solution)
-    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
+    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record.evidence
     assert any(part in record.evidence.lower() for part in sign.split("|")), record.evidence
 
 
 @pytest.mark.long
 async def test_leased_answer_gets_zero_in_a_container(tmp_path: Path, container: str):
+    """The kernel ends a lease after 45 s; four of them outlast a slow examination."""
+    files = [f"/app/answer{number}" for number in range(4)]
     lease = (
-        "echo x > /app/answer; perl -e 'use Fcntl; $SIG{IO} = q(IGNORE); open F, q(</app/answer); "
-        "fcntl(F, 1024, 1) or die; sleep 500' &\n"
-        "until grep -q LEASE /proc/locks; do sleep 0.1; done"
+        f"for file in {' '.join(files)}; do echo x > $file; done\n"
+        "perl -e '$SIG{IO} = q(IGNORE); for (@ARGV) { open my $file, q(<), $_ or die; fcntl($file, 1024, 1) or die; "
+        f"push @held, $file }} sleep 500' {' '.join(files)} &\n"
+        f"until [ $(grep -c LEASE /proc/locks) = {len(files)} ]; do sleep 0.1; done"
     )
-    record = await play(tmp_path, container, lease, verifier_s=15)  # the kernel ends a lease after 45 s
-    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
-    assert "waited to open '/app/answer', on which another process holds a lease" in record.evidence
+    record = await play(tmp_path, container, lease, f"cat {' '.join(files)}; {SOLVED}", verifier_s=30)
+    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record.evidence
+    assert "waited to open '/app/answer" in record.evidence
+    assert "on which another process holds a lease" in record.evidence
 
 
 @pytest.mark.parametrize("agent", ["oracle", "nop"])
@@ -85,7 +89,7 @@ async def test_answered_pipe_is_graded(tmp_path: Path, environment_type: str):
     service = "mkfifo /app/pipe; while echo pong > /app/pipe; do sleep 0.01; done 2> /dev/null &"
     test = "grep -q pong < /app/pipe && echo 1 > /logs/verifier/reward.txt"
     record = await play(tmp_path, environment_type, service, test)
-    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record.evidence
 
 
 HONEST = {
@@ -103,7 +107,7 @@ HONEST = {
 async def test_broken_verifier_does_not_blame_the_agent(tmp_path: Path, environment_type: str, case: str):
     solution, test, extra = HONEST[case]
     record = await play(tmp_path, environment_type, solution, test, extra=extra)
-    assert (record.outcome, record.reward) == (Outcome.verifier_error, None), record
+    assert (record.outcome, record.reward) == (Outcome.verifier_error, None), record.evidence
     assert "inside: " not in record.evidence
 
 
@@ -116,7 +120,7 @@ async def test_workdir_that_image_lacks_does_not_blame_the_agent(tmp_path: Path,
 
 async def test_removed_workdir_of_task_gets_zero(tmp_path: Path, environment_type: str):
     record = await play(tmp_path, environment_type, "cd /; rm -rf /srv", extra='[environment]\nworkdir = "/srv"')
-    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record
+    assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record.evidence
 
 
 @pytest.mark.parametrize("phase", ["agent-end", "verification-start"])
@@ -162,7 +166,7 @@ async def test_links_in_mounted_log_folders_are_not_followed(tmp_path: Path, con
             task_dir=task, trials_dir=tmp_path / "trials", model=endpoint, environment_type=container, **agent
         )
         record = await run_trial(spec)
-    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record
+    assert (record.outcome, record.reward) == (Outcome.completed, 1.0), record.evidence
     assert mine.read_text() == "of this machine"
     assert record.trial_dir is not None
     assert links(Path(record.trial_dir)) == []
@@ -176,13 +180,13 @@ async def test_pipe_as_reward_file_does_not_block_the_harness(tmp_path: Path, co
     solution = f"(while :; do [ -e /tests/test.sh ] && rm -f {path} && mkfifo {path}; sleep 0.1; done) &\nsleep 0.2"
     async with asyncio.timeout(HANG_S):
         record = await play(tmp_path, container, solution, "sleep 2; true")
-    assert record.reward in (None, 0.0), record
+    assert record.reward in (None, 0.0), record.evidence
 
 
 async def test_oracle_writes_no_exit_code_through_a_link(tmp_path: Path, container: str):
     (mine := tmp_path / "mine").write_text("of this machine")
     record = await play(tmp_path, container, f"ln -s {mine} /logs/agent/exit-code.txt; exit 3", SOLVED)
-    assert (record.outcome, record.reward) == (Outcome.completed, 0.0), record
+    assert (record.outcome, record.reward) == (Outcome.completed, 0.0), record.evidence
     assert mine.read_text() == "of this machine"
     assert record.trial_dir is not None
     assert (Path(record.trial_dir) / "agent" / "exit-code.txt").read_text() == "3"
