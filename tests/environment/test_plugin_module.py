@@ -52,11 +52,20 @@ from harbortrainer.environment.environment import import_trial_modules
 import_trial_modules("claude-code", renders=False)
 loaded = set(sys.modules)
 from harbortrainer.environment.model_proxy.server import ROUTES
-choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Done."}}
+call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+message = {"role": "assistant", "content": "Done.", "reasoning_content": "Hm.", "tool_calls": [call]}
+choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
 usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 completion = {"id": "1", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-for dialect in ROUTES.values():
+schema = {"type": "object", "properties": {}}
+tools = {
+    "/v1/chat/completions": {"type": "function", "function": {"name": "ls", "parameters": schema}},
+    "/v1/messages": {"name": "ls", "input_schema": schema},
+    "/v1/responses": {"type": "function", "name": "ls", "parameters": schema},
+}
+for path, dialect in ROUTES.items():
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}], "input": "Hello"}
+    body |= {"system": "Be brief.", "instructions": "Be brief.", "tools": [tools[path]]}
     dialect.to_chat(body)
     dialect.events(dialect.answer(completion, body), body)
 print(sorted(set(sys.modules) - loaded))

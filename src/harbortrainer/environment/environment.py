@@ -20,8 +20,9 @@ from verifiers.v1.env import Env, RunSlot
 from verifiers.v1.episode import Episode
 from verifiers.v1.task import Task
 
-from harbortrainer.config.agent_table import is_class
+from harbortrainer.config.agent_table import is_class, needs_proxy
 from harbortrainer.environment.harness import HarborHarness
+from harbortrainer.environment.model_proxy.server import translate_example
 from harbortrainer.environment.model_server import WorkerState
 from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig, HarborTasksetConfig
 from harbortrainer.environment.request_check import RUN_KEY_VARIABLE, RequestRefusedError, RunKey, check_unsigned
@@ -148,11 +149,13 @@ def import_trial_modules(agent: str = "", *, renders: bool = True) -> None:
     """Import the modules that the process's first trial needs.
 
     Args:
-        agent: Harbor's name of the agent, or `module:Class`.
+        agent: Harbor's name of the agent, or `module:Class`; "" for none.
         renders: Whether this process renders messages to tokens.
     """
     keep_litellm_offline()
     own = agent.partition(":")[0] if is_class(agent) else ""
     for module in (*_TRIAL, *(_RENDERING if renders else ()), *([own] if own else [])):
         importlib.import_module(module)
+    if agent and needs_proxy(agent):
+        translate_example()
     freeze_gc()

@@ -4,8 +4,10 @@
 """
 
 import copy
+import importlib
 import json
 from functools import cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING, cast
 
 from harbortrainer.environment.model_proxy.dialect import TRANSLATED, Json, WireCompletion, event
@@ -15,7 +17,10 @@ from harbortrainer.private_apis import PrivateApi
 if TYPE_CHECKING:
     from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 
-_ADAPTER = "litellm.llms.anthropic.pass_through.adapters.transformation:AnthropicAdapter."
+_RELEASE = tuple(map(int, version("litellm").split(".")[:2]))
+_PACKAGE = "messages" if _RELEASE >= (1, 109) else "pass_through"
+_MODULE = f"litellm.llms.anthropic.{_PACKAGE}.adapters.transformation"
+_ADAPTER = f"{_MODULE}:AnthropicAdapter."
 PRIVATE_APIS = PrivateApi(
     library="litellm",
     written_for="1.106",
@@ -35,9 +40,7 @@ def adapter() -> "AnthropicAdapter":
     """Return LiteLLM's adapter."""
     keep_litellm_offline()
     PRIVATE_APIS.check()
-    from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
-
-    return AnthropicAdapter()
+    return cast("AnthropicAdapter", importlib.import_module(_MODULE).AnthropicAdapter())
 
 
 class AnthropicMessages:

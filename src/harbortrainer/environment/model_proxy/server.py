@@ -195,6 +195,21 @@ async def _streamed(
     return stream
 
 
+def translate_example() -> None:
+    """Translate an example request and its answer in each dialect: LiteLLM imports modules at the first one."""
+    body: Json = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "input": "Hi"}
+    completion: WireCompletion = {
+        "id": "1",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hello."}}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    }
+    for dialect in ROUTES.values():
+        dialect.to_chat(body)
+        dialect.events(dialect.answer(completion, body), body)
+
+
 def _events(dialect: Dialect, settings: Json, answer: asyncio.Future[WireCompletion]) -> list[bytes]:
     try:
         return dialect.events(dialect.answer(answer.result(), settings), settings)
