@@ -199,12 +199,14 @@ def test_all_mistakes_of_a_file_are_reported_at_once(write):
     text = (
         "max_stepps = 3\nseq_len = 'long'\n[trainer.scheduler]\ntype = 'liner'\n[trainer.loss]\ntype = 'custom'\n"
         "[resume]\nstep = 3\n[orchestrator.eval]\n[[orchestrator.eval.source]]\n"
-        "env = { taskset = { id = 'harbor_env' }, agent = { harness = { environment_type = 'dokcer' } } }\n"
+        "env = { taskset = { id = 'harbor_env', task_dir = 'x' }, "
+        "agent = { harness = { environment_type = 'dokcer' } } }\n"
     )
     errors = [str(error).partition("run.toml: ")[2] for error in parts_of(error_of(write(text)))]
     assert sorted(error.split(":")[0] for error in errors) == [
         "max_stepps",
         "orchestrator.eval.source[0].env.agent.harness.environment_type",
+        "orchestrator.eval.source[0].env.taskset.task_dir",
         "resume",
         "seq_len",
         "trainer.loss.type",
@@ -212,7 +214,9 @@ def test_all_mistakes_of_a_file_are_reported_at_once(write):
     ]
     advice = {error.split(":")[0]: error.rpartition("; ")[2] for error in errors}
     assert advice["trainer.scheduler"] == "did you mean 'linear'?"
-    assert advice["orchestrator.eval.source[0].env.agent.harness.environment_type"] == "did you mean 'docker'?"
+    source = "orchestrator.eval.source[0].env"
+    assert advice[f"{source}.agent.harness.environment_type"] == "did you mean 'docker'?"
+    assert advice[f"{source}.taskset.task_dir"] == f"did you mean {source}.taskset.tasks_dir?"
 
 
 def test_all_mistaken_options_are_reported_at_once(write):

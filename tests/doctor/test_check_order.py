@@ -58,6 +58,11 @@ def train(*arguments: str) -> subprocess.CompletedProcess[str]:
             (),
             "run.toml: orchestrator.train.source[0].env.agent.harness.n_parallel_envs: input should be",
         ),
+        (
+            {"harness": 'enviroment_type = "local"'},
+            (),
+            "run.toml: orchestrator.train.source[0].env.agent.harness.enviroment_type: no such key; did you mean",
+        ),
         ({}, ("--run.name", "taken"), "command line: --run.name: "),
         ({}, ("--resume",), "there is no run to resume here"),
     ],

@@ -145,6 +145,7 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
     yield task_checks.check_agent_names(plan(sources=[source(agent="mini-swe-agnt")]))
     other = {"eval": {"source": [source(context_limit=9)]}}
     yield run_file_checks.check_same_trials(plan(orchestrator=other))
+    yield run_file_checks.check_plugin_keys(plan(sources=[source(enviroment_type="local")]))
     yield run_file_checks.check_echo_roles(plan(orchestrator={"algo": {"type": "echo"}}))
     odd = {"batch_size": 3, "group_size": 2, "concurrency": {"max_inflight": 1}}
     yield run_file_checks.check_numbers(plan("prime-rl", orchestrator=odd))

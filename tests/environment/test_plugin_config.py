@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 from verifiers.v1.configs.agent import AgentConfig
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.configs.taskset import TasksetConfig
 
+from harbortrainer.config.plugin import VERIFIERS_KEYS
 from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig, HarborTasksetConfig
 from harbortrainer.runs.label import TRIALS_DIR_VARIABLE
 
@@ -40,3 +43,14 @@ def test_trials_folder_follows_environment_variable(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(TRIALS_DIR_VARIABLE, str(tmp_path / "run"))
     assert HarborHarnessConfig().trials_folder == (tmp_path / "run").resolve()
     assert HarborHarnessConfig(trials_dir=tmp_path / "own").trials_folder == (tmp_path / "own").resolve()
+
+
+def test_every_key_of_verifiers_is_known() -> None:
+    for table, fields in {
+        "": HarborEnvConfig.model_fields,
+        "taskset": TasksetConfig.model_fields,
+        "agent": AgentConfig.model_fields,
+        "agent.harness": HarnessConfig.model_fields,
+    }.items():
+        own = {"id"} if table in ("taskset", "agent.harness") else {"max_turns"} if table == "agent" else set()
+        assert set(fields) - own <= VERIFIERS_KEYS[table], table

@@ -4,6 +4,7 @@ Contract: this module defines fields, defaults and checks without importing veri
 `harbortrainer.environment.plugin_config` adds verifiers' own keys; these classes alone ignore them.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,7 +19,7 @@ from harbortrainer.config.agent_table import (
     needs_proxy,
 )
 from harbortrainer.config.environment_table import environment_entry, unknown_type
-from harbortrainer.config.explain import explain
+from harbortrainer.config.explain import explain, unknown_key
 from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.errors import UserError
@@ -248,18 +249,65 @@ class PluginEnv(BaseModel):
     agent: AgentKeys = AgentKeys()
 
 
+VERIFIERS_KEYS = {
+    "": {"agent", "id", "interception", "max_concurrent_agents", "retries", "taskset", "timeout"},
+    "taskset": {"system_prompt", "task"},
+    "agent": {
+        *("client", "deployment", "harness", "max_input_tokens", "max_output_tokens", "max_total_tokens", "model"),
+        *("max_turn_tokens", "network_notice", "retries", "runtime", "sampling", "scoring", "timeout"),
+    },
+    "agent.harness": {"dialect", "disabled_tools", "env", "forward_env", "mcp_header_env", "skills", "tool_timeout"},
+}
+"""verifiers' keys of `env` and its tables, in any supported release. verifiers refuses what the installed one lacks."""
+_OWN_KEYS = {"": BaseModel, "taskset": TasksetKeys, "agent": AgentKeys, "agent.harness": HarnessKeys}
+
+
 def plugin_errors(data: TomlTable, file: str) -> list[UserError]:
-    """Return the errors in our plugin's keys of a run file's tables, which need not be valid."""
+    """Return the errors in our plugin's values of a run file's tables, which need not be valid."""
     found = []
+    for key, env in _env_tables(data):
+        try:
+            plugin_env(env, file=file, key=key)
+        except UserError as error:
+            found.append(error)
+    return found
+
+
+def all_unknown_keys(data: TomlTable, file: str) -> list[UserError]:
+    """Return the errors of `unknown_keys` of all sources of a run file."""
+    return [error for key, env in _env_tables(data) for error in unknown_keys(env, file, key)]
+
+
+def unknown_keys(env: TomlTable, file: str, where: str) -> Iterator[UserError]:
+    """Yield an error for each key of our plugin's tables that neither we nor verifiers have.
+
+    Args:
+        env: The `env` table of a source; nothing is yielded for another plugin's.
+        file: The run file.
+        where: Dotted key of the table.
+    """
+    for name, own in _OWN_KEYS.items() if _is_ours(env) else ():
+        table = lookup(env, name) if name else env
+        if not isinstance(table, dict) or (own is HarnessKeys and table.get("id", PLUGIN_ID) != PLUGIN_ID):
+            continue
+        prefix = f"{where}.{name}" if name else where
+        known = [f"{prefix}.{key}" for key in sorted(own.model_fields.keys() | VERIFIERS_KEYS[name])]
+        written = (f"{prefix}.{key}" for key in table)
+        yield from (unknown_key(key, file, known) for key in written if key not in known)
+
+
+def _env_tables(data: TomlTable) -> Iterator[tuple[str, TomlTable]]:
+    """Yield the `env` tables of all sources, with their dotted keys."""
     for table in ("orchestrator.train.source", "orchestrator.eval.source"):
         sources = lookup(data, table)
         for index, source in enumerate(sources if isinstance(sources, list) else []):
-            env = source.get("env") if isinstance(source, dict) else None
-            try:
-                plugin_env(env, file=file, key=f"{table}[{index}].env") if isinstance(env, dict) else None
-            except UserError as error:
-                found.append(error)
-    return found
+            if isinstance(source, dict) and isinstance(source.get("env"), dict):
+                yield f"{table}[{index}].env", source["env"]
+
+
+def _is_ours(env: TomlTable) -> bool:
+    taskset = env.get("taskset")
+    return isinstance(taskset, dict) and taskset.get("id") == PLUGIN_ID
 
 
 def plugin_env(env: dict[str, Any], *, file: str, key: str) -> PluginEnv | None:
@@ -273,8 +321,7 @@ def plugin_env(env: dict[str, Any], *, file: str, key: str) -> PluginEnv | None:
     Raises:
         UserError: A value is invalid.
     """
-    taskset = env.get("taskset")
-    if not isinstance(taskset, dict) or taskset.get("id") != PLUGIN_ID:
+    if not _is_ours(env):
         return None
     try:
         return PluginEnv.model_validate(env)

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from harbortrainer.config.algorithm_config import NamedAlgo
 from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import Concurrency, SourceConfig
-from harbortrainer.config.plugin import PluginEnv, plugin_env, plugin_errors
+from harbortrainer.config.plugin import PluginEnv, all_unknown_keys, plugin_env, plugin_errors
 from harbortrainer.config.prime_rl_releases import Release, to_newer
 from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, key_errors, known_keys, longest, pin_errors
 from harbortrainer.config.reader import RawRun
@@ -189,8 +189,9 @@ def prime_run(raw: RawRun, *, release: Release = "pin", resume: bool = False, dr
         errors.append(explain(error, raw.file, known=known_keys()))
     except KeyError:
         assert errors, "a parent that is no table is an error of its type"
-    if error := joined([*errors, *plugin_errors(raw.data, raw.file)]):
-        raise error
+    errors += plugin_errors(raw.data, raw.file)
+    if errors:
+        raise joined([*errors, *all_unknown_keys(raw.data, raw.file)]) or errors[0]
     assert run is not None
     return run
 

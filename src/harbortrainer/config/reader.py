@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from harbortrainer.config import legacy
 from harbortrainer.config.explain import explain
 from harbortrainer.config.overrides import Override, apply, parse, with_override_location
-from harbortrainer.config.plugin import plugin_errors
+from harbortrainer.config.plugin import all_unknown_keys, plugin_errors
 from harbortrainer.config.prime_rl_releases import Release, newer_key, release_of, to_newer, to_pinned
 from harbortrainer.config.prime_rl_schema import key_errors, known_keys, supported_keys
 from harbortrainer.config.runfile import RunConfig
@@ -119,8 +119,9 @@ def from_raw(raw: RawRun) -> RunConfig:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
         errors.append(explain(error, raw.file, known=known_keys()))
-    if error := joined([*errors, *plugin_errors(raw.data, raw.file)]):
-        raise error
+    errors += plugin_errors(raw.data, raw.file)
+    if errors:
+        raise joined([*errors, *all_unknown_keys(raw.data, raw.file)]) or errors[0]
     assert config is not None
     if config.inference.engine != "vllm" and raw.get("inference.vllm.gpu_memory_utilization") is not None:
         unused = list(dict.fromkeys([*unused, "inference"]))  # the embedded sampler measures free memory

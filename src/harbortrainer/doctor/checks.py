@@ -8,6 +8,7 @@ from harbortrainer.doctor.launch_plan import LaunchPlan
 def examine_file(plan: LaunchPlan) -> list[Finding]:
     """Check the run file for consistency and its files on disk."""
     checks = (
+        run_file_checks.check_plugin_keys,
         machine_checks.check_tasks,
         machine_checks.check_image_builder,
         task_checks.check_requirements,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from harbortrainer.config.algorithm_config import NamedAlgo
-from harbortrainer.config.plugin import TRAINABLE_TERMINUS, HarnessKeys
+from harbortrainer.config.plugin import TRAINABLE_TERMINUS, HarnessKeys, unknown_keys
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.prime_rl_schema import needs_reasoning_parser
 from harbortrainer.config.runfile import RunConfig
@@ -21,6 +21,13 @@ from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 
 _NUMBERS = "numbers"
+
+
+def check_plugin_keys(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check for keys of our plugin that do not exist. verifiers checks its own keys later, since its import is slow."""
+    for key, source in sources_of(plan.run).items() if plan.run else ():
+        for error in unknown_keys(source.env, plan.file, f"{key}.env"):
+            yield red("keys", error.what, error.do, error.where)
 
 
 def check_numbers(plan: LaunchPlan) -> Iterator[Finding]:
