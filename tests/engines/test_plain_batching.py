@@ -1,6 +1,8 @@
 """Sampling with `generate`, for models that continuous batching cannot sample: exact, also in padded batches."""
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +18,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.engines.local.sampler import Sampler, sampled_model, sampling_engine
 from harbortrainer.engines.local.sampler.plain_batching import PlainManager
+from harbortrainer.engines.local.sampler.sampling_params import unit_interval
 from harbortrainer.engines.memory_count import plan_memory
 from harbortrainer.engines.memory_parts import CacheBytes, PlainLimits, measure_plain_cache
+from harbortrainer.errors import UserError
 
 RAGGED = [random_prompt(length, seed=length) for length in (5, 11, 30, 70, 64)]
 
@@ -212,6 +216,79 @@ def test_batch_without_memory_is_sampled_in_halves(folder, monkeypatch):
         choices = sample_together(sampler, RAGGED, ignore_eos=True)
     assert sizes == [5, 2, 3, 1, 2]
     assert all(agrees(choice, plain, prompt) for choice, prompt in zip(choices, RAGGED, strict=True))
+
+
+def test_halves_are_sampled_without_the_cache_of_the_failed_batch(folder, monkeypatch):
+    with Sampler(folder, max_model_len=256) as sampler:
+        real: Any = sampler._model.forward
+        caches: list[weakref.ref] = []
+        alive: list[int] = []
+
+        def fails_late(*args, **kwargs):
+            output = real(*args, **kwargs)
+            if len(kwargs["input_ids"]) == 4 and kwargs["input_ids"].shape[1] == 1:
+                caches.append(weakref.ref(output.past_key_values))
+                raise torch.OutOfMemoryError("no memory")
+            gc.collect()
+            alive.append(sum(cache() is not None for cache in caches))
+            return output
+
+        monkeypatch.setattr(sampler._model, "forward", fails_late)
+        assert len(sample_together(sampler, RAGGED[:4], ignore_eos=True)) == 4
+    assert len(caches) == 1
+    assert set(alive) == {0}
+
+
+def test_request_is_answered_before_its_batch_ends(sampler):
+    manager = manager_of(sampler)
+    with ThreadPoolExecutor(2) as pool:
+        with manager.pause():
+            long = pool.submit(generate, sampler.url, PROMPT, max_tokens=400, ignore_eos=True)
+            short = pool.submit(generate, sampler.url, PROMPT, max_tokens=2, ignore_eos=True, seed=5)
+            wait_until(lambda: len(manager._waiting) == 2)
+        assert len(short.result(timeout=HANG_S)["token_ids"]) == 2
+        assert not long.done()
+        assert len(long.result(timeout=HANG_S)["token_ids"]) == 400
+
+
+def test_no_row_passes_the_context_of_the_model(tmp_path, monkeypatch):
+    """gpt_neo has a table of positions, and `generate` feeds tokens to the ended request too."""
+    folder = small_model(tmp_path, "gpt_neo")
+    long, short = random_prompt(250, seed=1), random_prompt(10, seed=2)
+    with Sampler(folder, max_model_len=256) as sampler, recorded_batches(monkeypatch) as sizes:
+        manager = manager_of(sampler)
+        with ThreadPoolExecutor(2) as pool:
+            with manager.pause():
+                sent = [
+                    pool.submit(generate, sampler.url, prompt, max_tokens=tokens, ignore_eos=True)
+                    for prompt, tokens in ((long, 3), (short, 60))
+                ]
+                wait_until(lambda: len(manager._waiting) == 2)
+            choices = [one.result(timeout=HANG_S) for one in sent]
+    assert sizes == [2, 1]
+    assert [len(choice["token_ids"]) for choice in choices] == [3, 60]
+    plain = Reference(folder)
+    assert all(agrees(choice, plain, prompt) for choice, prompt in zip(choices, (long, short), strict=True))
+
+
+def test_model_that_ignores_padding_is_refused(tmp_path):
+    with pytest.raises(UserError, match="give different log-probabilities"):
+        Sampler(small_model(tmp_path, "rwkv"), max_model_len=256).start()
+
+
+def test_experts_are_not_copied_for_decoding(tmp_path, monkeypatch):
+    with Sampler(small_model(tmp_path, "qwen3_5_moe"), max_model_len=256) as sampler:
+        model: Any = sampler._model
+        monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+        with model._optimize_model_for_decode():
+            assert set(model.get_experts_implementation().values()) <= {"grouped_mm", None}
+        with type(model)._optimize_model_for_decode(model):
+            assert "batched_mm" in model.get_experts_implementation().values()
+
+
+def test_random_numbers_are_below_one_in_float32():
+    largest, least = unit_interval(2**64 - 1), unit_interval(0)
+    assert 0 < torch.tensor(least).item() < torch.tensor(largest).item() < 1
 
 
 def test_request_without_memory_fails_alone(folder, monkeypatch):

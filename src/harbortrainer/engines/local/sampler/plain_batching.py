@@ -4,14 +4,18 @@ Such models keep a state besides keys and values (linear attention, Mamba), or h
 of requests is padded on the left and sampled to its end; requests that arrive meanwhile wait for the next batch, and no
 prefix is shared. This is slower than continuous batching, and as exact: tokens are drawn by the same sampling step.
 
-Contract: the same calls as `SeededManager`. One policy version samples a batch.
+`generate` feeds tokens to ended requests until the whole batch ends. So that none of them passes the model's context, a
+batch ends where the longest of its rows would, and the other requests go on in a later batch.
+
+Contract: the same calls as `SeededManager`. One policy version samples a batch. A request is answered as soon as it has
+ended.
 """
 
 import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -28,6 +32,14 @@ from transformers import (
 from harbortrainer.engines.local.sampler.sampling_params import PolicyVersion, SamplingJob, sample_tokens
 from harbortrainer.engines.memory_parts import PlainLimits, is_out_of_memory
 from harbortrainer.engines.peft_internals import use_adapter
+from harbortrainer.private_apis import PrivateApi
+
+PRIVATE_APIS = PrivateApi(
+    library="transformers",
+    written_for="5.24",
+    used_by="harbortrainer.engines.local.sampler.plain_batching",
+    places=("transformers.generation.utils:GenerationMixin._optimize_model_for_decode()",),
+)
 
 
 @dataclass
@@ -46,11 +58,21 @@ class _Request:
     answer: Callable[[PlainOutput], object]
     output: PlainOutput = field(default_factory=PlainOutput)
     cancelled: bool = False
+    answered: bool = False
 
     @property
-    def tokens(self) -> int:
-        """Tokens that the request may have at its end."""
-        return len(self.job.prompt) + self.job.max_tokens
+    def tokens(self) -> list[int]:
+        """The prompt and what was sampled so far."""
+        return [*self.job.prompt, *self.output.generated_tokens]
+
+    @property
+    def length(self) -> int:
+        return len(self.job.prompt) + len(self.output.generated_tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Most tokens that are still to be sampled."""
+        return self.job.max_tokens - len(self.output.generated_tokens)
 
     @property
     def ended(self) -> bool:
@@ -75,6 +97,7 @@ class PlainManager:
 
     def __init__(self, model: PreTrainedModel, max_model_len: int, planned: int | None) -> None:
         self._model, self._limits = model, PlainLimits.for_model(model, max_model_len, planned)
+        self._max_model_len = max_model_len
         self._cache_tokens = self._limits.cache_bytes // self._limits.cache.token(max_model_len)
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
@@ -88,8 +111,13 @@ class PlainManager:
         """Do nothing: no cache is allocated before it is needed."""
 
     def start(self) -> None:
-        """Start the thread. `generate` would apply the model's own defaults, such as a repetition penalty."""
+        """Start the thread. `generate` would apply the model's own defaults, such as a repetition penalty.
+
+        On a GPU it would also copy the weights of each request's experts, which the memory plan does not count.
+        """
+        PRIVATE_APIS.check()
         self._model.generation_config = GenerationConfig()
+        setattr(self._model, "_optimize_model_for_decode", nullcontext)  # noqa: B010 - this object only, not its class
         self._thread.start()
 
     def stop(self, *, timeout: float, hard_stop: bool) -> None:
@@ -157,16 +185,23 @@ class PlainManager:
             self._changed.wait_for(lambda: not self._pauses or self._ends)
             self._at_rest = False
 
-    def ends(self, requests: list[_Request]) -> list[bool]:
-        """Return which requests of the batch have ended; all of them if the thread shall end."""
+    def answer_ended(self, requests: list[_Request]) -> list[bool]:
+        """Answer the requests that have ended, and return which have: all of them if the thread shall end."""
         with self._changed:
-            return [self._ends or request.ended for request in requests]
+            if self._ends:
+                return [True] * len(requests)
+            for request in requests:
+                if request.ended and not request.answered:
+                    request.answered = True
+                    request.answer(request.output)
+            return [request.ended for request in requests]
 
     def _run(self) -> None:
         try:
             while batch := self._next_batch():
-                self._sample(batch)
+                unfinished = self._sample(batch)
                 with self._changed:
+                    self._waiting.extendleft(reversed(unfinished))
                     self._batch = []
                     self._changed.notify_all()
         except Exception as error:  # noqa: BLE001 - `failure` reports it to every request
@@ -190,51 +225,57 @@ class PlainManager:
             batch, kept = [first], deque[_Request]()
             for request in self._waiting:
                 wider = [*batch, request]
-                prompt, total = max(len(one.job.prompt) for one in wider), max(one.tokens for one in wider)
-                if request.policy == first.policy and self._limits.fits(len(wider), prompt, total):
+                width = max(one.length for one in wider)
+                if request.policy == first.policy and self._limits.fits(len(wider), width, width + self._steps(wider)):
                     batch = wider
                 else:
                     kept.append(request)
             self._waiting, self._batch = kept, batch
             return batch
 
-    def _sample(self, batch: list[_Request]) -> None:
-        """Sample a batch and answer its requests; in two halves if the memory is not enough."""
-        running = [request for request in batch if not request.cancelled]
+    def _steps(self, batch: list[_Request]) -> int:
+        """Return the most tokens that are sampled for a batch: none of its rows may pass the model's context."""
+        room = self._max_model_len - max(request.length for request in batch)
+        return min(max(request.remaining for request in batch), room)
+
+    def _sample(self, batch: list[_Request]) -> list[_Request]:
+        """Sample a batch, in two halves if the memory is not enough; returns the requests that have not ended."""
+        running = [request for request in batch if not request.ended]
+        if running and not self._fits_in_memory(running):
+            if len(running) > 1:
+                half = len(running) // 2
+                return [*self._sample(running[:half]), *self._sample(running[half:])]
+            running[0].output.error = "out of memory"
+            running[0].answered = True
+            running[0].answer(running[0].output)
+            return []
+        return [request for request in running if not request.ended]
+
+    def _fits_in_memory(self, running: list[_Request]) -> bool:
+        """Sample a batch; false if memory ran out. The error, whose traceback holds the cache, ends here."""
         try:
-            if running:
-                self._generate(running)
+            self._generate(running)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if len(running) == 1:
-                running[0].output.error = "out of memory"
-                running[0].answer(running[0].output)
-                return
-            for request in running:
-                request.output = PlainOutput()  # a seed and a position give the same token again
-            half = len(running) // 2
-            self._sample(running[:half])
-            self._sample(running[half:])
+            return False
+        return True
 
     def _generate(self, running: list[_Request]) -> None:
-        width = max(len(request.job.prompt) for request in running)
-        padding = [width - len(request.job.prompt) for request in running]
+        width = max(request.length for request in running)
+        padding = [width - request.length for request in running]
         device = self._model.device
-        ids = [[0] * pad + list(one.job.prompt) for pad, one in zip(padding, running, strict=True)]
+        ids = [[0] * pad + one.tokens for pad, one in zip(padding, running, strict=True)]
         mask = [[0] * pad + [1] * (width - pad) for pad in padding]
-        longest = max(request.job.max_tokens for request in running)
+        steps = self._steps(running)
         with use_adapter(running[0].policy.adapter):
             cast("Callable[..., object]", self._model.generate)(
                 torch.tensor(ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
-                generation_config=GenerationConfig(do_sample=False, max_new_tokens=longest, pad_token_id=0),
+                generation_config=GenerationConfig(do_sample=False, max_new_tokens=steps, pad_token_id=0),
                 logits_processor=LogitsProcessorList([_Draw(running, device)]),
                 stopping_criteria=StoppingCriteriaList([_Ends(self, running)]),
             )
-        for request in running:
-            if not self._ends:
-                request.answer(request.output)
 
 
 class _Draw(LogitsProcessor):
@@ -250,7 +291,7 @@ class _Draw(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         uniform = torch.tensor(
-            [one.job.params.uniform(len(one.job.prompt) + len(one.output.generated_tokens)) for one in self._requests],
+            [one.job.params.uniform(one.length) for one in self._requests],
             device=self._device,
         )
         tokens, logprobs = sample_tokens(scores.float(), uniform, self._temperature, self._truncation)
@@ -263,11 +304,11 @@ class _Draw(LogitsProcessor):
 
 
 class _Ends(StoppingCriteria):
-    """Ends the requests that have all their tokens, and lets a weight update in between two forward passes."""
+    """Answers the requests that have ended, and lets a weight update in between two forward passes."""
 
     def __init__(self, manager: PlainManager, requests: list[_Request]) -> None:
         self._manager, self._requests = manager, requests
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: object) -> torch.BoolTensor:
         self._manager.rest()
-        return torch.tensor(self._manager.ends(self._requests), device=input_ids.device)  # ty: ignore[invalid-explicit-return]
+        return torch.tensor(self._manager.answer_ended(self._requests), device=input_ids.device)  # ty: ignore[invalid-explicit-return]

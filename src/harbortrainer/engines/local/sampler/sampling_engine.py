@@ -207,23 +207,34 @@ class SamplingEngine:
             return scored
 
     async def self_check(self) -> float:
-        """Sample a few tokens and rescore them in one forward pass; neither counted nor logged.
+        """Sample a few tokens for two prompts in one batch, and rescore them one by one; neither counted nor logged.
 
         Returns:
-            The mean absolute difference, nats per token. It is large for a model whose attention ignores the cache.
+            The larger mean absolute difference, nats per token. It is large for a model whose attention ignores the
+            cache, or the padding of the shorter prompt.
 
         Raises:
             EngineFailedError: The model cannot be sampled from at all.
         """
         vocab, length = self.model.config.get_text_config().vocab_size, min(_SELF_CHECK_TOKENS, self.max_model_len) // 2
-        prompt = [(position + 1) * 7919 % vocab for position in range(length)]
-        job = SamplingJob("self-check", "", prompt, length, frozenset(), SamplingParams(0))
-        output = await self._submit(job, self.policy)
-        sampled = tuple(output.generated_tokens), tuple(output.logprobs)
-        sequence = SampledSequence("", self.version, job.params.temperature)
-        sequence.add(prompt, Completion("", job.request_id, length, *sampled, self.version))
-        (scored,) = await asyncio.to_thread(self._rescore_by, self.policy, [sequence])
-        return statistics.fmean(abs(a - b) for a, b in zip(scored.logprobs, scored.recomputed, strict=True))
+        prompts = [[(position + 1) * 7919 % vocab for position in range(n)] for n in (length, max(1, length // 3))]
+        jobs = [
+            SamplingJob(f"self-check-{n}", "", prompt, length, frozenset(), SamplingParams(0))
+            for n, prompt in enumerate(prompts)
+        ]
+        with self._manager.pause():  # so that they are one batch
+            running = [asyncio.ensure_future(self._submit(job, self.policy)) for job in jobs]
+            await asyncio.sleep(0)
+        sequences = []
+        for job, output in zip(jobs, await asyncio.gather(*running), strict=True):
+            sampled = tuple(output.generated_tokens), tuple(output.logprobs)
+            sequence = SampledSequence("", self.version, job.params.temperature)
+            sequence.add(job.prompt, Completion("", job.request_id, len(job.prompt), *sampled, self.version))
+            sequences.append(sequence)
+        scored = await asyncio.to_thread(self._rescore_by, self.policy, sequences)
+        return max(
+            statistics.fmean(abs(a - b) for a, b in zip(one.logprobs, one.recomputed, strict=True)) for one in scored
+        )
 
     def _rescore_by(self, policy: PolicyVersion, chosen: Sequence[SampledSequence]) -> list[Rescored]:
         with use_adapter(policy.adapter):

@@ -44,11 +44,16 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     def uniform(self, position: int) -> float:
-        """Return a number in (0, 1), 24 bits, for the token at `position` (splitmix64, Steele et al. 2014)."""
+        """Return a number in (0, 1), also in float32, for the token at `position` (splitmix64, Steele et al. 2014)."""
         z = (self.seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-        return (((z ^ (z >> 31)) >> 40) + 0.5) / (1 << 24)
+        return unit_interval(z ^ (z >> 31))
+
+
+def unit_interval(bits: int) -> float:
+    """Map 64 random bits to (0, 1). 23 of them are used: with 24, float32 would round the largest result to 1."""
+    return ((bits >> 41) + 0.5) / (1 << 23)
 
 
 @dataclass(frozen=True, slots=True)
