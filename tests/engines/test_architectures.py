@@ -45,7 +45,7 @@ def test_docs_table_lists_each_architecture_once() -> None:
     kinds = [kind for row in TABLE.values() for kind in row]
     version = ".".join(transformers.__version__.split(".")[:2])
     assert len(kinds) == len(set(kinds))
-    assert f"tiny random models of {len(kinds)} architectures of transformers {version} it" in " ".join(PAGE.split())
+    assert f"Tiny random models of {len(kinds)} architectures of transformers {version} were" in " ".join(PAGE.split())
     assert ALWAYS_TESTED.issubset(TRAINED + PLAIN)
 
 

@@ -250,7 +250,7 @@ class OrchestratorConfig(Table):
     """Limits on the trials in flight."""
 
     batch_size: int = Field(128, ge=1)
-    """Samples per training step."""
+    """Trials per training step, a multiple of `group_size`."""
 
     group_size: int = Field(1, ge=1)
     """Trials per task. Their mean reward is the baseline."""
