@@ -213,3 +213,31 @@ def test_config_is_read_from_the_whole_file_alone(old: Path, tmp_path: Path) -> 
     (run.path / "configs/latest/resolved/rl.json").write_text(json.dumps(whole | {"max_steps": 6}))
     assert named_model(run.path) == "Qwen/Qwen3-8B"
     assert open_store(run.path).head().model == "Qwen/Qwen3-8B"
+
+
+def test_lines_that_a_kill_has_cut_do_not_hide_what_follows(old, tmp_path, caplog):
+    run = converted(old, tmp_path / "new")
+    cut = json.dumps(arrived(episode("torn"), "train", 2))[:300]
+    index, metrics = run.traces / "annotations/orch.index.jsonl", run.root / "metrics.jsonl"
+    for path, text in ((run.chunk(1), cut), (index, '{"trace_id":"id-c","chu'), (metrics, '{"step": 3, "ti')):
+        with path.open("a") as file:
+            file.write(text)
+    store = open_store(run.path)
+    assert set(rows(store)) == {"a", "b", "c", "d", "e"}
+    append_lines(run.chunk(1), [arrived(episode("f"), "train", 2), arrived(episode("g"), "train", 2)])
+    append_lines(index, [{"trace_id": "id-c", "chunk": 0, "offset": 0, "info": {}}])
+    append_lines(metrics, [{"step": 3, "time/step": 1.0}])
+    store.refresh()
+    for reopened in (store, open_store(run.path)):
+        assert set(rows(reopened)) == {"a", "b", "c", "d", "e", "f", "g"}
+        assert shown(reopened, "f").row.trial == "f"
+        assert [row for row in reopened.metrics() if row.get("step") == 3] == [{"step": 3, "time/step": 1.0}]
+    assert "the line at byte" in caplog.text and "was cut when the run ended" in caplog.text
+
+
+def test_line_that_is_no_record_is_left_out(old, tmp_path, caplog):
+    run = converted(old, tmp_path / "new")
+    with run.chunk(1).open("a") as file:
+        file.write('{"id": "cut", "traces": [{"id":\n')
+    assert set(rows(open_store(run.path))) == {"a", "b", "c", "d", "e"}
+    assert "was cut" in caplog.text

@@ -69,7 +69,7 @@ class CkptConfig(Table):
     """`[ckpt]`: checkpoint schedule. The last step always has a checkpoint."""
 
     interval: int | None = Field(None, ge=1)
-    """Steps between checkpoints; null means only at the end. The embedded engine writes one at each step, and keeps these."""
+    """Steps between kept checkpoints; null means only at the end. The embedded engine writes one at each step."""
 
     keep_last: int | None = Field(None, ge=1)
     """Number of most recent checkpoints to keep; null keeps all."""

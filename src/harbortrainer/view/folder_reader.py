@@ -1,6 +1,7 @@
 """Interface for reading one kind of run folder, and access to its JSON lines by file offset."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -37,6 +38,21 @@ def parse_line(line: bytes, location: LineLocation) -> JsonLine:
     return row
 
 
+def parse_torn_line(line: bytes, location: LineLocation) -> tuple[JsonLine, LineLocation] | None:
+    """Parse the whole record at the end of a line that begins with a cut one; None if there is none.
+
+    The record begins with the same key as the cut one, at the first place from which the rest is one JSON object.
+    """
+    first_key = line[: line.find(b":") + 1]
+    start = line.find(first_key, 1) if first_key else -1
+    while start > 0:
+        whole = LineLocation(location.path, location.offset + start, len(line) - start)
+        with suppress(UserError):
+            return parse_line(line[start:], whole), whole
+        start = line.find(first_key, start + 1)
+    return None
+
+
 def read_line(location: LineLocation) -> JsonLine:
     """Read the line at a location. Raises `UserError` if the file no longer exists."""
     try:
@@ -52,6 +68,8 @@ class FolderReader(Protocol):
 
     required_fields: frozenset[str]
     """Fields that every trial's line has; a line without them is from another release."""
+    goes_on_after_torn_lines: bool
+    """Whether a resumed run appends to a line that a kill has cut, so that the two are one line."""
 
     def trial_files(self, folder: Path) -> list[Path]:
         """Return the files with one line per trial, in the order of the run."""

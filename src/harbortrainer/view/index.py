@@ -13,6 +13,7 @@ Invariants: after `refresh` the index equals the files.
 """
 
 import json
+import logging
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +25,10 @@ from typing import NamedTuple
 from harbortrainer.errors import UserError
 from harbortrainer.runs.sealed_files import open_lines, status_of
 from harbortrainer.runs.trial_row import RowTokens, TrialRow
-from harbortrainer.view.folder_reader import FolderReader, JsonLine, LineLocation, parse_line
+from harbortrainer.view.folder_reader import FolderReader, JsonLine, LineLocation, parse_line, parse_torn_line
 from harbortrainer.view.trial_view import UNDECIDED_STEP
+
+logger = logging.getLogger(__name__)
 
 NAME = "view.sqlite"
 VERSION = 4
@@ -264,7 +267,7 @@ class RunIndex:
         return Source(made.lastrowid or 0, path, inode, 0, b"")
 
     def _read_new_lines(self, source: Source, read: "LineReader") -> bool:
-        lines = _Lines(source)
+        lines = _Lines(source, self._reader.goes_on_after_torn_lines)
         read(source, lines)
         where = (lines.done, lines.tail, source.id)
         self._db.execute("UPDATE sources SET done = ?, tail = ? WHERE id = ?", where)
@@ -300,10 +303,15 @@ class RunIndex:
 
 
 class _Lines:
-    """Iterator over the complete new lines of a file, with their locations."""
+    """Iterator over the complete new lines of a file, with their locations.
 
-    def __init__(self, source: Source) -> None:
-        self._path, self.done, self.tail = source.path, source.done, source.tail
+    Args:
+        source: The file.
+        torn: Whether a line may begin with a cut one (`FolderReader.goes_on_after_torn_lines`).
+    """
+
+    def __init__(self, source: Source, torn: bool) -> None:
+        self._path, self.done, self.tail, self._torn = source.path, source.done, source.tail, torn
 
     def __iter__(self) -> Iterator[tuple[JsonLine, LineLocation]]:
         # A file that was removed meanwhile: the next refresh deletes its rows.
@@ -315,7 +323,17 @@ class _Lines:
                 location = LineLocation(self._path, self.done, len(line))
                 self.done, self.tail = self.done + len(line), line[-TAIL:]
                 if line.strip():
-                    yield parse_line(line, location), location
+                    yield from self._parse(line, location)
+
+    def _parse(self, line: bytes, location: LineLocation) -> Iterator[tuple[JsonLine, LineLocation]]:
+        try:
+            yield parse_line(line, location), location
+        except UserError:
+            if not self._torn:
+                raise
+            logger.warning("%s: the line at byte %d was cut when the run ended", location.path, location.offset)
+            if whole := parse_torn_line(line, location):
+                yield whole
 
 
 type LineReader = Callable[[Source, _Lines], None]

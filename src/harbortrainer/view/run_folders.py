@@ -111,6 +111,7 @@ class EmbeddedFolder(WithoutAnnotations):
     """Reader of a run folder of the embedded engine."""
 
     required_fields = frozenset({"trial", "task", "outcome"})
+    goes_on_after_torn_lines = False
 
     def trial_files(self, folder: Path) -> list[Path]:
         """Return the files with one line per trial."""
@@ -171,6 +172,7 @@ class EvaluationFolder(WithoutAnnotations):
     """Reader of an evaluation folder. An attempt's number serves as its step, its task as its group."""
 
     required_fields = frozenset({"task", "attempt", "outcome"})
+    goes_on_after_torn_lines = False
 
     def trial_files(self, folder: Path) -> list[Path]:
         """Return the files with one line per trial."""
@@ -230,6 +232,7 @@ class PrimeRLFolder:
     """Reader of a Prime-RL run folder."""
 
     required_fields = frozenset({"id", "traces"})
+    goes_on_after_torn_lines = True
 
     def trial_files(self, folder: Path) -> list[Path]:
         """Return the files with one line per trial."""
