@@ -10,6 +10,7 @@ from harbortrainer.config.trainer_table import LOSSES, DefaultLoss, IpoLoss, Ppo
 from harbortrainer.errors import UserError
 
 SOURCE = '[[orchestrator.train.source]]\nenv = { taskset = { id = "harbor_env" } }\n'
+PINNED = "[orchestrator]\ngroup_size = 1\n"
 UNNAMED = "no loss is named: trainer.loss.type is 'default'"
 
 
@@ -63,7 +64,7 @@ def test_file_without_loss_gets_the_pinned_default_and_one_note(write, text):
     ],
 )
 def test_ipo_notes_defaults_that_differ_between_releases(write, text, noted):
-    config = load(write(loss(f"type = 'ipo'{text}")))
+    config = load(write(loss(f"type = 'ipo'{text}") + PINNED))
     assert any("Prime-RL at the pinned commit takes 0.1 and 0.001" in note for note in config.notes) == noted
 
 
@@ -143,7 +144,7 @@ def test_sources_with_different_aggregation_are_refused(write):
 @pytest.mark.parametrize(
     ("text", "key", "do"),
     [
-        (loss("type = 'ipo'\neps = 0.1"), "trainer.loss.eps", "set trainer.loss.ipo_threshold instead"),
+        (loss("type = 'ipo'\neps = 0.1") + PINNED, "trainer.loss.eps", "set trainer.loss.ipo_threshold instead"),
         (loss("type = 'ppo'\nratio_high = 1.5"), "trainer.loss.ratio_high", "remove it"),
         (algo("loss_aggregation = 'prompt'"), "orchestrator.algo.loss_aggregation", "remove it"),
         (algo("length_weighted_baseline = true"), "orchestrator.algo.length_weighted_baseline", "remove it"),

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from harbortrainer.commands.opening import assumed_note
 from harbortrainer.config.algorithm_config import GateConfig
-from harbortrainer.config.prime_rl_releases import newer_key, pinned_key, release_of, to_newer, to_pinned
+from harbortrainer.config.prime_rl_key_names import newer_key, pinned_key, release_of
+from harbortrainer.config.prime_rl_releases import to_newer, to_pinned
 from harbortrainer.config.prime_rl_run import prime_run
 from harbortrainer.config.reader import load, read, upgrade_file
 from harbortrainer.config.trainer_table import IpoLoss
@@ -189,6 +191,86 @@ def test_options_take_newer_names(newer_file):
     assert orchestrator.eval is not None
     assert (orchestrator.group_size, orchestrator.algo.type) == (4, "grpo")
     assert (orchestrator.train.source[0].curriculum, orchestrator.eval.source[0].num_examples) == (None, 7)
+
+
+UNTOLD = {
+    "group_size = 8\nenv.timeout.episode = 600": "",
+    '[orchestrator.train.algo]\ntype = "max_rl"': "",
+    "select.limit = 10": "",
+}
+"""Changes that leave only keys which both releases have."""
+
+
+@pytest.fixture
+def untold_file(newer_file):
+    def write(*changes: tuple[str, str]) -> Path:
+        return newer_file(*UNTOLD.items(), *changes)
+
+    return write
+
+
+def test_option_does_not_change_the_release_of_a_file(untold_file):
+    path = untold_file()
+    plain = load(path, ["--orchestrator.group-size", "8"])
+    assert load(path, ["--orchestrator.train.group-size=8"]) == plain
+    assert (plain.orchestrator.group_size, plain.trainer.loss.type) == (8, "default")
+
+
+@pytest.mark.parametrize("words", [["--orchestrator.eval.num-examples", "-1"], ["--orchestrator.group-size", "4"]])
+def test_newer_file_takes_options_with_pinned_names(newer_file, words):
+    orchestrator = load(newer_file(), words).orchestrator
+    assert orchestrator.eval is not None
+    expected = (8, -1) if words[1] == "-1" else (4, 10)
+    assert (orchestrator.group_size, orchestrator.eval.source[0].num_examples) == expected
+
+
+def test_error_names_the_option_as_it_was_typed(untold_file):
+    with pytest.raises(UserError) as caught:
+        load(untold_file(), ["--orchestrator.train.group-size", "0"])
+    assert caught.value.where == "command line: --orchestrator.train.group-size"
+
+
+def test_pinned_file_refuses_an_option_without_a_pinned_name(untold_file):
+    with pytest.raises(UserError) as caught:
+        load(untold_file(), ["--no-orchestrator.constant-trainer-batch-size"])
+    assert caught.value.where == "command line: --orchestrator.constant-trainer-batch-size"
+    assert "--to v0.9" in caught.value.do
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("[trainer.optim]\nlr = 1e-5", None),
+        ('[trainer.loss]\ntype = "ipo"', None),
+        ('[trainer.loss]\ntype = "cispo"', "v0.9"),
+        ('[trainer.loss]\ntype = "ipo"\neps = 0.2', "v0.9"),
+        ('[trainer.loss]\ntype = "ipo"\nscore_centering = true', "v0.9"),
+        ('[trainer.optim]\nweight_decay = "auto"', "v0.9"),
+        ('[trainer.loss]\ntype = "cispo"\n[orchestrator]\ngroup_size = 4', "pin"),
+        ('[trainer.loss]\ntype = "default"', "pin"),
+        ("[orchestrator]\nenv_server_base_port = 6000", "pin"),
+    ],
+)
+def test_release_of_a_file_without_renamed_keys(text, release):
+    assert release_of(tomllib.loads(text)) == release
+
+
+def test_newer_value_brings_newer_defaults_and_a_note(untold_file):
+    config = load(untold_file(("rank = 8", 'rank = 8\n[trainer.loss]\ntype = "cispo"')))
+    assert config.trainer.optim.weight_decay == 0
+    assert any("defaults of newer Prime-RL" in note and "trainer.loss.type" in note for note in config.notes)
+
+
+def test_newer_checkout_names_the_release_it_assumes(newer_file, untold_file):
+    path = untold_file()
+    assert assumed_note(read(path), "pin") == []
+    assert [str(path) in note and "v0.9" in note for note in assumed_note(read(path), "v0.9")] == [True]
+    assert assumed_note(read(newer_file()), "v0.9") == []
+
+
+def test_upgrade_says_which_release_it_assumed(untold_file, tmp_path):
+    lines = upgrade_file(untold_file(), tmp_path / "out.toml", "v0.9")
+    assert any("read with the defaults of the pinned commit" in line for line in lines)
 
 
 def test_error_about_an_option_names_the_option(newer_file):

@@ -156,6 +156,21 @@ def test_newer_checkout_gets_the_users_own_newer_file(run_file, stand_in, tmp_pa
     assert last_json(tmp_path / "outputs" / "r" / "configs" / LOG)["argv"] == ["@", str(path), *words]
 
 
+def test_newer_checkout_reads_a_file_that_tells_no_release_itself(run_file, stand_in, tmp_path):
+    path = run_file()
+    path.write_text(path.read_text().replace("group_size = 4", ""))
+    words = ["--orchestrator.group-size", "4"]
+    start(read(path, words), make_newer(stand_in(PRINT_ARGUMENTS)), words)
+    argv = last_json(tmp_path / "outputs" / "r" / "configs" / LOG)["argv"]
+    assert argv == ["@", str(path), "--orchestrator.train.group-size", "4"]
+
+
+def test_pinned_checkout_gets_options_with_pinned_names(run_file, stand_in, tmp_path):
+    path, words = run_file(), ["--orchestrator.train.group-size=2"]
+    start(read(path, words), stand_in(PRINT_ARGUMENTS), words)
+    assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"] == ["@", str(path), "--orchestrator.group-size=2"]
+
+
 def test_pinned_checkout_gets_pinned_key_names(run_file, stand_in, tmp_path):
     path = with_newer_keys(run_file())
     start(read(path), stand_in(PRINT_ARGUMENTS), [])

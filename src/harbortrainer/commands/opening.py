@@ -1,5 +1,6 @@
 """The first steps of a command on a run file: choose the engine, read the file as that engine does, print its notes."""
 
+from harbortrainer.config.prime_rl_key_names import Release
 from harbortrainer.config.prime_rl_run import plugin_envs, prime_run
 from harbortrainer.config.reader import RawRun, from_raw
 from harbortrainer.doctor.launch_plan import LaunchPlan
@@ -27,7 +28,7 @@ def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: 
         return LaunchPlan(choice=choice, checkout=checkout, gpus=gpus)
     if choice.engine == "prime-rl":
         run = prime_run(raw, release=checkout.release, resume=resume, dry_run=dry_run)
-        notes = raw.notes
+        notes = [*raw.notes, *assumed_note(raw, checkout.release)]
     else:
         run = from_raw(raw)
         notes = run.notes
@@ -45,3 +46,10 @@ def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: 
         resume=resume,
         overrides=raw.overrides,
     )
+
+
+def assumed_note(raw: RawRun, release: Release) -> list[str]:
+    """Return the message that a file without a key of one release is read as the newer checkout reads it."""
+    if not raw.assumed or release == "pin":
+        return []
+    return [f"no key of {raw.file} tells its release: Prime-RL {release} reads it, with its own defaults"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from harbortrainer.config.explain import nearest, without_indices
-from harbortrainer.config.prime_rl_releases import NEW, pinned_key
+from harbortrainer.config.prime_rl_key_names import NEW, Release, newer_key, pinned_key
 from harbortrainer.config.prime_rl_schema import NUMBERS, is_known, key_types, known_keys, type_error, types_of
 from harbortrainer.config.table import TomlTable, with_value
 from harbortrainer.errors import UserError, joined
@@ -28,6 +28,9 @@ OPTIONS = ("config", "engine", "resume", "dry_run")
 SWITCH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 FREE_TABLES = re.compile(r"\.(agent_kwargs|environment_kwargs)\.[^.]+$")
 """Tables with values of any type; text that looks like a number becomes a number."""
+
+ALL_TASKS = {"num_examples": -1, "limit": "None"}
+"""The value of the pinned and of the newer key that evaluates all tasks."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,13 @@ class Override:
         key: Dotted key; list entries are numbers.
         value: The new value.
         words: The command-line words of this override.
+        typed: The key on the command line; None if it is `key`.
     """
 
     key: str
     value: object
     words: tuple[str, ...]
+    typed: str | None = None
 
     @property
     def in_a_list(self) -> bool:
@@ -87,8 +92,24 @@ def apply(data: TomlTable, found: Sequence[Override]) -> TomlTable:
         try:
             data = with_value(data, override.key, override.value)
         except KeyError as error:
-            raise _error(override.key, str(error.args[0]), "change the file instead") from None
+            key = override.typed or override.key
+            raise _error(key, str(error.args[0]), "change the file instead") from None
     return data
+
+
+def renamed(override: Override, release: Release) -> Override:
+    """Return the override with the key name of a release; its words then are that release's too."""
+    key = pinned_key(override.key) if release == "pin" else newer_key(override.key)
+    if key == override.key:
+        return override
+    option, *text = override.words[0].split("=", 1)
+    option = option.replace("_", "-").replace(flag(override.key)[2:], flag(key)[2:])
+    value, words = override.value, ("=".join([option, *text]), *override.words[1:])
+    old, new = override.key.rpartition(".")[2], key.rpartition(".")[2]
+    if old in ALL_TASKS and value == ALL_TASKS[old]:
+        value = ALL_TASKS[new]
+        words = (f"{flag(key)}={value}",)
+    return Override(key, value, words, typed=override.key)
 
 
 def flag(key: str) -> str:
@@ -110,8 +131,8 @@ def setting_location(file: str, key: str, found: Sequence[Override]) -> str:
     path = flag(key)
     for override in found:
         if f"{path}.".startswith(f"{flag(override.key)}."):
-            return f"command line: {path}"
-    inside = [flag(override.key) for override in found if flag(override.key).startswith(f"{path}.")]
+            return f"command line: {flag(override.typed or override.key)}{path[len(flag(override.key)) :]}"
+    inside = [flag(one.typed or one.key) for one in found if flag(one.key).startswith(f"{path}.")]
     return f"{file}: {key}" + (f" with {' '.join(inside)}" if inside else "")
 
 

@@ -2,125 +2,29 @@
 
 Contract: every other module knows the pinned keys only. `to_pinned` and `to_newer` keep the meaning of a file: where
 the two releases have different defaults, the result sets the value. What has no equal is refused, or named in a note.
-Source: Prime-RL of October 2026, `packages/prime-rl-configs/src/prime_rl/configs/{orchestrator,trainer}.py`, whose
-renamed keys have no aliases. Release 0.9 was the first with them.
 """
 
-from collections.abc import Iterator
 from copy import deepcopy
-from typing import Literal
 
+from harbortrainer.config.prime_rl_key_names import (
+    CONSTANT,
+    DROPPED,
+    EVAL,
+    GROUP_TABLES,
+    MOVED,
+    OLDER,
+    TRAIN,
+    sources_in,
+    where_set,
+)
 from harbortrainer.config.table import TomlTable, TomlValue, lookup
 from harbortrainer.errors import UserError
-
-type Release = Literal["pin", "v0.9"]
-
-TRAIN, EVAL = "orchestrator.train", "orchestrator.eval"
-CONSTANT = "orchestrator.constant_trainer_batch_size"
-MOVED = {
-    "orchestrator.train.algo": "orchestrator.algo",
-    "orchestrator.train.group_size": "orchestrator.group_size",
-}
-RENAMED = MOVED | {
-    "orchestrator.train.source.sampler": "orchestrator.train.source.curriculum.sampler",
-    "orchestrator.eval.select.limit": "orchestrator.eval.num_examples",
-    "orchestrator.eval.source.select.limit": "orchestrator.eval.source.num_examples",
-}
-"""The newer key of each renamed one, or of a renamed table, without list indices."""
-
-NEW = {
-    CONSTANT: frozenset({"bool"}),
-    "orchestrator.train.sampling.top_p": frozenset({"float"}),
-    "orchestrator.train.sampling.top_k": frozenset({"int", "none"}),
-    "orchestrator.train.source.min_abs_advantage": frozenset({"float"}),
-}
-"""Newer keys without an older name, with their value types."""
-
-GROUP_TABLES = ("env", "select")
-"""Tables that the sources inherit from `[orchestrator.train]` and `[orchestrator.eval]`, key by key."""
-
-NEWER_TABLES = tuple(f"{group}.{table}" for group in (TRAIN, EVAL) for table in GROUP_TABLES)
-OLDER = {
-    "orchestrator.algo": "use orchestrator.train.algo",
-    "orchestrator.group_size": "use orchestrator.train.group_size",
-    "orchestrator.token_batch_size": "use orchestrator.batch_size",
-    "orchestrator.train.filter_zero_advantages": f"use {CONSTANT}",
-    "orchestrator.train.source.curriculum": f"use sampler and {CONSTANT}",
-    "orchestrator.eval.num_examples": "use select.limit",
-    "orchestrator.eval.source.num_examples": "use select.limit",
-    "trainer.loss.ipo_threshold": "use trainer.loss.eps",
-    "trainer.loss.kl_tau": "remove it: newer releases have no KL term",
-}
-"""Keys that only the pinned commit has, and what to do in a newer file."""
-
-DROPPED = (
-    "orchestrator.env_server_base_port",
-    "orchestrator.model.lora.name",
-    "trainer.enable_token_export",
-)
-"""Keys of the pinned commit that newer releases do not need."""
 
 EPS, PINNED_EPS, PINNED_KL, PINNED_WEIGHT_DECAY = 0.3, 0.1, 1e-3, 0.01
 """Defaults: `eps` of newer releases; the pinned `ipo_threshold`, `kl_tau` and `weight_decay`."""
 
 SIGNAL_GATE = {"signal": {"type": "advantage_range"}}
 """The pinned gate that replaces groups whose trials all got the same reward."""
-
-
-def pinned_key(key: str) -> str:
-    """Return the pinned name of a key without list indices.
-
-    Example:
-        >>> pinned_key("orchestrator.train.algo.type")
-        'orchestrator.algo.type'
-    """
-    return _renamed(key, RENAMED)
-
-
-def newer_key(key: str) -> str:
-    """Return the name of a pinned key in newer releases, with or without list indices."""
-    for new, old in RENAMED.items():
-        table, _, name = new.partition(".source.")
-        short = old.partition(".source.")[2]
-        if name and key.startswith(f"{table}.source["):
-            head, _, rest = key.partition("].")
-            if f"{rest}.".startswith(f"{short}."):
-                return f"{head}].{name}{rest[len(short) :]}"
-    return _renamed(key, {old: new for new, old in RENAMED.items()})
-
-
-def _renamed(key: str, names: dict[str, str]) -> str:
-    prefix = next((name for name in names if f"{key}.".startswith(f"{name}.")), "")
-    return names[prefix] + key[len(prefix) :] if prefix else key
-
-
-def release_of(data: TomlTable) -> Release:
-    """Return the release whose keys a run file has; the pinned one if its keys do not tell."""
-    return "v0.9" if any(True for _ in _newer_keys(data)) else "pin"
-
-
-def _newer_keys(data: TomlTable) -> Iterator[str]:
-    for key in [*RENAMED, *NEW, *NEWER_TABLES]:
-        yield from _where(data, key)
-    for group in (TRAIN, EVAL):
-        yield from _where(data, f"{group}.source.select")
-
-
-def _where(data: TomlTable, key: str) -> Iterator[str]:
-    """Yield a key if it is set; for a key of sources, yield it for each source that sets it."""
-    group, found, name = key.partition(".source.")
-    if not found:
-        if lookup(data, key) is not None:
-            yield key
-        return
-    for index, source in enumerate(_sources(data, group)):
-        if lookup(source, name) is not None:
-            yield f"{group}.source[{index}].{name}"
-
-
-def _sources(data: TomlTable, group: str) -> list[TomlTable]:
-    sources = lookup(data, f"{group}.source")
-    return [one for one in sources if isinstance(one, dict)] if isinstance(sources, list) else []
 
 
 def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
@@ -137,7 +41,7 @@ def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
         UserError: The file also has a key that only the pinned commit has.
     """
     for key, do in OLDER.items():
-        for where in _where(data, key):
+        for where in where_set(data, key):
             what = "this key is of the pinned Prime-RL, but other keys of the file are of a newer release"
             raise UserError(what, where=f"{file}: {where}", do=do)
     tables = _Tables(deepcopy(data), file)
@@ -147,11 +51,11 @@ def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
     for new, old in MOVED.items():
         if (value := tables.take(new)) is not None:
             tables.put(old, value)
-    for number, source in enumerate(_sources(tables.data, TRAIN)):
+    for number, source in enumerate(sources_in(tables.data, TRAIN)):
         at = f"{TRAIN}.source[{number}]"
         tables.read_select(source, at, limit=False)
         tables.read_train_source(source, at, constant=constant is None or constant is True)
-    for number, source in enumerate(_sources(tables.data, EVAL)):
+    for number, source in enumerate(sources_in(tables.data, EVAL)):
         tables.read_select(source, f"{EVAL}.source[{number}]", limit=True)
     for key, harmless in (("top_p", 1.0), ("top_k", None)):
         tables.refuse_unless(harmless, f"{TRAIN}.sampling.{key}", "the policy trains on its whole distribution")
@@ -177,7 +81,7 @@ def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
     for new, old in MOVED.items():
         if (value := tables.take(old)) is not None:
             tables.put(new, value)
-    for holder, at in ((tables.table(EVAL), EVAL), *((one, f"{EVAL}.source") for one in _sources(tables.data, EVAL))):
+    for holder, at in ((tables.table(EVAL), EVAL), *((one, f"{EVAL}.source") for one in sources_in(tables.data, EVAL))):
         count = holder.pop("num_examples", -1)
         if isinstance(count, int) and count >= 0:
             holder["select"] = {"limit": count}
@@ -233,10 +137,10 @@ class _Tables:
         """Give each source the tables that it inherits in newer releases only."""
         for name in GROUP_TABLES:
             shared = self.take(f"{group}.{name}")
-            for source in _sources(self.data, group) if isinstance(shared, dict) else ():
+            for source in sources_in(self.data, group) if isinstance(shared, dict) else ():
                 source[name] = _merged(shared, source.get(name, {}))
         shared = self.table(f"{group}.algo")
-        for source in _sources(self.data, group):
+        for source in sources_in(self.data, group):
             own = source.get("algo")
             if isinstance(own, dict) and own.get("type", shared.get("type")) == shared.get("type"):
                 source["algo"] = _merged(shared, own)
@@ -276,7 +180,7 @@ class _Tables:
     def write_gates(self) -> None:
         """Replace each source's curriculum. Raises `UserError` if newer releases have no equal."""
         gated = []
-        for number, source in enumerate(_sources(self.data, TRAIN)):
+        for number, source in enumerate(sources_in(self.data, TRAIN)):
             at = f"{TRAIN}.source[{number}].curriculum"
             curriculum = source.pop("curriculum", None) or {}
             if sampler := curriculum.get("sampler"):

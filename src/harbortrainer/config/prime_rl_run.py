@@ -15,7 +15,8 @@ from harbortrainer.config.algorithm_config import NamedAlgo
 from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import Concurrency, SourceConfig
 from harbortrainer.config.plugin import PluginEnv, all_unknown_keys, plugin_env, plugin_errors
-from harbortrainer.config.prime_rl_releases import Release, to_newer
+from harbortrainer.config.prime_rl_key_names import Release
+from harbortrainer.config.prime_rl_releases import to_newer
 from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, key_errors, known_keys, longest, pin_errors
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.runfile import RunBasics, RunConfig, VllmConfig
@@ -168,7 +169,7 @@ def prime_run(raw: RawRun, *, release: Release = "pin", resume: bool = False, dr
 
     Args:
         raw: The file, with overrides applied.
-        release: The Prime-RL that is there. A newer one than the pinned commit checks the keys by itself.
+        release: The Prime-RL that is there. A newer one than the pinned commit checks its own keys by itself.
         resume: Whether the run is resumed.
         dry_run: Whether `rl` only checks its file.
 
@@ -178,7 +179,7 @@ def prime_run(raw: RawRun, *, release: Release = "pin", resume: bool = False, dr
     errors = list(refusals(raw, resume=resume, dry_run=dry_run))
     if release == "pin":
         errors = [*raw.untranslated, *key_errors(raw.data, raw.file), *pin_errors(raw.data, raw.file), *errors]
-    elif raw.release == "pin":
+    elif raw.release == "pin" and not raw.assumed:
         to_newer(raw.data, raw.file)  # raises for a key without an equal
     lifted = [(top, raw.get(key)) for key, top in SHARED.items() if top in LIFTED and raw.get(key) is not None]
     run = None

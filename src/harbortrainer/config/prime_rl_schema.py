@@ -27,6 +27,7 @@ from pydantic import BaseModel
 
 from harbortrainer.config.explain import unknown_key, without_indices
 from harbortrainer.config.plugin import HarnessKeys, TasksetKeys
+from harbortrainer.config.prime_rl_key_names import NEW
 from harbortrainer.config.run_sections import Prices, WarmupConfig
 from harbortrainer.config.table import TomlTable, lookup, with_value
 from harbortrainer.errors import UserError
@@ -195,7 +196,11 @@ def key_errors(data: TomlTable, file: str) -> Iterator[UserError]:
     """Yield an error for each unknown key, with the nearest existing one, and for each value of a wrong type."""
     unknown = [key for key, _ in _iterate(data) if not is_known(key)]
     for key in unknown:
-        if not any(key.startswith((f"{table}.", f"{table}[")) for table in unknown):
+        if without_indices(key) in NEW:
+            do = "translate the file with `harbortrainer config upgrade FILE --to v0.9` first"
+            what = "only files with the key names of newer Prime-RL have this key"
+            yield UserError(what, where=f"{file}: {key}", do=do)
+        elif not any(key.startswith((f"{table}.", f"{table}[")) for table in unknown):
             yield unknown_key(key, file, known_keys())
     for key, value in _iterate(data, foreign=True):
         if what := type_error(key, value):

@@ -18,9 +18,10 @@ from pydantic import ValidationError
 
 from harbortrainer.config import legacy
 from harbortrainer.config.explain import explain
-from harbortrainer.config.overrides import Override, apply, parse, with_override_location
+from harbortrainer.config.overrides import Override, apply, parse, renamed, with_override_location
 from harbortrainer.config.plugin import all_unknown_keys, plugin_errors
-from harbortrainer.config.prime_rl_releases import Release, newer_key, release_of, to_newer, to_pinned
+from harbortrainer.config.prime_rl_key_names import Release, newer_key, newer_value, release_of
+from harbortrainer.config.prime_rl_releases import to_newer, to_pinned
 from harbortrainer.config.prime_rl_schema import key_errors, known_keys, supported_keys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, TomlValue, lookup, nulls_as_text
@@ -37,8 +38,9 @@ class RawRun:
         data: The tables, with overrides applied.
         notes: Messages for the user about the reading.
         upgraded: The translated text if the file has old key names, else None.
-        overrides: The command-line overrides.
+        overrides: The command-line overrides, with the key names of the file.
         release: The Prime-RL whose keys the file has.
+        assumed: Whether the release is assumed, because the keys are the same in both.
         untranslated: Errors of keys that only newer releases support.
     """
 
@@ -48,6 +50,7 @@ class RawRun:
     upgraded: str | None = None
     overrides: tuple[Override, ...] = ()
     release: Release = "pin"
+    assumed: bool = False
     untranslated: tuple[UserError, ...] = ()
 
     def get(self, dotted: str, default: TomlValue = None) -> TomlValue:
@@ -97,13 +100,28 @@ def read(path: Path | str, arguments: Sequence[str] = ()) -> RawRun:
     """
     file = str(path)
     text, notes = legacy.upgrade(_text(Path(path)), file)
-    found = tuple(parse(arguments))
-    data = apply(_parse(text, file), found)
-    nulled = {key: _nulls(value) for key, value in data.items()}
-    release, untranslated = release_of(nulled), []
+    upgraded = text if notes else None
+    found = parse(arguments)
+    tables = _parse(text, file)
+    told: Release | None = "pin" if notes else release_of(_nulls(tables))
+    release = told or "pin"
+    if release != "pin" and (key := newer_value(_nulls(tables))):
+        notes = [f"{file} has the defaults of newer Prime-RL, because the pinned commit has no such {key}"]
+    overrides = tuple(renamed(one, release) for one in found)
+    data = _nulls(apply(tables, overrides))
+    untranslated: list[UserError] = []
     if release != "pin":
-        nulled, untranslated = to_pinned(nulled, file)
-    return RawRun(file, nulled, tuple(notes), text if notes else None, found, release, tuple(untranslated))
+        data, untranslated = to_pinned(data, file)
+    return RawRun(
+        file=file,
+        data=data,
+        notes=tuple(notes),
+        upgraded=upgraded,
+        overrides=overrides,
+        release=release,
+        assumed=told is None,
+        untranslated=tuple(untranslated),
+    )
 
 
 def from_raw(raw: RawRun) -> RunConfig:
@@ -151,6 +169,8 @@ def upgrade_file(file: Path, output: Path | None, release: Release | None = None
     if raw.upgraded is None and release == raw.release:
         return [f"{file}: nothing to do, all key names are current"]
     lines = [note.split(";")[0] for note in raw.notes[:1]]
+    if raw.assumed:
+        lines.append("no key tells the release of the file: it was read with the defaults of the pinned commit")
     text = raw.upgraded
     if text is None or release != raw.release:
         data, notes = (raw.data, []) if release == "pin" else to_newer(raw.data, raw.file)
@@ -180,7 +200,7 @@ def _parse(text: str, file: str) -> TomlTable:
         raise UserError(f"not valid TOML: {error}", where=file, do="fix that line") from None
 
 
-def _nulls(value: object) -> object:
+def _nulls(value: TomlValue) -> TomlValue:
     """Replace the text "None" by null, as Prime-RL does; TOML has no null."""
     if isinstance(value, dict):
         return {key: _nulls(item) for key, item in value.items()}

@@ -7,7 +7,7 @@ from functools import cached_property
 from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
 from harbortrainer.config.overrides import Override, setting_location
 from harbortrainer.config.plugin import HarnessKeys, PluginEnv, TasksetKeys
-from harbortrainer.config.prime_rl_releases import Release, newer_key
+from harbortrainer.config.prime_rl_key_names import Release, newer_key
 from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu

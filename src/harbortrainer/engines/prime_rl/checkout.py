@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
-from harbortrainer.config.prime_rl_releases import Release
+from harbortrainer.config.prime_rl_key_names import Release
 from harbortrainer.engines.programs import program_output
 from harbortrainer.environment.request_check import RUN_KEY_FILE_VARIABLE
 from harbortrainer.errors import UserError

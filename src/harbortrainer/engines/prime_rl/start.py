@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tomlkit
 
-from harbortrainer.config.overrides import Override, apply, parse
+from harbortrainer.config.overrides import Override, apply, parse, renamed
 from harbortrainer.config.prime_rl_releases import to_newer
 from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
@@ -199,7 +199,8 @@ def plan_attempt(
     run: PrimeRun, raw: RawRun, checkout: Checkout, found: Sequence[Override], *, resume: bool, dry_run: bool
 ) -> Attempt:
     """Prepare the shared settings of all attempts, and write the file for `rl` if it needs one."""
-    translated = checkout.release != raw.release
+    translated = checkout.release != raw.release and not raw.assumed
+    found = [renamed(override, checkout.release) for override in found]
     entries = [override for override in found if translated or override.in_a_list]
     options = [word for override in found if override not in entries for word in override.words]
     options += [] if raw.get("run.name") else ["--run.name", str(run.run.name)]
