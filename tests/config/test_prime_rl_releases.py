@@ -333,6 +333,28 @@ def test_upgrade_notes_another_default_loss():
     assert notes == ["no loss is named: newer releases train with ipo, the pinned commit with DPPO and KL"]
 
 
+def sources(**algos: dict | None) -> dict:
+    """Return training sources by name, each with its own `algo` unless that is None."""
+    found = [{"name": name} | ({} if algo is None else {"algo": algo}) for name, algo in algos.items()]
+    return {"source": found}
+
+
+def test_algorithm_of_a_source_replaces_the_shared_one_in_newer_releases_too():
+    shared = {"type": "grpo", "length_penalty": {"num_turns_weight": 0.5}}
+    orchestrator = {"algo": shared, "train": sources(a={"length_weighted_baseline": True}, b=None)}
+    newer, _ = to_newer({"orchestrator": orchestrator}, "f.toml")
+    assert "algo" not in newer["orchestrator"] and "algo" not in newer["orchestrator"]["train"]
+    algos = [source["algo"] for source in newer["orchestrator"]["train"]["source"]]
+    assert algos == [{"length_weighted_baseline": True, "type": "grpo"}, shared]
+
+
+@pytest.mark.parametrize(("shared", "own"), [({}, {"type": "grpo"}), ({"type": "grpo"}, {}), ({}, {})])
+def test_source_inherits_from_an_algorithm_without_a_type(shared, own):
+    penalty = {"length_penalty": {"num_turns_weight": 0.5}}
+    data, _ = to_pinned({"orchestrator": {"train": {"algo": shared | penalty} | sources(a=own)}}, "f.toml")
+    assert data["orchestrator"]["train"]["source"][0]["algo"] == shared | own | penalty
+
+
 GATED = {"curriculum": {"gates": {"g": {"type": "advantage_range"}}}}
 
 

@@ -23,6 +23,7 @@ from harbortrainer.errors import UserError
 EPS, PINNED_EPS, PINNED_KL, PINNED_WEIGHT_DECAY = 0.3, 0.1, 1e-3, 0.01
 """Defaults: `eps` of newer releases; the pinned `ipo_threshold`, `kl_tau` and `weight_decay`."""
 
+DEFAULT_ALGO = "grpo"
 SIGNAL_GATE = {"signal": {"type": "advantage_range"}}
 """The pinned gate that replaces groups whose trials all got the same reward."""
 
@@ -78,6 +79,7 @@ def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
     """
     tables = _Tables(deepcopy(data), file)
     tables.write_gates()
+    tables.write_algo()
     for new, old in MOVED.items():
         if (value := tables.take(old)) is not None:
             tables.put(new, value)
@@ -141,8 +143,8 @@ class _Tables:
                 source[name] = _merged(shared, source.get(name, {}))
         shared = self.table(f"{group}.algo")
         for source in sources_in(self.data, group):
-            own = source.get("algo")
-            if isinstance(own, dict) and own.get("type", shared.get("type")) == shared.get("type"):
+            own, kind = source.get("algo"), shared.get("type", DEFAULT_ALGO)
+            if isinstance(own, dict) and own.get("type", kind) == kind:
                 source["algo"] = _merged(shared, own)
 
     def read_select(self, source: TomlTable, at: str, *, limit: bool) -> None:
@@ -191,14 +193,24 @@ class _Tables:
                     do = f"remove the gate; newer releases have {CONSTANT} and min_abs_advantage of a source"
                     raise self.error("newer releases have no gates", f"{at}.gates.{name}", do)
             gated.append(bool(gates))
-            if isinstance(source.get("algo"), dict):
-                source["algo"].setdefault("type", "grpo")
         if gated:
             if any(gated) and not all(gated):
                 do = "give all sources such a gate, or none"
                 what = f"only some sources have a gate; newer releases have {CONSTANT} for all"
                 raise self.error(what, f"{TRAIN}.source", do)
             self.put(CONSTANT, all(gated))
+
+    def write_algo(self) -> None:
+        """Give each source the pinned `orchestrator.algo` if one has its own, which newer releases would merge."""
+        sources = sources_in(self.data, TRAIN)
+        if all(source.get("algo") is None for source in sources):
+            return
+        shared = self.take("orchestrator.algo")
+        for source in sources:
+            if source.get("algo") is not None:
+                source["algo"].setdefault("type", DEFAULT_ALGO)
+            elif shared is not None:
+                source["algo"] = deepcopy(shared)
 
     def write_loss(self) -> list[str]:
         """Translate the loss and the weight decay; return notes on what differs."""
