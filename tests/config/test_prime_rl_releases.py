@@ -355,6 +355,29 @@ def test_source_inherits_from_an_algorithm_without_a_type(shared, own):
     assert data["orchestrator"]["train"]["source"][0]["algo"] == shared | own | penalty
 
 
+ECHO = {"algo": {"type": "echo"}}
+
+
+def test_gate_of_an_echo_source_is_named_in_a_note():
+    for train in ([GATED | ECHO], [GATED, GATED | ECHO]):
+        newer, notes = to_newer({"orchestrator": {"train": {"source": train}}, "trainer": {"loss": IPO}}, "f.toml")
+        assert newer["orchestrator"]["constant_trainer_batch_size"] is True
+        where = f"orchestrator.train.source[{len(train) - 1}]"
+        assert notes == [f"newer releases replace no group of ECHO: the gate has no effect there ({where})"]
+
+
+def test_echo_source_without_a_gate_survives_both_translations():
+    train = {"group_size": 4, "source": [{"name": "a"}, {"name": "b", **ECHO}]}
+    data, errors = to_pinned({"orchestrator": {"train": train}}, "f.toml")
+    assert (["curriculum" in source for source in data["orchestrator"]["train"]["source"]], errors) == (
+        [True, False],
+        [],
+    )
+    newer, _ = to_newer(data, "f.toml")
+    assert newer["orchestrator"]["constant_trainer_batch_size"] is True
+
+
+IPO = {"type": "ipo", "ipo_threshold": 0.1, "kl_tau": 0.0}
 GATED = {"curriculum": {"gates": {"g": {"type": "advantage_range"}}}}
 
 
@@ -369,6 +392,10 @@ GATED = {"curriculum": {"gates": {"g": {"type": "advantage_range"}}}}
             "orchestrator.train.filter_zero_advantages",
         ),
         ({"orchestrator": {"train": {"source": [GATED, {}]}}}, "orchestrator.train.source"),
+        (
+            {"orchestrator": {"train": {"source": [{"curriculum": {"samplr": {}}}]}}},
+            "orchestrator.train.source[0].curriculum.samplr",
+        ),
         (
             {"orchestrator": {"train": {"source": [{"curriculum": {"gates": {"g": {"reject_max": 0.1}}}}]}}},
             "orchestrator.train.source[0].curriculum.gates.g",

@@ -78,7 +78,7 @@ def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
         UserError: A key has no equal in newer releases.
     """
     tables = _Tables(deepcopy(data), file)
-    tables.write_gates()
+    gate_notes = tables.write_gates()
     tables.write_algo()
     for new, old in MOVED.items():
         if (value := tables.take(old)) is not None:
@@ -96,7 +96,7 @@ def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
     if tables.take("orchestrator.train.filter_zero_advantages") is False:
         what, do = "newer releases always leave out tokens without an advantage", "remove it"
         raise tables.error(what, "orchestrator.train.filter_zero_advantages", do)
-    return tables.data, [*notes, *tables.write_loss()]
+    return tables.data, [*gate_notes, *notes, *tables.write_loss()]
 
 
 class _Tables:
@@ -179,26 +179,38 @@ class _Tables:
         if self.table("trainer.optim").get("weight_decay", "auto") == "auto":
             self.put("trainer.optim.weight_decay", 0.0)
 
-    def write_gates(self) -> None:
-        """Replace each source's curriculum. Raises `UserError` if newer releases have no equal."""
-        gated = []
+    def write_gates(self) -> list[str]:
+        """Replace each source's curriculum; return notes. Raises `UserError` if newer releases have no equal."""
+        gated, of_echo = [], []
         for number, source in enumerate(sources_in(self.data, TRAIN)):
-            at = f"{TRAIN}.source[{number}].curriculum"
-            curriculum = source.pop("curriculum", None) or {}
-            if sampler := curriculum.get("sampler"):
-                source["sampler"] = sampler
-            gates = curriculum.get("gates") or {}
-            for name, gate in gates.items():
-                if gate.get("reject_min", 0) or gate.get("reject_max", 0):
-                    do = f"remove the gate; newer releases have {CONSTANT} and min_abs_advantage of a source"
-                    raise self.error("newer releases have no gates", f"{at}.gates.{name}", do)
-            gated.append(bool(gates))
-        if gated:
-            if any(gated) and not all(gated):
-                do = "give all sources such a gate, or none"
-                what = f"only some sources have a gate; newer releases have {CONSTANT} for all"
-                raise self.error(what, f"{TRAIN}.source", do)
-            self.put(CONSTANT, all(gated))
+            at = f"{TRAIN}.source[{number}]"
+            gates = self._take_gates(source, at)
+            own = source.get("algo")
+            algo = self.table("orchestrator.algo") if own is None else own
+            if algo.get("type") != "echo":
+                gated.append(gates)
+            elif gates:
+                of_echo.append(at)
+        if any(gated) and not all(gated):
+            what = f"only some sources have a gate; newer releases have {CONSTANT} for all"
+            raise self.error(what, f"{TRAIN}.source", "give all sources such a gate, or none")
+        if sources_in(self.data, TRAIN):
+            self.put(CONSTANT, any(gated or of_echo))
+        return [f"newer releases replace no group of ECHO: the gate has no effect there ({at})" for at in of_echo]
+
+    def _take_gates(self, source: TomlTable, at: str) -> bool:
+        """Remove the curriculum but for its sampler; return whether it had gates."""
+        curriculum = source.pop("curriculum", None) or {}
+        for name in curriculum.keys() - {"sampler", "gates"}:
+            raise self.error("no such key", f"{at}.curriculum.{name}", "remove it, or set sampler or gates")
+        if sampler := curriculum.get("sampler"):
+            source["sampler"] = sampler
+        gates = curriculum.get("gates") or {}
+        for name, gate in gates.items():
+            if gate.get("reject_min", 0) or gate.get("reject_max", 0):
+                do = f"remove the gate; newer releases have {CONSTANT} and min_abs_advantage of a source"
+                raise self.error("newer releases have no gates", f"{at}.curriculum.gates.{name}", do)
+        return bool(gates)
 
     def write_algo(self) -> None:
         """Give each source the pinned `orchestrator.algo` if one has its own, which newer releases would merge."""
