@@ -176,6 +176,45 @@ def test_keys_of_two_releases_in_one_file_are_refused(newer_file, change, key, a
     assert advice in caught.value.do
 
 
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (("[trainer.model.lora]\nrank = 8", '[trainer]\nloss = "cispo"'), "trainer.loss"),
+        (("[trainer.model.lora]\nrank = 8", '[trainer]\noptim = "muon"'), "trainer.optim"),
+        (("[trainer.model.lora]\nrank = 8", '[trainer]\noptim = "None"'), "trainer.optim"),
+        (('name = "first"', 'name = "first"\nalgo = "echo"'), "orchestrator.train.source[0].algo"),
+        (('name = "held-out"', 'name = "held-out"\nselect = 3'), "orchestrator.eval.source[0].select"),
+        (("select.limit = 10", "select = 10"), "orchestrator.eval.select"),
+        (("env.timeout.episode = 600", 'env = "x"'), "orchestrator.train.env"),
+    ],
+)
+def test_value_in_place_of_a_table_is_refused(newer_file, change, where):
+    path = newer_file(change)
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert caught.value.where.endswith(f": {where}")
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "key"),
+    [
+        ("3", "curriculum"),
+        ("{ gates = 3 }", "curriculum.gates"),
+        ("{ gates.a = 3 }", "curriculum.gates.a"),
+        ('{ samplr.type = "difficulty_pool" }', "curriculum.samplr"),
+    ],
+)
+def test_newer_checkout_gets_no_pinned_file_with_a_wrong_curriculum(untold_file, curriculum, key):
+    path = untold_file(("batch_size = 16", "batch_size = 16\ngroup_size = 4"), own_curriculum(curriculum))
+    with pytest.raises(UserError) as caught:
+        prime_run(read(path), release="v0.9")
+    assert caught.value.where == f"{path}: orchestrator.train.source[0].{key}"
+
+
+def own_curriculum(text: str) -> tuple[str, str]:
+    return 'name = "first"', f'name = "first"\ncurriculum = {text}'
+
+
 def test_error_names_key_as_file_spells_it(newer_file):
     path = newer_file(("group_size = 8", 'group_size = "many"'))
     raw = read(path)

@@ -4,6 +4,7 @@ Contract: every other module knows the pinned keys only. `to_pinned` and `to_new
 the two releases have different defaults, the result sets the value. What has no equal is refused, or named in a note.
 """
 
+from collections.abc import Iterator
 from copy import deepcopy
 
 from harbortrainer.config.prime_rl_key_names import (
@@ -12,16 +13,29 @@ from harbortrainer.config.prime_rl_key_names import (
     EVAL,
     GROUP_TABLES,
     MOVED,
+    NEWER_TABLES,
     OLDER,
     TRAIN,
     sources_in,
     where_set,
 )
 from harbortrainer.config.table import TomlTable, TomlValue, lookup
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, joined
 
 EPS, PINNED_EPS, PINNED_KL, PINNED_WEIGHT_DECAY = 0.3, 0.1, 1e-3, 0.01
 """Defaults: `eps` of newer releases; the pinned `ipo_threshold`, `kl_tau` and `weight_decay`."""
+
+TABLES = (
+    *("trainer", "trainer.loss", "trainer.optim", "orchestrator", TRAIN, *NEWER_TABLES),
+    *(f"{group}.source.{table}" for group in (TRAIN, EVAL) for table in GROUP_TABLES),
+)
+NULLABLE_TABLES = (
+    *(EVAL, "orchestrator.algo", f"{TRAIN}.algo", f"{TRAIN}.source.algo"),
+    *(f"{TRAIN}.source.curriculum", f"{TRAIN}.source.curriculum.gates"),
+)
+"""Keys that a translation reads as tables."""
+
+MISSING = object()
 
 DEFAULT_ALGO = "grpo"
 SIGNAL_GATE = {"signal": {"type": "advantage_range"}}
@@ -39,16 +53,19 @@ def to_pinned(data: TomlTable, file: str) -> tuple[TomlTable, list[UserError]]:
         The new tables, and an error for each key that the pinned commit and the embedded engine have no equal of.
 
     Raises:
-        UserError: The file also has a key that only the pinned commit has.
+        UserError: The file also has a key that only the pinned commit has, or a value that should be a table is none.
     """
     for key, do in OLDER.items():
         for where in where_set(data, key):
             what = "this key is of the pinned Prime-RL, but other keys of the file are of a newer release"
             raise UserError(what, where=f"{file}: {where}", do=do)
     tables = _Tables(deepcopy(data), file)
+    tables.require_tables()
     for group in (TRAIN, EVAL):
         tables.spread(group)
     constant = tables.take(CONSTANT)
+    if not isinstance(constant, bool | None):
+        tables.errors.append(tables.error(f"must be true or false, not {constant!r}", CONSTANT, "change the value"))
     for new, old in MOVED.items():
         if (value := tables.take(new)) is not None:
             tables.put(old, value)
@@ -75,9 +92,10 @@ def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
         The new tables, and notes on what differs.
 
     Raises:
-        UserError: A key has no equal in newer releases.
+        UserError: A key has no equal in newer releases, or a value has the wrong type.
     """
     tables = _Tables(deepcopy(data), file)
+    tables.require_tables()
     gate_notes = tables.write_gates()
     tables.write_algo()
     for new, old in MOVED.items():
@@ -108,6 +126,18 @@ class _Tables:
 
     def error(self, what: str, key: str, do: str) -> UserError:
         return UserError(what, where=f"{self.file}: {key}", do=do)
+
+    def require_tables(self) -> None:
+        """Raise `UserError` for each value that should be a table and is none."""
+        found = [pair for key in TABLES for pair in _values(self.data, key)]
+        found += [(at, value) for key in NULLABLE_TABLES for at, value in _values(self.data, key) if value is not None]
+        gates = [(at, value) for at, value in found if at.endswith(".gates") and isinstance(value, dict)]
+        found += [(f"{at}.{name}", gate) for at, value in gates for name, gate in value.items()]
+        wrong = [(at, value) for at, value in found if not isinstance(value, dict)]
+        if error := joined(
+            self.error(f"must be a table, not {value!r}", at, "change the value") for at, value in wrong
+        ):
+            raise error
 
     def table(self, key: str) -> TomlTable:
         """Return the table at a key; an empty one that is in no file if there is none."""
@@ -237,11 +267,22 @@ class _Tables:
             kl_tau = loss.pop("kl_tau", PINNED_KL if "eps" not in loss else 0.0)
             loss["eps"] = loss.pop("ipo_threshold", loss.get("eps", PINNED_EPS))
             self.put("trainer.loss", loss)
+            if not isinstance(kl_tau, int | float):
+                raise self.error(f"must be a number, not {kl_tau!r}", "trainer.loss.kl_tau", "change the value")
             if kl_tau:
                 notes.append(f"newer releases have no KL term, which was kl_tau = {kl_tau:g} here")
         if self.table("trainer.optim").get("weight_decay") is None:
             self.put("trainer.optim.weight_decay", PINNED_WEIGHT_DECAY)
         return notes
+
+
+def _values(data: TomlTable, key: str) -> Iterator[tuple[str, TomlValue]]:
+    """Yield a key with its value if it is there; for a key of sources, yield that of each source."""
+    group, found, name = key.partition(".source.")
+    at = [(f"{group}.source[{index}].{name}", one) for index, one in enumerate(sources_in(data, group))]
+    for where, table in at if found else [(key, data)]:
+        if (value := lookup(table, name or key, MISSING)) is not MISSING:
+            yield where, value
 
 
 def _merged(shared: TomlTable, own: TomlTable) -> TomlTable:

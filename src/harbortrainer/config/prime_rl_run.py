@@ -180,7 +180,11 @@ def prime_run(raw: RawRun, *, release: Release = "pin", resume: bool = False, dr
     if release == "pin":
         errors = [*raw.untranslated, *key_errors(raw.data, raw.file), *pin_errors(raw.data, raw.file), *errors]
     elif raw.release == "pin" and not raw.assumed:
-        to_newer(raw.data, raw.file)  # raises for a key without an equal
+        errors = [*key_errors(raw.data, raw.file), *errors]
+        try:
+            to_newer(raw.data, raw.file)
+        except UserError as error:
+            errors.append(error)
     lifted = [(top, raw.get(key)) for key, top in SHARED.items() if top in LIFTED and raw.get(key) is not None]
     run = None
     try:
