@@ -29,7 +29,7 @@ from harbortrainer.doctor.docker_daemon import DaemonInfo
 from harbortrainer.doctor.finding import Finding, Level
 from harbortrainer.engines import engine_choice
 from harbortrainer.engines.engine_choice import Gpu
-from harbortrainer.engines.prime_rl.checkout import Checkout
+from harbortrainer.engines.prime_rl.checkout import SCHEMA, Checkout
 from harbortrainer.environment.request_check import RUN_KEY_VARIABLE
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.images import image_choice
@@ -333,6 +333,9 @@ def prime_rl_mistakes(plan, monkeypatch, tmp_path):
     (root / ".venv" / "bin").mkdir(parents=True)
     (root / "pyproject.toml").write_text("")
     (root / ".venv" / "bin" / "rl").write_text("")
+    yield engine_checks.check_prime_rl(run)
+    (root / SCHEMA).parent.mkdir(parents=True)
+    (root / SCHEMA).write_text("constant_trainer_batch_size: bool")
     yield engine_checks.check_prime_rl(run)
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harbortrainer.engines.prime_rl.checkout import PIN, VARIABLE, Checkout, find
+from harbortrainer.doctor.engine_checks import pinned
+from harbortrainer.doctor.finding import Level
+from harbortrainer.engines.prime_rl.checkout import PIN, SCHEMA, VARIABLE, Checkout, find
 from harbortrainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +45,32 @@ def test_missing_checkout_error_has_remedy(tmp_path):
     rl.parent.mkdir(parents=True)
     rl.write_text("")
     Checkout(tmp_path).require_installed()
+
+
+@pytest.mark.parametrize(
+    ("schema", "release"),
+    [
+        ("class CurriculumConfig:\n    algo: AlgoConfig", "pin"),
+        ("class SourceGroupConfig:\n    constant_trainer_batch_size: bool", "v0.9"),
+    ],
+)
+def test_release_of_a_checkout(tmp_path, schema, release):
+    assert write_schema(tmp_path, schema).release == release
+
+
+def test_checkout_between_the_supported_releases_is_refused(tmp_path):
+    checkout = write_schema(tmp_path, "class CurriculumConfig:\n    pass\n    constant_trainer_batch_size: bool")
+    with pytest.raises(UserError, match="between the two supported generations; check out 559b44772, or") as caught:
+        _ = checkout.release
+    assert caught.value.where == str(tmp_path)
+    assert pinned(checkout).level == Level.RED
+
+
+def write_schema(root: Path, text: str) -> Checkout:
+    """Return a checkout with this schema of `[orchestrator]`."""
+    (root / SCHEMA).parent.mkdir(parents=True)
+    (root / SCHEMA).write_text(text)
+    return Checkout(root)
 
 
 def test_environment_is_where_uv_puts_it(tmp_path, monkeypatch):

@@ -128,7 +128,7 @@ def make_newer(checkout: Checkout) -> Checkout:
     """Give a checkout the schema of a newer release."""
     schema = checkout.root / SCHEMA
     schema.parent.mkdir(parents=True)
-    schema.write_text("    constant_trainer_batch_size: bool = True\n")
+    schema.write_text("class SourceGroupConfig(BaseConfig):\n    constant_trainer_batch_size: bool = True\n")
     return checkout
 
 

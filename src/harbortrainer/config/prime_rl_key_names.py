@@ -1,7 +1,7 @@
 """Key names of the pinned Prime-RL and of newer releases: which key has which name, and which release a file has.
 
 Source: Prime-RL of October 2026, `packages/prime-rl-configs/src/prime_rl/configs/{orchestrator,trainer}.py`, whose
-renamed keys have no aliases.
+renamed keys have no aliases. "v0.9" are the names of September 2026 on, which release 0.9.0 of August does not have.
 """
 
 import re

@@ -77,9 +77,13 @@ def pinned(checkout: Checkout) -> Finding:
     commit = (program_output("git", "-C", str(checkout.root), "rev-parse", "HEAD") or "").strip()
     if commit == PIN:
         return green("Prime-RL", f"at commit {PIN[:9]}")
+    try:
+        release = checkout.release
+    except UserError as error:
+        return red("Prime-RL", f"{error.what} ({error.where})", error.do)
     at = f"at {f'commit {commit[:9]}' if commit else 'an unknown commit'}, expected {PIN[:9]}"
-    if checkout.release != "pin":
-        at += f"; it has the key names of release {checkout.release[1:]}, with which no run was tested"
+    if release != "pin":
+        at += "; it has the key names of newer Prime-RL (September 2026 on), with which no run was tested"
     return yellow("Prime-RL", at, "run `git submodule update`, or see docs/prime-rl.md on newer releases")
 
 

@@ -27,6 +27,9 @@ PIN = "559b44772e471d1538537b8805cc77f3824a5e64"
 SCHEMA = Path("packages/prime-rl-configs/src/prime_rl/configs/orchestrator.py")
 """The schema of `[orchestrator]` in a checkout."""
 
+NEWER_CLASS = "class SourceGroupConfig"
+"""Class of that schema from which sources inherit `algo` and `group_size`: the mark of the newer key names."""
+
 VARIABLE = "HARBORTRAINER_PRIME_RL"
 SOURCE = Path(__file__).resolve().parents[3]
 """Folder of the plugin, `harbor_env.py`; added to PYTHONPATH."""
@@ -49,12 +52,21 @@ class Checkout:
 
     @property
     def release(self) -> Release:
-        """Whose keys its run files have; the pinned commit's if its source is missing."""
+        """Whose keys its run files have; the pinned commit's if its source is missing.
+
+        Raises:
+            UserError: The commit has some of the renamed keys only.
+        """
         try:
-            newer = "constant_trainer_batch_size" in (self.root / SCHEMA).read_text(encoding="utf-8")
+            schema = (self.root / SCHEMA).read_text(encoding="utf-8")
         except OSError:
-            newer = False
-        return "v0.9" if newer else "pin"
+            return "pin"
+        if NEWER_CLASS in schema:
+            return "v0.9"
+        if "constant_trainer_batch_size" in schema:
+            do = f"check out {PIN[:9]}, or a commit of October 2026 or later"
+            raise UserError("this Prime-RL lies between the two supported generations", where=str(self.root), do=do)
+        return "pin"
 
     @property
     def environment(self) -> Path:
