@@ -394,6 +394,12 @@ def test_source_inherits_from_an_algorithm_without_a_type(shared, own):
     assert data["orchestrator"]["train"]["source"][0]["algo"] == shared | own | penalty
 
 
+def test_source_still_evaluates_all_its_tasks_under_a_shared_number():
+    held_out = {"num_examples": 10, "source": [{"num_examples": -1}, {"num_examples": 5}, {}]}
+    newer, _ = to_newer({"orchestrator": {"eval": held_out}}, "f.toml")
+    assert newer["orchestrator"]["eval"] == {"source": [{}, {"select": {"limit": 5}}, {"select": {"limit": 10}}]}
+
+
 ECHO = {"algo": {"type": "echo"}}
 
 
@@ -431,6 +437,7 @@ GATED = {"curriculum": {"gates": {"g": {"type": "advantage_range"}}}}
             "orchestrator.train.filter_zero_advantages",
         ),
         ({"orchestrator": {"train": {"source": [GATED, {}]}}}, "orchestrator.train.source"),
+        ({"orchestrator": {"eval": {"num_examples": "many"}}}, "orchestrator.eval.num_examples"),
         (
             {"orchestrator": {"train": {"source": [{"curriculum": {"samplr": {}}}]}}},
             "orchestrator.train.source[0].curriculum.samplr",

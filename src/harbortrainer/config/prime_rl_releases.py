@@ -101,12 +101,7 @@ def to_newer(data: TomlTable, file: str) -> tuple[TomlTable, list[str]]:
     for new, old in MOVED.items():
         if (value := tables.take(old)) is not None:
             tables.put(new, value)
-    for holder, at in ((tables.table(EVAL), EVAL), *((one, f"{EVAL}.source") for one in sources_in(tables.data, EVAL))):
-        count = holder.pop("num_examples", -1)
-        if isinstance(count, int) and count >= 0:
-            holder["select"] = {"limit": count}
-        if at != EVAL:
-            holder.pop("ratio", None)
+    tables.write_limits()
     dropped = [key for key in DROPPED if tables.take(key) is not None]
     notes = [f"removed, because newer releases do not need them: {', '.join(dropped)}"] if dropped else []
     if tables.take("orchestrator.token_batch_size") is not None:
@@ -253,6 +248,25 @@ class _Tables:
                 source["algo"].setdefault("type", DEFAULT_ALGO)
             elif shared is not None:
                 source["algo"] = deepcopy(shared)
+
+    def write_limits(self) -> None:
+        """Replace `num_examples`; the shared number moves into the sources if one of them evaluates all its tasks."""
+        sources = sources_in(self.data, EVAL)
+        shared = self._take_count(self.table(EVAL), EVAL)
+        own = [self._take_count(source, f"{EVAL}.source[{number}]") for number, source in enumerate(sources)]
+        if -1 in own:
+            own, shared = [shared if count is None else count for count in own], None
+        for holder, count in zip([self.table(EVAL), *sources], [shared, *own], strict=True):
+            if count not in (None, -1):
+                holder["select"] = {"limit": count}
+        for source in sources:
+            source.pop("ratio", None)
+
+    def _take_count(self, holder: TomlTable, at: str) -> int | None:
+        count = holder.pop("num_examples", None)
+        if isinstance(count, int | None):
+            return None if count is None else max(count, -1)
+        raise self.error(f"must be an integer, not {count!r}", f"{at}.num_examples", "change the value")
 
     def write_loss(self) -> list[str]:
         """Translate the loss and the weight decay; return notes on what differs."""
