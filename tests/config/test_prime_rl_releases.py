@@ -307,6 +307,32 @@ def test_newer_checkout_names_the_release_it_assumes(newer_file, untold_file):
     assert assumed_note(read(newer_file()), "v0.9") == []
 
 
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (("rank = 8", 'rank = 8\n[trainer.loss]\ntype = "cispo"'), "trainer.loss.type"),
+        (("rank = 8", "rank = 8\n[trainer.loss]\nmax_importance_ratio = 9.0"), "trainer.loss.max_importance_ratio"),
+        (('type = "max_rl"', 'loss_aggregation = "prompt"'), "orchestrator.train.algo.loss_aggregation"),
+        (("group_size = 8", "group_size = 8\nsampling.top_p = 0.9"), "orchestrator.train.sampling.top_p"),
+    ],
+)
+def test_upgrade_to_the_pin_refuses_what_it_cannot_read(newer_file, change, where, tmp_path):
+    path = newer_file(change)
+    with pytest.raises(UserError) as caught:
+        upgrade_file(path, tmp_path / "pinned.toml", "pin")
+    assert caught.value.where == f"{path}: {where}"
+    assert not (tmp_path / "pinned.toml").exists()
+
+
+def test_only_the_pinned_commit_refuses_a_newer_loss(newer_file):
+    path = newer_file(("rank = 8", 'rank = 8\n[trainer.loss]\ntype = "cispo"'))
+    with pytest.raises(UserError, match="no loss 'cispo' at the pinned commit; set default, ipo, custom"):
+        prime_run(read(path))
+    assert prime_run(read(path), release="v0.9").run.name == "newer"
+    assert load(path).trainer.loss.type == "cispo"
+    assert upgrade_file(path, None)[0].endswith("nothing to do, all key names are current")
+
+
 def test_upgrade_says_which_release_it_assumed(untold_file, tmp_path):
     lines = upgrade_file(untold_file(), tmp_path / "out.toml", "v0.9")
     assert any("read with the defaults of the pinned commit" in line for line in lines)
@@ -361,8 +387,10 @@ def test_upgrade_sets_pinned_defaults_and_notes_differences():
         "eval": {"source": [{"select": {"limit": 5}}]},
     }
     assert newer["trainer"] == {"loss": {"type": "ipo", "eps": 0.1}, "optim": {"weight_decay": 0.01}}
+    assert "eps = 0.1, the pinned default, was written; the embedded engine took 0.3" in notes[1]
     assert [note.split(":")[0] for note in notes] == [
         "removed, because newer releases do not need them",
+        "no eps is set",
         "newer releases have no KL term, which was kl_tau = 0.01 here",
     ]
 

@@ -278,6 +278,9 @@ class _Tables:
                 raise self.error(what, "trainer.loss.type", do)
             notes.append("no loss is named: newer releases train with ipo, the pinned commit with DPPO and KL")
         if loss.get("type") == "ipo":
+            if not loss.keys() & {"eps", "ipo_threshold"}:
+                default = f"eps = {PINNED_EPS:g}, the pinned default, was written"
+                notes.append(f"no eps is set: {default}; the embedded engine took {EPS:g}")
             kl_tau = loss.pop("kl_tau", PINNED_KL if "eps" not in loss else 0.0)
             loss["eps"] = loss.pop("ipo_threshold", loss.get("eps", PINNED_EPS))
             self.put("trainer.loss", loss)

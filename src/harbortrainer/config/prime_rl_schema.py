@@ -93,6 +93,10 @@ NEWER: Mapping[str, str] = _KEY_SUPPORT["newer"]
 """Keys of newer releases of Prime-RL that the embedded engine supports, with their value types."""
 
 
+PINNED_LOSSES = ("default", "ipo", "custom")
+"""Losses of Prime-RL at the pinned commit."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A key that the embedded engine cannot support.
@@ -208,13 +212,17 @@ def key_errors(data: TomlTable, file: str) -> Iterator[UserError]:
 
 
 def pin_errors(data: TomlTable, file: str) -> Iterator[UserError]:
-    """Yield an error for each key that only newer releases of Prime-RL have."""
+    """Yield an error for each key that only newer releases of Prime-RL have, and for such a loss."""
     for key, _ in _iterate(data):
         if without_indices(key) in NEWER:
             older = next((old for old, new in SHARED.items() if new == key), "")
             do = f"set {older} instead" if older else "remove it"
             what = "Prime-RL has no such key at the pinned commit"
             yield UserError(what, where=f"{file}: {key}", do=f"{do}, or run with --engine local")
+    loss = lookup(data, "trainer.loss.type", "default")
+    if loss not in PINNED_LOSSES:
+        what, do = f"Prime-RL has no loss {loss!r} at the pinned commit", f"set {', '.join(PINNED_LOSSES)}"
+        yield UserError(what, where=f"{file}: trainer.loss.type", do=f"{do}, or run with --engine local")
 
 
 def type_error(key: str, value: object) -> str:

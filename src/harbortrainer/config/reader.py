@@ -22,7 +22,7 @@ from harbortrainer.config.overrides import Override, apply, parse, renamed, with
 from harbortrainer.config.plugin import all_unknown_keys, plugin_errors
 from harbortrainer.config.prime_rl_key_names import Release, newer_key, newer_value, release_of
 from harbortrainer.config.prime_rl_releases import to_newer, to_pinned
-from harbortrainer.config.prime_rl_schema import key_errors, known_keys, supported_keys
+from harbortrainer.config.prime_rl_schema import key_errors, known_keys, pin_errors, supported_keys
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, TomlValue, lookup, nulls_as_text
 from harbortrainer.config.trainer_table import loss_note, schedule_note
@@ -163,9 +163,11 @@ def upgrade_file(file: Path, output: Path | None, release: Release | None = None
         UserError: The file does not exist or is not TOML, or a key has no translation.
     """
     raw = read(file)
+    refused = [*raw.untranslated, *pin_errors(raw.data, raw.file)] if release == "pin" else []
     release = release or raw.release
-    if error := joined([*key_errors(raw.data, raw.file), *(raw.untranslated if release == "pin" else ())]):
-        raise error
+    if error := joined([*key_errors(raw.data, raw.file), *refused]):
+        with raw.locating_errors():
+            raise error
     if raw.upgraded is None and release == raw.release:
         return [f"{file}: nothing to do, all key names are current"]
     lines = [note.split(";")[0] for note in raw.notes[:1]]
