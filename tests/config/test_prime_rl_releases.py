@@ -136,6 +136,10 @@ def test_source_with_another_algorithm_inherits_nothing_of_it():
     [
         (("group_size = 8", "group_size = 8\nsampling.top_p = 0.9"), "orchestrator.train.sampling.top_p"),
         (("group_size = 8", "group_size = 8\nsampling.top_k = 50"), "orchestrator.train.sampling.top_k"),
+        (
+            ("batch_size = 16", 'batch_size = 16\nconstant_trainer_batch_size = "no"'),
+            "orchestrator.constant_trainer_batch_size",
+        ),
         (("rank = 8", "rank = 8\n[trainer.loss]\nscore_centering = true"), "trainer.loss.score_centering"),
         (
             ('tasks_dir = "tasks"', 'tasks_dir = "tasks"\nmin_abs_advantage = 0.1'),
@@ -209,6 +213,18 @@ def test_newer_checkout_gets_no_pinned_file_with_a_wrong_curriculum(untold_file,
     with pytest.raises(UserError) as caught:
         prime_run(read(path), release="v0.9")
     assert caught.value.where == f"{path}: orchestrator.train.source[0].{key}"
+
+
+def test_pinned_file_is_checked_for_a_newer_checkout_too(untold_file):
+    path = untold_file(("batch_size = 16", "batch_size = 16\ngroup_size = 4\nmax_off_policy_step = 2"))
+    with pytest.raises(UserError, match=r"did you mean orchestrator\.max_off_policy_steps") as caught:
+        prime_run(read(path), release="v0.9")
+    assert caught.value.where == f"{path}: orchestrator.max_off_policy_step"
+
+
+def test_newer_checkout_checks_a_file_that_tells_no_release_itself(untold_file):
+    path = untold_file(("rank = 8", "rank = 8\n[trainer.model.fusions]\nenabled = []"))
+    assert prime_run(read(path), release="v0.9").run.name == "newer"
 
 
 def own_curriculum(text: str) -> tuple[str, str]:
@@ -459,6 +475,7 @@ GATED = {"curriculum": {"gates": {"g": {"type": "advantage_range"}}}}
     [
         ({"trainer": {"loss": {"type": "default"}}}, "trainer.loss.type"),
         ({"trainer": {"loss": {"kl_tau": 0.1}}}, "trainer.loss.type"),
+        ({"trainer": {"loss": {"type": "ipo", "kl_tau": "x"}}}, "trainer.loss.kl_tau"),
         ({"orchestrator": {"token_batch_size": 10}}, "orchestrator.token_batch_size"),
         (
             {"orchestrator": {"train": {"filter_zero_advantages": False}}},
