@@ -85,6 +85,8 @@ def test_tokens_and_cost_cover_all_trials() -> None:
     assert (report.prompt_tokens, report.sampled_tokens, report.cost_usd) == (4_000_000, 1_000_000, 4.0)
     assert "4.0000 USD" in "\n".join(as_lines(report))
     assert EvalReport.of(eval_spec(["a"]), rows).cost_usd is None
+    repeated = EvalReport.of(eval_spec(["a"]), rows[:1], prices=Prices(prompt=0.5, sampled=2.0), all_rows=rows)
+    assert (repeated.cost_usd, repeated.outcomes) == (4.0, {"completed": 1})
 
 
 def test_report_without_graded_trials() -> None:

@@ -4,15 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from eval_folders import eval_spec
 from prime_rl_configs import write_prime_rl_configs
 
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, Endpoint, LocalModel, NoModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
+from harbortrainer.evaluation.measuring import env_table
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.export.trained_weights import TrainedWeights
 from harbortrainer.runs.checkpoints import write_file_list
+from harbortrainer.runs.provenance import FILE, Provenance, model_fingerprints
 
 ROOT = Path(__file__).parents[2]
 
@@ -215,3 +218,51 @@ def test_identity_depends_on_weights(tmp_path: Path) -> None:
     assert before == LocalModel(PolicyFiles.find(named)).identity()
     (tmp_path / "lora" / "adapter_model.safetensors").write_text("other")
     assert LocalModel(PolicyFiles.find(named)).identity() != before
+
+
+def warmed_up_run(run: Path, weights: str) -> Path:
+    """Write a run that made its own model; its adapter names the model by its place."""
+    (model(run / "model") / "model.safetensors").write_text(weights)
+    checkpoint(run, 1, run / "model")
+    (run / "config.toml").write_text((ROOT / "configs/quickstart.toml").read_text())
+    made_of = Provenance(weights=model_fingerprints(str(run / "model")))
+    (run / FILE).write_text(made_of.model_dump_json())
+    return run
+
+
+def test_moved_run_is_evaluated_on_its_own_model(tmp_path: Path) -> None:
+    warmed_up_run(tmp_path / "run", "first").rename(tmp_path / "old")
+    assert PolicyFiles.find(str(tmp_path / "old")).base == str(tmp_path / "old" / "model")
+    warmed_up_run(tmp_path / "run", "second")
+    assert PolicyFiles.find(str(tmp_path / "old")).base == str(tmp_path / "old" / "model")
+    (tmp_path / "old" / "model" / "model.safetensors").write_text("third")
+    with pytest.raises(UserError, match=r"differs from the one that the run started from: model\.safetensors differs"):
+        PolicyFiles.find(str(tmp_path / "old" / "checkpoints" / "step_1"))
+
+
+def test_settings_of_the_run_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = warmed_up_run(tmp_path / "run", "first")
+    for folder, named in ((run / "checkpoints", "step_1"), (run / "checkpoints/step_1", "."), (run, ".")):
+        monkeypatch.chdir(folder)
+        found = run_file(named, None)
+        assert found is not None and found.resolve() == run / "config.toml"
+
+
+def test_rules_have_what_changes_the_answers(tmp_path: Path) -> None:
+    text = (ROOT / "configs/quickstart.toml").read_text().replace("[model]\n", '[model]\nquantization = "nf4"\n')
+    held_out = 'env = { taskset = { id = "harbor_env", tasks_dir = "datasets/quickstart/heldout" }'
+    assert held_out in text
+    timeout = 'env = { timeout = { episode = 60 }, taskset = { id = "harbor_env", system_prompt = "Hi" }'
+    (tmp_path / "run.toml").write_text(text.replace(held_out, timeout) + '\n[inference.vllm]\ndtype = "bfloat16"\n')
+    rules = EvalRules.of(read_run(tmp_path / "run.toml"))
+    assert (rules.quantization, rules.dtype) == ("nf4", "bfloat16")
+    spec = eval_spec(["a"]).model_copy(update={"rules": rules})
+    table = env_table(spec)
+    assert table["timeout"] == {"episode": 60}
+    assert table["taskset"] == {
+        "id": "harbor_env",
+        "system_prompt": "Hi",
+        "tasks_dir": spec.tasks_dir,
+        "skip_bad": True,
+    }
+    assert table["agent"] == rules.agent

@@ -288,7 +288,7 @@ def write_report(order: EvalOrder, folder: EvalFolder, tasks: list[TaskRef]) -> 
 
     spec, rows = folder.spec, folder.rows()
     tags = {task.key: read_tags(task.path) for task in tasks}
-    report = EvalReport.of(spec, rows, kind=order.interval, tags=tags, prices=order.prices)
+    report = EvalReport.of(spec, rows, kind=order.interval, tags=tags, prices=order.prices, all_rows=folder.all_rows())
     write_whole(folder.path / "report.json", report.model_dump_json(indent=1) + "\n")
     write_whole(folder.path / "report.md", as_markdown(report))
     passes = {int(p.name[5:]): p.estimate.mean for p in report.passes if p.name.startswith("pass@")}

@@ -212,9 +212,13 @@ class LocalModel:
         base = self.files.base
         if Path(base).is_dir():
             disable_progress_bar()
-        length, quantization = rules.max_model_len, self.files.quantization
         with Sampler(
-            base, max_model_len=length, seed=rules.seed, quantization=quantization, api_key=key.sampler_key
+            base,
+            max_model_len=rules.max_model_len,
+            seed=rules.seed,
+            dtype=rules.dtype,
+            quantization=self.files.quantization or rules.quantization,
+            api_key=key.sampler_key,
         ) as sampler:
             self.files.load_adapter(sampler)
             client = TrainClientConfig(

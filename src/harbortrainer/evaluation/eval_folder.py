@@ -123,6 +123,10 @@ class EvalFolder:
         """
         return list(self._latest().values())
 
+    def all_rows(self) -> list[TrialRow]:
+        """Return all trials, also those of attempts that were repeated."""
+        return list(read_rows(self.path / ROWS))
+
     def _latest(self) -> dict[tuple[str, int], TrialRow]:
         file, latest = self.path / ROWS, dict[tuple[str, int], TrialRow]()
         for number, row in enumerate(read_rows(file), 1):

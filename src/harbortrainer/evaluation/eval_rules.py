@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
 from harbortrainer.config.explain import explain
 from harbortrainer.config.orchestrator_config import EvalSampling
-from harbortrainer.config.plugin import PLUGIN_ID
+from harbortrainer.config.plugin import PLUGIN_ID, VERIFIERS_KEYS
 from harbortrainer.config.reader import load
-from harbortrainer.config.runfile import RunConfig
+from harbortrainer.config.runfile import Quantization, RunConfig
 from harbortrainer.config.table import TomlTable, TomlValue, lookup
 from harbortrainer.evaluation.policy_files import prime_rl_run
 from harbortrainer.runs.prime_rl_files import WHOLE_CONFIG, config_files
@@ -43,6 +43,12 @@ class EvalRules(BaseModel):
     """Most tokens of prompt and answer of a local model; None means the model's own limit."""
     seed: int = 0
     """Sampling seed of a local model."""
+    quantization: Quantization | None = None
+    """Quantization of a local base model."""
+    dtype: str = "auto"
+    """Number format of a local base model, as `inference.vllm.dtype`."""
+    env: TomlTable = {}
+    """The rest of the source's `env` table: verifiers' own keys, of `taskset` too."""
 
     @classmethod
     def of(
@@ -81,6 +87,9 @@ class EvalRules(BaseModel):
             "renderer": with_chat_format(config).orchestrator.renderer,
             "max_model_len": config.max_model_len,
             "seed": config.seed,
+            "quantization": config.model.quantization,
+            "dtype": config.inference.vllm.dtype,
+            "env": _verifiers_keys(_source(config).env),
         }
         return rules.model_copy(update=settings | {"sampling": _sampling(config)})
 
@@ -117,11 +126,20 @@ class EvalRules(BaseModel):
         return self.environment_type, self.agent["harness"].get("environment_kwargs") or {}
 
 
+def _verifiers_keys(env: TomlTable) -> TomlTable:
+    """Return the keys of an `env` table that are verifiers' own."""
+    taskset = env.get("taskset")
+    own = {key: taskset[key] for key in VERIFIERS_KEYS["taskset"] & taskset.keys()} if isinstance(taskset, dict) else {}
+    return {key: value for key, value in env.items() if key not in ("agent", "taskset")} | (
+        {"taskset": own} if own else {}
+    )
+
+
 def run_file(policy: str | None, config: Path | None) -> Path | None:
     """Return the run file with the rules: `config`, or the config of the run that the policy belongs to."""
     if config is not None or policy is None:
         return config
-    folder = Path(policy)
+    folder = Path(policy).absolute()
     if prime_run := prime_rl_run(folder):
         return orchestrator_file(prime_run)
     for above in (folder, folder.parent, folder.parent.parent):

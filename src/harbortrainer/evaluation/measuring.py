@@ -84,8 +84,13 @@ def load_tasks(spec: EvalSpec) -> "list[Task]":
 
 def env_table(spec: EvalSpec) -> TomlTable:
     """Return the `env` table of an evaluation."""
-    taskset = {"id": PLUGIN_ID, "tasks_dir": spec.tasks_dir, "skip_bad": True}
-    return {"taskset": taskset, "agent": spec.rules.agent}
+    own = spec.rules.env.get("taskset")
+    taskset = (own if isinstance(own, dict) else {}) | {
+        "id": PLUGIN_ID,
+        "tasks_dir": spec.tasks_dir,
+        "skip_bad": True,
+    }
+    return spec.rules.env | {"taskset": taskset, "agent": spec.rules.agent}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,14 @@ from harbortrainer.engines.model_folder import check_model_folder
 from harbortrainer.errors import UserError
 from harbortrainer.runs.checkpoints import checkpoint_damage, newest_intact, passed_over_lines, steps_in
 from harbortrainer.runs.prime_rl_files import WEIGHTS_COMPLETE
-from harbortrainer.runs.provenance import base_policy, find_engine
+from harbortrainer.runs.provenance import (
+    base_policy,
+    base_policy_files,
+    find_engine,
+    first_change,
+    model_fingerprints,
+    run_config,
+)
 
 if TYPE_CHECKING:
     from harbortrainer.engines.local.sampler import Sampler
@@ -44,7 +51,7 @@ class PolicyFiles:
         """Find the policy of a folder or hub id.
 
         Raises:
-            UserError: The folder does not exist or has no policy.
+            UserError: The folder does not exist or has no policy, or the base model of its run has changed.
         """
         folder, passed_over = Path(named), ()
         if not folder.is_dir():
@@ -144,11 +151,25 @@ def _base_of(adapter: Path, run: Path | None) -> str:
         base = None
     if run is not None:
         base = base or base_policy(run)
+    own_run = _run_of_checkpoint(adapter)
+    if own_run is not None and run_config(own_run).get("warmup"):
+        base = base_policy(own_run)  # the adapter names it by its place, and the run may have been moved
     if not isinstance(base, str) or not base:
         raise UserError("no base_model_name_or_path", where=str(file), do="add the model that it was trained on")
     if base.startswith(("/", ".")) and not Path(base).is_dir():
         raise UserError(f"its base model {base} does not exist", where=str(file), do="restore it, or correct the name")
+    recorded = base_policy_files(own_run) if own_run is not None and Path(base).is_dir() else {}
+    if recorded and (change := first_change(recorded, model_fingerprints(base))):
+        what = f"its base model {base} differs from the one that the run started from: {change}"
+        raise UserError(what, where=str(file), do="restore it")
     return base
+
+
+def _run_of_checkpoint(checkpoint: Path) -> Path | None:
+    """Return the run of the embedded engine that a checkpoint is in; None if there is none."""
+    folder = checkpoint.absolute()
+    run = folder.parents[1] if folder.parent.name == "checkpoints" else None
+    return run if run is not None and find_engine(run) == "local" else None
 
 
 def weights_fault(folder: Path, engine: str) -> str | None:

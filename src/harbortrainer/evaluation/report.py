@@ -73,6 +73,7 @@ class EvalReport(BaseModel):
         kind: IntervalKind = "t",
         tags: Mapping[str, Sequence[str]] | None = None,
         prices: Prices | None = None,
+        all_rows: Sequence[TrialRow] | None = None,
     ) -> Self:
         """Return the report on these trials.
 
@@ -82,9 +83,11 @@ class EvalReport(BaseModel):
             kind: Kind of the confidence intervals.
             tags: Tags of each task, by key.
             prices: Prices of tokens, if known.
+            all_rows: The trials with tokens and cost, also those that were repeated; by default `rows`.
         """
         graded, rewards = [row for row in rows if row.graded], rewards_of(rows)
-        prompt, sampled = (sum(getattr(row, name) for row in rows) for name in ("prompt_tokens", "sampled_tokens"))
+        paid = rows if all_rows is None else all_rows
+        prompt, sampled = (sum(getattr(row, name) for row in paid) for name in ("prompt_tokens", "sampled_tokens"))
         return cls(
             policy=spec.policy,
             tasks_dir=spec.tasks_dir,
