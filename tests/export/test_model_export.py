@@ -25,6 +25,7 @@ from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import ABOUT
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.export.vllm_fit import served_rank, vllm_obstacles
+from harbortrainer.runs.provenance import FILE, Provenance
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,24 @@ def test_model_card_has_base_evaluation_curve_and_tasks(run: TrainedRun, tmp_pat
     assert "| 2 | 0.750 | 0.690 to 0.810 (32 tasks, 64 trials) |" in card
     result = "**Mean reward on 32 held-out tasks: 0.750 after step 2 (95 % interval 0.690 to 0.810).**"
     assert f"# mini-step_2\n\n{result}\n" in card
+
+
+def test_model_card_says_which_evaluated_tasks_were_trained_on(run: TrainedRun, tmp_path: Path) -> None:
+    file, config = run.path / FILE, run.path / "config.toml"
+    original, text = file.read_text(), config.read_text()
+    made_of = Provenance.model_validate_json(original)
+    own = made_of.tasks["own"]
+    tasks = {"own": own, "again": own | {"new": "key-3"}}
+    file.write_text(made_of.model_copy(update={"tasks": tasks}).model_dump_json())
+    config.write_text(text + '\n[[orchestrator.eval.source]]\nname = "again"\n')
+    try:
+        assert main(["export", str(run.path), "--out", str(tmp_path / "out")]) == 0
+    finally:
+        file.write_text(original)
+        config.write_text(text)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "**Mean reward on 32 evaluation tasks: 0.750 after step 2" in card
+    assert "2 of these tasks were trained on.**" in card and "held-out" not in card
 
 
 def test_model_card_mentions_quantized_base(run: TrainedRun, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from harbortrainer.runs.checkpoints import Progress
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.provenance import FILE, Provenance
 from harbortrainer.runs.summary import summarize
 from harbortrainer.runs.trial_row import TrialRow, write_rows
 
@@ -45,3 +46,13 @@ def test_gain_is_mean_difference_over_common_tasks(run: RunFolder) -> None:
 def test_no_gain_without_two_evaluations(run: RunFolder) -> None:
     assert summarize(run, Progress(step=1), model="m", seed=0, status="finished").gain is None
     assert summarize(run, Progress(step=2), model="m", seed=0, status="interrupted").gain is None
+
+
+def test_evaluation_on_training_tasks_is_not_called_held_out(run: RunFolder) -> None:
+    sources = '[[orchestrator.{}.source]]\nname = "{}"\n'
+    run.config_file.write_text(sources.format("train", "own") + sources.format("eval", "same"))
+    tasks = {"own": {"sort": "1", "join": "2"}, "same": {"sort": "1", "cut": "3"}}
+    (run.path / FILE).write_text(Provenance(tasks=tasks).model_dump_json())
+    lines = summarize(run, Progress(step=2), model="m", seed=0, status="finished").lines(run)
+    assert "1 of the 2 evaluation tasks are training tasks" in lines
+    assert any(line.startswith("evaluation gain: ") for line in lines) and not any("held-out" in line for line in lines)

@@ -52,6 +52,8 @@ class CardContent:
     """The run's evaluations, by step."""
     reports: Sequence[str] = ()
     """Text of further evaluations of exactly these weights."""
+    evaluated_training_tasks: int = 0
+    """Number of tasks of the run's evaluations that it also trained on."""
     curve: Curve = field(default_factory=Curve)
     """Reward curve of the run up to this step."""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -83,8 +85,15 @@ def _result(card: CardContent) -> str:
     before = f"{kept[first].mean_reward:.3f} after step {first}, " if first < card.step else ""
     known = last.low is not None and last.high is not None
     interval = f" (95 % interval {last.low:.3f} to {last.high:.3f})" if known else ""
-    on = plural(last.tasks, "held-out task") if last.tasks else "held-out tasks"
-    return f"**Mean reward on {on}: {before}{last.mean_reward:.3f} after step {card.step}{interval}.**"
+    name, trained = _evaluated(card), card.evaluated_training_tasks
+    on = plural(last.tasks, f"{name} task") if last.tasks else f"{name} tasks"
+    note = f" {trained} of these tasks were trained on." if trained else ""
+    return f"**Mean reward on {on}: {before}{last.mean_reward:.3f} after step {card.step}{interval}.{note}**"
+
+
+def _evaluated(card: CardContent) -> str:
+    """Return what the tasks of the run's evaluations are."""
+    return "evaluation" if card.evaluated_training_tasks else "held-out"
 
 
 def _what(card: CardContent) -> str:
@@ -176,7 +185,7 @@ def _evaluation(card: CardContent) -> list[str]:
     if kept:
         shown = sorted({min(kept), max(kept)})
         rows = [f"| {step} | {kept[step].mean_reward:.3f} | {_interval(kept[step])} |" for step in shown]
-        head = "| after step | mean reward of the run's held-out tasks | 95 % interval |\n|---|---|---|"
+        head = f"| after step | mean reward of the run's {_evaluated(card)} tasks | 95 % interval |\n|---|---|---|"
         parts.append("\n".join([head, *rows]))
         parts.append(
             "All tasks have equal weight; the interval is a t interval over tasks. Trials that failed for reasons "

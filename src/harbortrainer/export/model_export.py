@@ -29,6 +29,7 @@ from harbortrainer.export.vllm_fit import rank_of, vllm_obstacles
 from harbortrainer.runs.curve import Curve, as_png, curve_of
 from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.provenance import evaluated_training_tasks
 from harbortrainer.runs.summary import evaluations
 
 LOCK, CONFIG, CARD = "tasks.lock.json", "run_config.json", "README.md"
@@ -124,6 +125,7 @@ class ModelExport:
             },
             evaluations=evaluations(run),
             reports=self.reports,
+            evaluated_training_tasks=evaluated_training_tasks(weights.run)[0],
             curve=Curve(*([p for p in points if p[0] <= weights.step] for points in (curve.train, curve.held_out))),
             packages=made_of.packages,
         )

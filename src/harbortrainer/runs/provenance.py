@@ -241,6 +241,22 @@ def base_policy_files(run: Path) -> dict[str, str]:
     return {}
 
 
+def evaluated_training_tasks(run: Path) -> tuple[int, int]:
+    """Return how many of a run's evaluated tasks it also trains on, and how many it evaluates; 0 if not recorded."""
+    try:
+        config = run_config(run)
+        file = next((one for one in (run / FILE, run / "configs" / FILE) if one.is_file()), run / FILE)
+        tasks = Provenance.model_validate_json(file.read_bytes()).tasks
+    except (OSError, ValueError, UserError):
+        return 0, 0
+    keys: dict[str, set[str]] = {"train": set(), "eval": set()}
+    for kind, found in keys.items():
+        sources = lookup(config, f"orchestrator.{kind}.source")
+        for source in sources if isinstance(sources, list) else ():
+            found.update(tasks.get(str(source.get("name")), {}).values())
+    return len(keys["train"] & keys["eval"]), len(keys["eval"])
+
+
 def named_model(run: Path) -> str:
     """Return the name of the base policy in a run's config. Raises `UserError` if it has none."""
     config = run_config(run)

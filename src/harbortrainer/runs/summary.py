@@ -13,6 +13,7 @@ from harbortrainer.runs.curve import as_png, as_text, curve_of
 from harbortrainer.runs.display import Display, plural
 from harbortrainer.runs.durable import finite, read_lines, write_whole
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.provenance import evaluated_training_tasks
 from harbortrainer.runs.trial_row import read_rows
 
 type Status = Literal["finished", "interrupted", "stopped"]
@@ -118,10 +119,14 @@ class Summary(BaseModel):
             f"peak memory {self.peak_rss_mb / 1000:.1f} GB"
         ]
         before, after = self.eval.get("before"), self.eval.get("after")
+        trained, evaluated = evaluated_training_tasks(run.path)
+        name = "evaluation" if trained else "held-out"
         if before is not None:
-            lines.append(f"held-out mean reward: {before} before" + (f", {after} after" if after else ""))
+            lines.append(f"{name} mean reward: {before} before" + (f", {after} after" if after else ""))
         if self.gain is not None:
-            lines.append(f"held-out gain: {self.gain}")
+            lines.append(f"{name} gain: {self.gain}")
+        if trained:
+            lines.append(f"{trained} of the {plural(evaluated, 'evaluation task')} are training tasks")
         failed = ", ".join(f"{name} {count}" for name, count in self.outcomes.items() if name != "completed")
         if failed:
             lines.append(f"outcomes other than completed: {failed}")
