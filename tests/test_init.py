@@ -186,6 +186,18 @@ def test_single_task_is_also_evaluated(folder, capfd):
     assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
 
 
+def test_saved_split_without_held_out_tasks_gives_a_file_that_train_accepts(folder, capfd, monkeypatch):
+    build_tiny_model(folder / "model")
+    shutil.copytree(SAMPLES / "csv-clean", "tasks/csv-clean")
+    assert main(["tasks", "split", "tasks", "--eval-share", "0.001", "--write"]) == 0
+    assert main(["init", "tasks", "--model", "model"]) == 0
+    assert env_of("run.toml", "eval")["taskset"]["may_overlap"] is True
+    assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
+    monkeypatch.setattr(chosen_tasks, "assign_sides", lambda tasks, split: {task.name: "eval" for task in tasks})
+    assert main(["init", "tasks", "--model", "model", "--output", "other.toml"]) == 2
+    assert "tasks: its split leaves no task that can run here to train on" in capfd.readouterr().err
+
+
 def test_run_gets_a_folder_of_its_own(folder):
     build_tiny_model(folder / "model")
     (folder / "outputs/harbor_tasks").mkdir(parents=True)
@@ -284,5 +296,8 @@ def test_new_task_refuses_names_and_folders_that_exist(folder, capfd):
     assert main(["tasks", "new", "mine/a b"]) == 2
     assert "'a b' is no name that Harbor accepts" in capfd.readouterr().err
     assert [path.name for path in (folder / "mine").iterdir()] == ["first"]
+    assert main(["tasks", "new", "other/.."]) == 2
+    assert main(["tasks", "new", "a b/first"]) == 0
+    assert "harbortrainer tasks check 'a b/first'" in capfd.readouterr().out
     with pytest.raises(UserError):
         load_folder(folder / "mine/first/tests")

@@ -229,7 +229,7 @@ def export(
 @app.command(epilog=examples("serve"))
 def serve(
     model: Annotated[str, typer.Argument(help="Run, export, adapter or model folder, or hub id.")],
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     max_model_len: Annotated[int, typer.Option(help="Context length: prompt and completion together.")] = 4096,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
 ) -> None:

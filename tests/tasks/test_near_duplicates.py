@@ -42,5 +42,12 @@ def test_words_ignore_case_space_and_punctuation_except_in_tests() -> None:
     assert words("x < 3", signs=True) != words("x > 3", signs=True)
 
 
+def test_characters_of_scripts_without_spaces_are_words() -> None:
+    assert words("\u8bfb\u53d6a.txt") == ["\u8bfb", "\u53d6", "a", "txt"]
+    text = "".join(chr(0x4E00 + 7 * n) for n in range(75))
+    ((_, others, similarity),) = similar_pairs([word_ngrams(words(text)), word_ngrams(words("\u4e8c" + text[1:]))], 0.8)
+    assert (others.tolist(), round(float(similarity[0]), 2)) == ([0], 0.97)
+
+
 def test_empty_texts_are_similar() -> None:
     assert list(similar_pairs([], 0.5)) == []

@@ -89,6 +89,9 @@ def choose_tasks(text: str | None) -> ChosenTasks:
     saved = read_split(Path(source.where)) if source.kind == "folder" else None
     split = choose_split(kept, saved)
     sides = {task.name: "train" for task in kept} if split is None else assign_sides(kept, split)
+    if "train" not in sides.values():
+        what, do = "its split leaves no task that can run here to train on", "make another: `harbortrainer tasks split`"
+        raise UserError(what, where=str(source), do=do)
     return ChosenTasks(
         source=source,
         train=[task for task in kept if sides[task.name] == "train"],

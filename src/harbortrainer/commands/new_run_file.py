@@ -252,9 +252,9 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
         )
     if tasks.unreadable:
         yield Key("skip_bad", True, f"unreadable tasks or duplicates: {len(tasks.unreadable)}")
+    if kind == "eval" and not tasks.held_out:
+        yield Key("may_overlap", True, "no task is held out: this measures the training tasks")
     if tasks.split is None:
-        if kind == "eval":
-            yield Key("may_overlap", True, "too few tasks to hold any out: this measures the training tasks")
         return
     side = "train" if kind == "train" or not tasks.held_out else "eval"
     yield Key("split", side, "near copies of a task are on its side")

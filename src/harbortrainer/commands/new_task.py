@@ -1,6 +1,8 @@
 """`harbortrainer tasks new`: write the folder of a first task, a working example to change."""
 
+import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -20,7 +22,8 @@ def new_task(folder: Path) -> int:
     Raises:
         UserError: The folder exists and is not empty, or Harbor does not accept its name.
     """
-    name = folder.resolve().name
+    folder = Path(os.path.normpath(folder))
+    name = folder.absolute().name
     if not _NAME.fullmatch(name) or ".." in name:
         do = "use letters, digits, '-', '_' and '.'"
         raise UserError(f"{name!r} is no name that Harbor accepts", where=str(folder), do=do)
@@ -32,5 +35,6 @@ def new_task(folder: Path) -> int:
         task_file = fresh / TASK_FILE
         task_file.write_text(task_file.read_text(encoding="utf-8").replace("me/NAME", f"me/{name}"), encoding="utf-8")
     print(f"wrote {folder}, a working example: change its instruction, environment, solution and tests")
-    print(f"next:\n  harbortrainer tasks check {folder}\n  harbortrainer rollout {folder} --agent oracle")
+    quoted = shlex.quote(str(folder))
+    print(f"next:\n  harbortrainer tasks check {quoted}\n  harbortrainer rollout {quoted} --agent oracle")
     return 0

@@ -34,8 +34,11 @@ RARE, BLOCK = 32, 256
 
 type Row = tuple[int, "NDArray[np.intp]", "NDArray[np.float64]"]
 
-_WORDS = re.compile(r"\w+")
-_WORDS_AND_SIGNS = re.compile(r"\w+|[^\w\s]")
+_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+"""Thai, Lao, Khmer, Japanese and Chinese characters: these scripts have no spaces, so each character is a word."""
+_WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
+_WORDS = re.compile(_WORD)
+_WORDS_AND_SIGNS = re.compile(rf"{_WORD}|[^\w\s]")
 
 
 def words(text: str, *, signs: bool = False) -> list[str]:
