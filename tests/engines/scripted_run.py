@@ -194,6 +194,10 @@ class ScriptedRun:
 
     async def train(self, progress: Progress | None = None) -> None:
         """Train from the step of `progress`, or from the first step, to the last."""
+        await self.loop(progress).run_remaining_steps()
+
+    def loop(self, progress: Progress | None = None) -> TrainingLoop:
+        """Return the loop that `train` runs."""
         fake = self.components
         components = LoopComponents(
             sampler=fake,
@@ -203,4 +207,4 @@ class ScriptedRun:
             display=Display(),
             usage=lambda: (1.0, 1.0),
         )
-        await TrainingLoop(self.config, self.folder, components, progress or Progress()).run_remaining_steps()
+        return TrainingLoop(self.config, self.folder, components, progress or Progress())

@@ -64,3 +64,10 @@ def test_length_penalty_requires_lengths():
 def test_prune_keeps_samples_with_advantage():
     samples = [Sample([1, 2], [False, True], [0.0, -1.0], [0, 0], 1.0, a) for a in (0.5, 0.0, -0.0, -0.5)]
     assert [s.advantage for s in prune(samples)] == [0.5, -0.5]
+
+
+def test_rewards_that_cancel_out_have_no_advantage_over_their_mean():
+    rewards = [0.1, 0.2, -0.3]
+    assert 0.0 < sum(rewards) / 3 < 1e-15, "the float mean is not exactly 0"
+    assert group_advantages(rewards, normalized=True) == [0.0] * 3
+    assert group_advantages([1.0, 0.0], normalized=True) == [1.0, -1.0]

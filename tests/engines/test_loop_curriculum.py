@@ -4,13 +4,14 @@ import asyncio
 import json
 
 import pytest
-from loop_fakes import group_of
+from loop_fakes import group_of, rollout
 from pydantic import ValidationError
 from scripted_run import FakeComponents, ScriptedRun, ScriptedTask
 
-from harbortrainer.config.algorithm_config import CurriculumConfig
+from harbortrainer.config.algorithm_config import Algo, CurriculumConfig
 from harbortrainer.engines.local.rollouts.batch import MAX_EMPTY_BATCHES, Batches, OffPolicyBound
 from harbortrainer.engines.local.rollouts.curriculum import Curriculum
+from harbortrainer.engines.local.rollouts.dispatcher import Dispatcher
 from harbortrainer.engines.local.rollouts.schedule import Schedule
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.checkpoints import latest
@@ -59,6 +60,9 @@ def test_admission_rate_covers_last_step():
     for rewards in ([1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]):
         loaded.on_result(group_of(rewards))
     assert loaded.metrics() == {"admission_rate": 0.25}
+    assert loaded.metrics() == {}
+    for rewards in ([None, None], [1.0, None]):  # the sandboxes failed: no gate decided
+        loaded.on_result(group_of(rewards))
     assert loaded.metrics() == {}
 
 
@@ -169,3 +173,43 @@ def test_pools_state_is_in_checkpoint(tmp_path):
     assert found is not None
     assert found[1].schedule is not None
     assert found[1].schedule["task_rewards"]["scripted"] == {"key-0": 0.5, "key-1": 1.0, "key-2": 0.0}
+
+
+class OneTask:
+    """A source with one task, in groups of two."""
+
+    name, group_size, algo, tasks = "s", 2, Algo(), ["k0"]
+
+    def key_of(self, index: int) -> str:
+        return "k0"
+
+    def rollout(self, index: int):
+        return rollout(None)
+
+
+async def test_groups_in_flight_may_return_a_task_to_a_pool():
+    """The first group moves the only task into a pool of weight 0; the second one, in flight, moves it back."""
+    limits = {"hard": (0.25, 0.0), "normal": (0.9, 1.0), "easy": (1.0, 0.0)}
+    pools = {name: {"threshold": threshold, "weight": weight} for name, (threshold, weight) in limits.items()}
+    loaded = curriculum({"sampler": {"type": "difficulty_pool", "pools": pools}}, ["k0"])
+    schedule = Schedule({"s": 1}, {"s": 1.0}, seed=0, curricula={"s": loaded})
+    slow = asyncio.Event()
+
+    class Client:
+        count = 0
+
+        async def run_rollout(self, stream, index, *, seed=None):
+            self.count += 1
+            number = self.count
+            if number > 2:
+                await slow.wait()
+            return rollout(1.0 if number <= 2 else float(number % 2))
+
+    batches = Batches(batch_size=2, bound=OffPolicyBound(1))
+    running = Dispatcher({"s": OneTask()}, schedule, batches, Client(), step=0, last_step=9)  # ty: ignore[invalid-argument-type]
+    waiting = asyncio.create_task(running.batch(1))
+    await asyncio.sleep(0.1)
+    assert running.no_task is not None and not waiting.done()
+    slow.set()
+    assert len((await asyncio.wait_for(waiting, 10)).groups) >= 1
+    await running.stop()

@@ -5,13 +5,16 @@ import json
 import os
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 from scripted_run import FakeComponents, ScriptedRun
 
 from harbortrainer.errors import RunStoppedError
-from harbortrainer.runs.checkpoints import latest, rewind, set_aside_damaged
+from harbortrainer.runs.checkpoints import latest, rewind, set_aside_damaged, steps_in
 from harbortrainer.runs.disk_faults import disk_faults
 from harbortrainer.runs.locks import RunLock
 
@@ -129,3 +132,23 @@ def test_folder_deleted_between_steps_is_not_recreated(tmp_path):
 def test_other_errors_are_unchanged(tmp_path):
     with pytest.raises(FileNotFoundError), disk_faults(tmp_path / "run"):
         (tmp_path / "elsewhere").read_text()
+
+
+async def test_run_that_is_cancelled_while_it_writes_a_step_counts_it(tmp_path, monkeypatch):
+    """The thread that writes goes on, so `--resume` continues after this step."""
+    run = ScriptedRun(tmp_path, steps=3)
+    real, writing = run.components.save, threading.Event()
+
+    def slow_save(folder):
+        writing.set()
+        time.sleep(0.5)
+        real(folder)
+
+    monkeypatch.setattr(run.components, "save", slow_save)
+    loop = run.loop()
+    training = asyncio.create_task(loop.run_remaining_steps())
+    await asyncio.to_thread(writing.wait)
+    training.cancel()
+    await asyncio.gather(training, return_exceptions=True)
+    await asyncio.to_thread(wait_until, lambda: loop.progress.step == 1)
+    assert steps_in(run.folder.checkpoints) == [1]

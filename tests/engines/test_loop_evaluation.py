@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, field, replace
 
-from loop_fakes import rollout
+from loop_fakes import rollout, sample
 
 from harbortrainer.config.runfile import RunConfig
+from harbortrainer.engines.local import evaluation
 from harbortrainer.engines.local.evaluation import Evaluator, eval_metrics, eval_result, plan_evaluation, sources_at
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.estimates.interval import mean_reward
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.summary import evaluated_sources
 from harbortrainer.runs.transcript_files import TranscriptWriter
 
 
@@ -74,7 +76,7 @@ class FakeClient:
     """A client whose rollouts get a reward of 1."""
 
     async def run_rollout(self, stream: TwoTasks, index: int, *, seed: int) -> Rollout:
-        return rollout(1.0)
+        return replace(rollout(1.0), source=stream.name)
 
 
 def make_evaluator(run: RunFolder) -> Evaluator:
@@ -96,3 +98,35 @@ async def test_steps_do_not_read_all_metrics_again(tmp_path):
     assert [evaluator.due_sources(step, last=False) for step in (2, 3, 4)] == [[], [], ["held-out"]]
     await evaluator.evaluate(4, ["held-out"])
     assert evaluator.due_sources(4, last=True) == []
+
+
+async def test_last_evaluation_covers_all_sources(tmp_path):
+    """The run's length was lowered to a step at which one source was due."""
+    run = RunFolder(tmp_path)
+    run.rollouts.mkdir()
+    first = make_evaluator(run)
+    first.streams = {"held-out": TwoTasks(), "rare": TwoTasks(name="rare")}  # ty: ignore[invalid-assignment]
+    await first.evaluate(2, ["held-out"])
+    resumed = make_evaluator(run)
+    resumed.streams = first.streams
+    assert resumed.due_sources(2, last=False) == []
+    assert resumed.due_sources(2, last=True) == ["held-out", "rare"]
+    await resumed.evaluate(2, ["held-out", "rare"])
+    assert resumed.due_sources(2, last=True) == make_evaluator(run).due_sources(2, last=False) == []
+    assert evaluated_sources(run) == {2: {"held-out", "rare"}}
+
+
+async def test_evaluation_keeps_no_samples_of_its_trials(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path)
+    run.rollouts.mkdir()
+    kept: list[Rollout] = []
+    monkeypatch.setattr(evaluation, "eval_result", lambda rollouts: kept.extend(rollouts) or eval_result(rollouts))
+    evaluator = make_evaluator(run)
+
+    async def with_samples(stream, index, *, seed):
+        return replace(rollout(1.0), source=stream.name, samples=[sample()], transcript=b"packed")
+
+    monkeypatch.setattr(evaluator.client, "run_rollout", with_samples)
+    await evaluator.evaluate(2, ["held-out"])
+    assert {one.trial for one in kept} and len(kept) >= 4
+    assert all((one.samples, one.sampled_turns, one.transcript) == ([], (), b"") for one in kept)

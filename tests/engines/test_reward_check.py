@@ -141,6 +141,15 @@ async def test_wrong_reward_stops_run_before_first_step(name, algo, tmp_path, mo
     assert not run.folder.metrics_file.exists()
 
 
+async def test_rewards_that_cancel_out_do_not_stop_run(tmp_path):
+    rewards = {"cancels": [0.1, 0.2, -0.3, 0.0], "b": [1.0, 0.0, 1.0, 0.0]}
+    components = FakeComponents([ScriptedTask(name, own) for name, own in rewards.items()])
+    components.algo = Algo(type="max_rl")
+    run = ScriptedRun(tmp_path, steps=2, components=components)
+    await run.train()
+    assert len(components.trained) == 2
+
+
 @each_algorithm
 async def test_correct_rewards_do_not_stop_run(algo, tmp_path):
     run = small_run(tmp_path, algo)

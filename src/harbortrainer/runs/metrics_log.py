@@ -1,8 +1,8 @@
 """The metrics of a run: lines of `metrics.jsonl`, which are also sent to monitors.
 
-Invariants: a line is written to the file before it is sent. A monitor gets each line once, in order, also across a kill
-and a resume, and only after its step is finished (`publish`). A failing monitor causes one warning and is dropped until
-the next start, which sends the missed lines. It never ends the run.
+Invariants: a line is written to the file before it is sent. A monitor gets the lines in order, also across a resume,
+and only after their step is finished (`publish`). A line that was sent just before a kill is sent again. A failing
+monitor causes one warning and is dropped until the next start, which sends the missed lines. It never ends the run.
 """
 
 import threading

@@ -144,6 +144,15 @@ def evaluations(run: RunFolder) -> dict[int, EvalResult]:
     return {row["step"]: EvalResult.model_validate({key: row.get(f"eval/{key}") for key in KEYS}) for row in rows}
 
 
+def evaluated_sources(run: RunFolder) -> dict[int, set[str]]:
+    """Read the names of the sources that each evaluation of a run has, by step."""
+    rows = [row for row in read_lines(run.metrics_file) if "eval/n" in row]
+    return {
+        row["step"]: {key[len("eval/") :].partition("/all/")[0] for key in row if "/all/" in key and key[:5] == "eval/"}
+        for row in rows
+    }
+
+
 def recorded_times(run: RunFolder) -> tuple[float, float]:
     """Read `wall_s` and `train_s` of the last summary, so that a run's times never decrease."""
     try:

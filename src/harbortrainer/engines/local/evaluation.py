@@ -22,7 +22,7 @@ from harbortrainer.errors import RunStoppedError
 from harbortrainer.estimates.interval import mean_reward, repeated_passes
 from harbortrainer.runs.display import Bar, Display
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.summary import EvalResult, evaluations
+from harbortrainer.runs.summary import EvalResult, evaluated_sources
 from harbortrainer.runs.transcript_files import TranscriptWriter
 from harbortrainer.runs.trial_row import write_rows
 
@@ -62,14 +62,18 @@ class Evaluator:
         held_out = config.orchestrator.eval
         self.intervals = {source.resolved_name: source.interval for source in (held_out.source if held_out else [])}
         self.skip_first = held_out is not None and held_out.skip_first_step
-        self.evaluated = set(evaluations(run))
-        """Steps whose evaluation is on disk. They are read once, since `metrics.jsonl` of a long run is large."""
+        self.evaluated = evaluated_sources(run)
+        """Sources with an evaluation on disk, by step. They are read once: a long run's `metrics.jsonl` is large."""
 
     def due_sources(self, step: int, *, last: bool) -> list[str]:
-        """Return the sources to evaluate after this step: all at step 0 and after the last, else the due ones."""
-        if step in self.evaluated or (step == 0 and self.skip_first and not last):
+        """Return the sources to evaluate after this step: all at step 0 and after the last, else the due ones.
+
+        After the last step, all are evaluated again if the step's evaluation lacks one: the run's length was changed.
+        """
+        if step == 0 and self.skip_first and not last:
             return []
-        return list(self.streams) if last or step == 0 else sources_at(step, self.intervals)
+        wanted = list(self.streams) if last or step == 0 else sources_at(step, self.intervals)
+        return [] if self.evaluated.get(step, set()) >= set(wanted) else wanted
 
     async def evaluate(self, step: int, names: Sequence[str]) -> None:
         """Evaluate policy version `step` on these sources and write the result to disk.
@@ -89,7 +93,7 @@ class Evaluator:
         file, rows = self.run.eval_file(step), [r.row(step=step, kind="eval") for r in rollouts]
         write_rows(file, self.transcripts.write(file.stem, rows))
         self.run.metrics.write({"step": step, **whole, **numbers, "time/eval": time.monotonic() - started})
-        self.evaluated.add(step)
+        self.evaluated[step] = set(names)
         self.run.metrics.publish()
         failed = len(rollouts) - result.n
         note = f", {failed} of {len(rollouts)} trials failed" if failed else ""
@@ -100,6 +104,7 @@ class Evaluator:
     async def _run_plan(self, plan: EvalPlan, bar: Bar) -> Rollout:
         rollout = await self.client.run_rollout(self.streams[plan.source], plan.index, seed=plan.seed)
         self.transcripts.add(rollout.transcript, rollout.pending_row(kind="eval"))
+        rollout.samples, rollout.sampled_turns, rollout.transcript = [], (), b""  # large, and only training needs them
         bar.advance()
         return rollout
 

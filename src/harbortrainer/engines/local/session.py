@@ -39,7 +39,7 @@ from harbortrainer.runs.log_files import limit_logs
 from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
 from harbortrainer.runs.provenance import check_provenance, collect_provenance
-from harbortrainer.runs.summary import Status, Summary, evaluations, recorded_times, report_summary, summarize
+from harbortrainer.runs.summary import Status, Summary, evaluated_sources, recorded_times, report_summary, summarize
 from harbortrainer.trials.sandbox_starts import report_holds
 
 STOP_S = 10.0
@@ -130,7 +130,9 @@ class Session:
         """Whether all steps and the last evaluation are finished."""
         if self.config.max_steps is None or self.progress.step < self.config.max_steps:
             return False
-        return self.config.orchestrator.eval is None or self.progress.step in evaluations(self.run)
+        held_out = self.config.orchestrator.eval
+        names = {source.resolved_name for source in held_out.source} if held_out else set()
+        return not names or evaluated_sources(self.run).get(self.progress.step, set()) >= names
 
     def start_servers(self) -> None:
         """Load the tasks and start the environment servers.

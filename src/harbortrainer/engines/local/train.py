@@ -153,7 +153,6 @@ class TrainingLoop:
         self.watch.metrics |= self.schedule.metrics()
         progress = replace(self.progress, step=batch.step, schedule=schedule, train_s=self.progress.train_s + took_s)
         await asyncio.to_thread(self._write_step, batch, progress)
-        self.progress = progress
 
     def _write_step(self, batch: StepBatch, progress: Progress) -> None:
         counters = {"sampled_tokens": self.components.sampler.stats()["sampled_tokens"], "busy_s": self.client.busy_s}
@@ -175,6 +174,7 @@ class TrainingLoop:
         write_rows(file, self.transcripts.write(file.stem, batch.rows()))
         self.run.metrics.write({"step": batch.step, **numbers})
         save(self.run.checkpoints, self.components.learner.save, progress)
+        self.progress = progress  # here, since the run may be cancelled meanwhile, and this thread goes on
         self.run.metrics.publish()
         prune(self.run.checkpoints, self.config.ckpt, self.config.max_steps)
         self.components.display.line(headline(batch.step, self.config.max_steps, numbers, batch.untrained()))

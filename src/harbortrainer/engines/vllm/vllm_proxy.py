@@ -32,7 +32,7 @@ from harbortrainer.engines.local.sampler.requests import (
 )
 from harbortrainer.engines.local.sampler.rescoring import RecentSamples, Rescored, SampledSequence
 from harbortrainer.engines.local.sampler.sampling_engine import EngineFailedError
-from harbortrainer.engines.local.sampler.sampling_params import SamplingParams
+from harbortrainer.engines.local.sampler.sampling_params import SamplingParams, request_seed
 from harbortrainer.engines.vllm.vllm_process import VllmProcess
 
 MISSING_LOGPROB = -9999.0
@@ -235,7 +235,11 @@ class VllmProxy:
 
     async def _sample(self, request: GenerateRequest, version: int) -> VllmReply:
         try:
-            return await self._request(version, request.token_ids, _vllm_params(request.sampling_params))
+            params = _vllm_params(request.sampling_params)
+            if request.sampling_params.seed is not None:
+                # As in the embedded sampler: with the same seed for each turn, vLLM draws the same random numbers.
+                params |= {"seed": request_seed("request", request.sampling_params.seed, prompt=request.token_ids) >> 1}
+            return await self._request(version, request.token_ids, params)
         except asyncio.CancelledError:
             self.counters["cancelled"] += 1
             raise

@@ -26,6 +26,8 @@ from harbortrainer.config.algorithm_config import LengthPenalty
 
 MIN_TRAINABLE = 2
 """Trainable trials that a group needs for a baseline."""
+LEAST_MEAN = 1e-6
+"""Share of the largest reward (at least 1) up to which a mean counts as 0 with "max_rl": rewards that cancel out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def group_advantages(
         return [0.0] * len(scores)
     mean = fsum(map(mul, weights, scores)) / sum(weights)
     if normalized:
-        return [(score - mean) / mean if mean > 0 else 0.0 for score in scores]
+        least = LEAST_MEAN * max(1.0, *map(abs, scores))
+        return [(score - mean) / mean if mean > least else 0.0 for score in scores]
     return [score - mean for score in scores]
 
 

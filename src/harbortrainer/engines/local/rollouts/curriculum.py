@@ -125,7 +125,8 @@ class Curriculum:
         advantages = group.advantages()
         inside = (all(gate.reject_min <= a <= gate.reject_max for a in advantages) for gate in self.gates)
         admitted = not (advantages and any(inside))
-        self.admitted, self.rejected = self.admitted + admitted, self.rejected + (not admitted)
+        if group.trains:  # a group that lost its trials says nothing about the gates
+            self.admitted, self.rejected = self.admitted + admitted, self.rejected + (not admitted)
         return admitted
 
     def metrics(self) -> dict[str, float]:

@@ -53,6 +53,8 @@ class Dispatcher:
         """Failed rollouts that were played again since the last batch, with or without a signal."""
         self.in_flight: dict[asyncio.Task[None], Group] = {}
         self.error: Exception | None = None
+        self.no_task: RunStoppedError | None = None
+        """Why no further task can be drawn now; a group that finishes may change that."""
         self.changed = asyncio.Event()
 
     @property
@@ -76,12 +78,12 @@ class Dispatcher:
 
     def start_groups(self) -> None:
         """Start every group that may be started now."""
+        self.no_task = None
         while not self.paused and self.error is None and self._may_start():
             try:
                 plan = self.schedule.next()
             except RunStoppedError as error:
-                self.error = error
-                self.changed.set()
+                self.no_task = error
                 return
             stream = self.streams[plan.source]
             group = Group(uuid.uuid4().hex[:12], plan, stream.group_size, stream.algo)
@@ -162,6 +164,8 @@ class Dispatcher:
                 return batch
             self.start_groups()
             on_progress(self.collected)
+            if self.no_task is not None and not self.in_flight and not self.batches.ready(step):
+                raise self.no_task
             if batch is None:
                 await self.changed.wait()
 

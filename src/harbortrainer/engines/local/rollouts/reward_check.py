@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.engines.local.learner.training_sample import Sample
+from harbortrainer.engines.local.rollouts.advantage import LEAST_MEAN
 from harbortrainer.environment.verifiers_compat import total_tokens
 from harbortrainer.errors import ProofError
 from harbortrainer.trials.outcome import scalar_reward
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from harbortrainer.engines.local.rollouts.rollout import Rollout
 
 TOLERANCE = 1e-9
-"""Maximum difference of two computed advantages, over the group's largest reward (at least 1)."""
+"""Maximum difference of two computed advantages, over the group's largest reward or advantage (at least 1)."""
 RESULT_FILE = "result.json"
 MAY_BE_ZERO = ("self_inflicted", "agent_timeout")
 """Outcomes whose reward may be 0 whatever the verifier gave (a timeout with `agent_timeout = "zero"`).
@@ -103,7 +104,8 @@ def check_rewards(groups: "Sequence[Group]", samples: Sequence[Sample]) -> None:
         for rollout, advantage in zip(group.trainable, _advantages(snapshots, group.algo), strict=True):
             if rollout.trial in expected:
                 raise ProofError(f"{_where(rollout)}: this trial is in the batch twice")
-            expected[rollout.trial], tolerances[rollout.trial] = advantage, TOLERANCE * largest
+            expected[rollout.trial] = advantage
+            tolerances[rollout.trial] = TOLERANCE * max(largest, abs(advantage))
             predicted = sum(sample.ce_weights is not None for sample in rollout.samples)
             required[rollout.trial] = len(rollout.samples) if abs(advantage) > TOLERANCE * largest else predicted
     for sample in samples:
@@ -173,5 +175,6 @@ def _advantages(snapshots: Sequence[RewardSnapshot], algo: "Algo") -> list[Fract
     counts = [snapshot.sampled_tokens if algo.length_weighted_baseline else 1 for snapshot in snapshots]
     mean = sum((count * score for count, score in zip(counts, scores, strict=True)), Fraction(0)) / sum(counts)
     if algo.type == "max_rl":
-        return [(score - mean) / mean if mean > 0 else Fraction(0) for score in scores]
+        least = LEAST_MEAN * max(1, *map(abs, scores))
+        return [(score - mean) / mean if mean > least else Fraction(0) for score in scores]
     return [score - mean for score in scores]
