@@ -169,7 +169,8 @@ def _run_of_checkpoint(checkpoint: Path) -> Path | None:
     """Return the run of the embedded engine that a checkpoint is in; None if there is none."""
     folder = checkpoint.absolute()
     run = folder.parents[1] if folder.parent.name == "checkpoints" else None
-    return run if run is not None and find_engine(run) == "local" else None
+    engine = find_engine(run) if run is not None else None
+    return run if engine == "local" else None
 
 
 def weights_fault(folder: Path, engine: str) -> str | None:
