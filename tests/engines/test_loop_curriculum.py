@@ -61,9 +61,9 @@ def test_admission_rate_covers_last_step():
         loaded.on_result(group_of(rewards))
     assert loaded.metrics() == {"admission_rate": 0.25}
     assert loaded.metrics() == {}
-    for rewards in ([None, None], [1.0, None]):  # the sandboxes failed: no gate decided
+    for rewards in ([None, None], [1.0, None]):  # as Prime-RL counts groups that lost trials
         loaded.on_result(group_of(rewards))
-    assert loaded.metrics() == {}
+    assert loaded.metrics() == {"admission_rate": 0.5}
 
 
 def test_pool_follows_latest_group_and_ignores_failures():

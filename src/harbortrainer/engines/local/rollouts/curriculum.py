@@ -125,8 +125,7 @@ class Curriculum:
         advantages = group.advantages()
         inside = (all(gate.reject_min <= a <= gate.reject_max for a in advantages) for gate in self.gates)
         admitted = not (advantages and any(inside))
-        if group.trains:  # a group that lost its trials says nothing about the gates
-            self.admitted, self.rejected = self.admitted + admitted, self.rejected + (not admitted)
+        self.admitted, self.rejected = self.admitted + admitted, self.rejected + (not admitted)
         return admitted
 
     def metrics(self) -> dict[str, float]:
