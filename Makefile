@@ -63,6 +63,8 @@ lint: setup
 	.venv/bin/python tools/check_prose.py
 
 # The edit loop: `make check` before each commit, `make check ROOM=trials` while you work on one package.
+# Pure tests wait for nothing: more processes than cores would only import more.
+check: AT_ONCE := $(if $(ROOM),$(AT_ONCE),-n auto --dist loadfile --no-loadscope-reorder)
 check: lint
 	$(PYTHON) -m pytest $(AT_ONCE) $(if $(ROOM),tests/$(ROOM),-m pure tests)
 
