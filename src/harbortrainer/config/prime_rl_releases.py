@@ -1,4 +1,4 @@
-"""Translation of run files between the key names of the pinned Prime-RL and those of newer releases.
+"""Translation of run files between the pinned Prime-RL's key names and newer ones.
 
 Contract: every other module knows the pinned keys only. `to_pinned` and `to_newer` keep the meaning of a file: where
 the two releases have different defaults, the result sets the value. What has no equal is refused, or named in a note.
@@ -294,7 +294,7 @@ class _Tables:
 
 
 def _values(data: TomlTable, key: str) -> Iterator[tuple[str, TomlValue]]:
-    """Yield a key with its value if it is there; for a key of sources, yield that of each source."""
+    """Yield a key and its value if it is set. For a key of sources, yield one pair for each source that sets it."""
     group, found, name = key.partition(".source.")
     at = [(f"{group}.source[{index}].{name}", one) for index, one in enumerate(sources_in(data, group))]
     for where, table in at if found else [(key, data)]:

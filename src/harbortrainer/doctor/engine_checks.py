@@ -83,7 +83,7 @@ def pinned(checkout: Checkout) -> Finding:
         return red("Prime-RL", f"{error.what} ({error.where})", error.do)
     at = f"at {f'commit {commit[:9]}' if commit else 'an unknown commit'}, expected {PIN[:9]}"
     if release != "pin":
-        at += "; it has the key names of newer Prime-RL (September 2026 on), with which no run was tested"
+        at += "; its key names are those of newer Prime-RL (September 2026 on). No run was tested with them"
     return yellow("Prime-RL", at, "run `git submodule update`, or see docs/prime-rl.md on newer releases")
 
 

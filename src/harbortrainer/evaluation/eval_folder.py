@@ -124,7 +124,7 @@ class EvalFolder:
         return list(self._latest().values())
 
     def all_rows(self) -> list[TrialRow]:
-        """Return all trials, also those of attempts that were repeated."""
+        """Return every trial. An attempt that was repeated has several."""
         return list(read_rows(self.path / ROWS))
 
     def _latest(self) -> dict[tuple[str, int], TrialRow]:

@@ -83,7 +83,7 @@ class EvalReport(BaseModel):
             kind: Kind of the confidence intervals.
             tags: Tags of each task, by key.
             prices: Prices of tokens, if known.
-            all_rows: The trials with tokens and cost, also those that were repeated; by default `rows`.
+            all_rows: Every trial, for tokens and cost: a repeated attempt has several. By default `rows`.
         """
         graded, rewards = [row for row in rows if row.graded], rewards_of(rows)
         paid = rows if all_rows is None else all_rows

@@ -233,22 +233,26 @@ def base_policy(run: Path) -> str:
 
 def base_policy_files(run: Path) -> dict[str, str]:
     """Return the recorded fingerprints of a run's base policy; for a hub id, its commit."""
+    return _recorded(run).weights
+
+
+def _recorded(run: Path) -> Provenance:
+    """Return a run's recorded provenance; an empty one if there is none."""
     for file in (run / FILE, run / "configs" / FILE):
         try:
-            return Provenance.model_validate_json(file.read_bytes()).weights
+            return Provenance.model_validate_json(file.read_bytes())
         except (OSError, ValueError):
             continue
-    return {}
+    return Provenance()
 
 
 def evaluated_training_tasks(run: Path) -> tuple[int, int]:
     """Return how many of a run's evaluated tasks it also trains on, and how many it evaluates; 0 if not recorded."""
     try:
         config = run_config(run)
-        file = next((one for one in (run / FILE, run / "configs" / FILE) if one.is_file()), run / FILE)
-        tasks = Provenance.model_validate_json(file.read_bytes()).tasks
-    except (OSError, ValueError, UserError):
+    except UserError:
         return 0, 0
+    tasks = _recorded(run).tasks
     keys: dict[str, set[str]] = {"train": set(), "eval": set()}
     for kind, found in keys.items():
         sources = lookup(config, f"orchestrator.{kind}.source")

@@ -62,7 +62,7 @@ class _Request:
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what was sampled so far."""
+        """Token ids of the prompt, and of the answer so far."""
         return [*self.job.prompt, *self.output.generated_tokens]
 
     @property
@@ -241,7 +241,7 @@ class PlainManager:
     def _sample(self, batch: list[_Request]) -> list[_Request]:
         """Sample a batch, in two halves if the memory is not enough; returns the requests that have not ended."""
         running = [request for request in batch if not request.ended]
-        if running and not self._fits_in_memory(running):
+        if running and not self._try_generate(running):
             if len(running) > 1:
                 half = len(running) // 2
                 return [*self._sample(running[:half]), *self._sample(running[half:])]
@@ -251,7 +251,7 @@ class PlainManager:
             return []
         return [request for request in running if not request.ended]
 
-    def _fits_in_memory(self, running: list[_Request]) -> bool:
+    def _try_generate(self, running: list[_Request]) -> bool:
         """Sample a batch; false if memory ran out. The error, whose traceback holds the cache, ends here."""
         try:
             self._generate(running)
