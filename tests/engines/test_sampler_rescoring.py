@@ -7,7 +7,7 @@ import torch
 from sampler_setup import LORA, Reference, generate, logprobs_of, random_adapter, random_prompt
 from tiny_model import build_tiny_model
 
-from harbortrainer.engines.local.sampler import Completion, Sampler, rescoring
+from harbortrainer.engines.local.sampler import Completion, Sampler, rescoring, sampled_model
 from harbortrainer.engines.local.sampler.rescoring import RecentSamples, SampledSequence, select_evenly
 from harbortrainer.engines.local.sampler.sampling_params import SamplingParams
 
@@ -71,9 +71,39 @@ def test_sequences_in_a_pass_are_independent(sampler, model, monkeypatch):
     requests = {seed: (random_prompt(5 * seed, seed=seed), 1.0 + seed / 4) for seed in range(1, 6)}
     tokens = {s: generate(sampler.url, p, session=str(s), temperature=t)["token_ids"] for s, (p, t) in requests.items()}
     monkeypatch.setattr(rescoring, "_PASS_TOKENS", 60)
-    for (seed, (prompt, temperature)), scored in zip(requests.items(), sampler.rescore(), strict=True):
+    found = {tuple(scored.token_ids): scored for scored in sampler.rescore()}
+    assert len(found) == len(requests)
+    for seed, (prompt, temperature) in requests.items():
         plain = Reference(model).logprobs(prompt, tokens[seed], temperature)
+        scored = found[*prompt, *tokens[seed]]
         assert torch.allclose(torch.tensor(scored.recomputed), plain, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["ragged", "sdpa"])
+def test_common_prompt_and_equal_answers_are_computed_once(model, monkeypatch, attention):
+    monkeypatch.setattr(sampled_model, "attention_for", lambda config: attention)
+    computed: list[int] = []
+    prompt = random_prompt(60, seed=1)
+    with Sampler(model, seed=3) as sampler:
+        answers = [
+            generate(sampler.url, prompt, session=str(i), temperature=t, seed=5 if i < 2 else i)["token_ids"]
+            for i, t in enumerate([1.0, 1.0, 1.0, 0.7])
+        ]
+        handler = sampler._handler
+        assert handler is not None
+        hook = handler.engine.model.register_forward_pre_hook(
+            lambda module, args, kwargs: computed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        scored = sampler.rescore()
+        hook.remove()
+    assert answers[0] == answers[1], "the case of equal answers"
+    distinct = {tuple(answer) for answer in answers}
+    shared = len(prompt) + sum(len(answer) for answer in distinct)
+    assert sum(computed) <= shared if attention == "ragged" else sum(computed) == sum(map(len, answers)) + 4 * 60
+    assert sorted(tuple(s.token_ids) for s in scored) == sorted((*prompt, *answer) for answer in answers)
+    for sequence in scored:
+        plain = Reference(model).logprobs(prompt, sequence.token_ids[60:], sequence.temperature)
+        assert torch.allclose(torch.tensor(sequence.recomputed), plain, atol=1e-4)
 
 
 def test_large_sequence_has_every_nth_token_rescored(sampler, model, monkeypatch):

@@ -209,7 +209,7 @@ def _row(numbers: Sequence[int], model: PreTrainedModel) -> Tensor:
     return torch.tensor([numbers], device=model.device)
 
 
-def _attend(
+def packed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -245,4 +245,4 @@ def _with_past(parts: Sequence[Tensor], own: int, past: tuple[tuple[int, int], .
     return torch.cat([*(parts[i][:, :, :length] for i, length in past), parts[own]], dim=2)
 
 
-AttentionInterface.register(PACKED_ATTENTION, _attend)
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

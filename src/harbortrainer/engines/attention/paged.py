@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from harbortrainer.engines.attention.packed import attend_in_groups
-from harbortrainer.engines.attention.plan import Batch, PrefillRow, RaggedPlan, whole_sequences
+from harbortrainer.engines.attention.packed import Segment, attend_in_groups, packed_attention
+from harbortrainer.engines.attention.plan import Batch, PrefillRow, RaggedPlan
 
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -32,7 +32,7 @@ def attend(
     plan: RaggedPlan,
     query: torch.Tensor,
     own: tuple[torch.Tensor, torch.Tensor],
-    paged: tuple[torch.Tensor, torch.Tensor] | None,
+    paged: tuple[torch.Tensor, torch.Tensor],
     scaling: float | None,
 ) -> torch.Tensor:
     """Compute the attention of each request to its own keys.
@@ -40,8 +40,7 @@ def attend(
     Args:
         query: [1, H, Q, D], all requests concatenated.
         own: Keys and values of the batch's tokens, [Q, G, D]; H is a multiple of G.
-        paged: Keys and values of the whole cache, including these tokens, [pages, page size, G, D]; None if no request
-            of the plan reads the cache.
+        paged: Keys and values of the whole cache, including these tokens, [pages, page size, G, D].
 
     Returns:
         [1, Q, H, D].
@@ -50,7 +49,6 @@ def attend(
     flat = query[0].transpose(0, 1)  # [Q, H, D]
     out = flat.new_empty(flat.shape[0], heads, own[1].shape[-1])
     for batch in plan.batches:
-        assert paged is not None
         attended = _attend_batch(batch, flat.index_select(0, batch.rows), groups, paged, scaling)
         out.index_copy_(0, batch.rows, attended.to(out.dtype))
     for row in plan.prefills:
@@ -62,12 +60,11 @@ def attend(
 
 
 def _prefill_keys(
-    row: PrefillRow, own: tuple[torch.Tensor, torch.Tensor], paged: tuple[torch.Tensor, torch.Tensor] | None
+    row: PrefillRow, own: tuple[torch.Tensor, torch.Tensor], paged: tuple[torch.Tensor, torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the keys and values of a prefill, [K, G, D] each."""
     if row.pages is None or row.mask is None:
         return [x[row.begin : row.end] for x in own]
-    assert paged is not None
     return [x.index_select(0, row.pages).flatten(0, 1)[: row.mask.shape[-1]] for x in paged]
 
 
@@ -112,14 +109,14 @@ def _ragged_attention(
     *,
     paged_cache: "PagedAttentionCache | None" = None,
     ragged_plan: RaggedPlan | None = None,
+    segments: Sequence[Segment] | None = None,
     write_index: Sequence[torch.Tensor] = (),
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Write the new keys and values to the cache, then attend by the plan; an attention function for transformers.
 
-    Without a cache each sequence of the plan attends to itself only (`rescoring`). Without a plan the row is one
-    sequence.
+    Without a cache it is packed attention (`rescoring`).
 
     Args:
         query: [1, H, Q, D], all requests concatenated.
@@ -128,9 +125,9 @@ def _ragged_attention(
     Returns:
         [1, Q, H, D], and None in place of attention weights.
     """
-    own = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if paged_cache is None or ragged_plan is None:
-        return attend(ragged_plan or whole_sequences([query.shape[2]]), query, own, None, scaling), None
+        return packed_attention(module, query, key, value, attention_mask, segments=segments, scaling=scaling)
+    own = key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer = cast("int", module.layer_idx)
     allocator = paged_cache.layer_to_allocator[layer]
     allocator.update(*own, layer, _NO_READ_INDEX, write_index[allocator.index])

@@ -10,7 +10,6 @@ Contract: for full causal attention only; one plan serves every layer of a forwa
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -288,8 +287,3 @@ def _longest_shared_prefix(requests: list[_ShortRequest]) -> tuple[list[int], di
 def _pad[T](items: Sequence[T], count: int) -> list[T]:
     """Return `count` items, by repeating the last one."""
     return [*items, *[items[-1]] * (count - len(items))]
-
-
-def whole_sequences(lengths: Sequence[int]) -> RaggedPlan:
-    """Plan concatenated sequences of these lengths; each attends to itself only."""
-    return RaggedPlan([], [PrefillRow(begin, end) for begin, end in pairwise([0, *accumulate(lengths)])])

@@ -5,18 +5,20 @@ sequence through the same weights in one pass. Both results are correct; the lea
 difference as its noise level.
 
 Each request of a trial extends the previous one. They are kept as one sequence, so one pass rescores all its turns.
+What sequences have in common at their beginning, such as the prompt of a group, is computed once.
 
 Invariant: a sequence is rescored by the policy version that sampled it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import islice
 
 import torch
 from transformers import PreTrainedModel
 
-from harbortrainer.engines.attention.plan import whole_sequences
+from harbortrainer.engines.attention.packed import PackedRow
+from harbortrainer.engines.attention.paged import RAGGED_ATTENTION
 from harbortrainer.engines.local.sampler.completion_log import Completion
 from harbortrainer.engines.local.sampler.sampling_params import SamplingParams
 
@@ -147,39 +149,47 @@ def rescore(model: PreTrainedModel, chosen: Sequence[SampledSequence], *, one_by
         one_by_one: Whether each gets a forward pass of its own, because the model would mix sequences in one row.
     """
     limit = _MAX_LOGITS // model.config.get_text_config().vocab_size
-    passes = [[sequence] for sequence in chosen] if one_by_one else _split_passes(chosen)
-    kept = [[sequence.subsample(limit) for sequence in batch] for batch in passes]
-    return [scored for batch in kept for scored in _score_pass(model, batch, one_by_one=one_by_one)]
+    rows = [([sequence], None) for sequence in chosen] if one_by_one else _pack(chosen, _can_share(model))
+    kept = [([sequence.subsample(limit) for sequence in batch], row) for batch, row in rows]
+    return [scored for batch, row in kept for scored in _score_row(model, batch, row)]
 
 
-def _split_passes(chosen: Sequence[SampledSequence]) -> list[list[SampledSequence]]:
-    passes: list[list[SampledSequence]] = []
-    tokens = 0
-    for sequence in chosen:
-        tokens += len(sequence.token_ids)
-        if not passes or tokens > _PASS_TOKENS:
-            passes.append([])
-            tokens = len(sequence.token_ids)
-        passes[-1].append(sequence)
-    return passes
+def _can_share(model: PreTrainedModel) -> bool:
+    """Whether its attention can compute a common prefix once; transformers' own keeps sequences of a row apart only."""
+    return model.config.get_text_config()._attn_implementation == RAGGED_ATTENTION
 
 
-def _score_pass(model: PreTrainedModel, batch: Sequence[SampledSequence], *, one_by_one: bool) -> list[Rescored]:
-    """Rescore sequences in one forward pass, concatenated in one row."""
-    lengths = [len(s.token_ids) for s in batch]
-    begins = [0, *accumulate(lengths)][:-1]
-    ids, positions, sampled, temperatures = (
-        torch.tensor(numbers, device=model.device)
-        for numbers in (
-            [token for s in batch for token in s.token_ids],
-            [position for length in lengths for position in range(length)],
-            [begin + position for begin, s in zip(begins, batch, strict=True) for position in s.positions],
-            [s.temperature for s in batch for _ in s.positions],
-        )
+def _pack(chosen: Sequence[SampledSequence], sharing: bool) -> list[tuple[list[SampledSequence], PackedRow]]:
+    """Pack sequences into rows of at most `_PASS_TOKENS` tokens, or of one longer sequence."""
+    rows: list[tuple[list[SampledSequence], PackedRow]] = []
+    for sequence in sorted(chosen, key=lambda s: s.token_ids):  # so that those with a common prefix are neighbours
+        tokens = sequence.token_ids
+        if not rows or len(rows[-1][1].token_ids) + len(tokens) - rows[-1][1].shared(tokens) > _PASS_TOKENS:
+            rows.append(([], PackedRow(sharing)))
+        rows[-1][0].append(sequence)
+        rows[-1][1].add(tokens)
+    return rows
+
+
+def _score_row(model: PreTrainedModel, batch: Sequence[SampledSequence], row: PackedRow | None) -> list[Rescored]:
+    """Rescore the sequences of a row in one forward pass; without a row, one sequence."""
+    tokens = [sequence.token_ids[position] for sequence in batch for position in sequence.positions]
+    temperatures = [sequence.temperature for sequence in batch for _ in sequence.positions]
+    ids, columns, packed = batch[0].token_ids, [position - 1 for position in batch[0].positions], {}
+    if row is not None:
+        ids, positions = row.token_ids, torch.tensor([row.positions], device=model.device)
+        columns = [
+            places[position - 1]
+            for sequence, places in zip(batch, row.places, strict=True)
+            for position in sequence.positions
+        ]
+        packed = {"position_ids": positions, "segments": row.segments(model.device)}
+    row_ids, chosen, wanted, divisors = (
+        torch.tensor(numbers, device=model.device) for numbers in ([ids], tokens, columns, temperatures)
     )
-    in_a_row = {} if one_by_one else {"position_ids": positions[None], "ragged_plan": whole_sequences(lengths)}
-    logits = model(input_ids=ids[None], use_cache=False, logits_to_keep=sampled - 1, **in_a_row).logits[0]
-    recomputed = iter(_logprobs(logits, ids[sampled], temperatures))
+    kept, rows = wanted.unique(return_inverse=True)  # equal answers share their columns
+    logits = model(input_ids=row_ids, use_cache=False, logits_to_keep=kept, **packed).logits[0]
+    recomputed = iter(_logprobs(logits, rows, chosen, divisors))
     return [
         Rescored(
             s.version,
@@ -194,10 +204,12 @@ def _score_pass(model: PreTrainedModel, batch: Sequence[SampledSequence], *, one
     ]
 
 
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperatures: torch.Tensor) -> list[float]:
-    """Return the log-probabilities (nats) of `tokens` [N] under `logits` [N, V]."""
+def _logprobs(
+    logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, temperatures: torch.Tensor
+) -> list[float]:
+    """Return the log-probabilities (nats) of `tokens` [N] under the `rows` [N] of `logits` [C, V]."""
     found: list[float] = []
-    for rows, chosen, divisors in zip(*(t.split(_CHUNK) for t in (logits, tokens, temperatures)), strict=True):
-        logprobs = (rows.float() / divisors[:, None]).log_softmax(-1)
+    for at, chosen, divisors in zip(*(t.split(_CHUNK) for t in (rows, tokens, temperatures)), strict=True):
+        logprobs = (logits[at].float() / divisors[:, None]).log_softmax(-1)
         found += logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
     return found
