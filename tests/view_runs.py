@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harbortrainer.runs.provenance import FILE, Provenance
+
 CONFIG = 'max_steps = 3\n[model]\nname = "org/policy"\n[run]\nname = "made-up"\n'
 
 
@@ -64,6 +66,13 @@ def run_folder(folder: Path, rows: Sequence[dict], *, metrics: Sequence[dict] = 
     if summary:
         (folder / "summary.json").write_text(json.dumps({"status": "finished", "wall_s": 61.0, "model": "policy"}))
     return folder
+
+
+def trains_on_evaluated_tasks(folder: Path) -> None:
+    """Make the run one that evaluates a task that it trains on."""
+    sources = "".join(f'[[orchestrator.{kind}.source]]\nname = "{kind}"\n' for kind in ("train", "eval"))
+    (folder / "config.toml").write_text(CONFIG + sources)
+    (folder / FILE).write_text(Provenance(tasks={"train": {"sort": "1"}, "eval": {"sort": "1"}}).model_dump_json())
 
 
 def hold_lock(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from loop_fakes import rollout, sample
+from view_runs import trains_on_evaluated_tasks
 
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local import evaluation
@@ -86,6 +87,17 @@ def make_evaluator(run: RunFolder) -> Evaluator:
     config = RunConfig.model_validate({"model": {"name": "none"}, "orchestrator": orchestrator})
     transcripts = TranscriptWriter(run.path, max_mb=0)
     return Evaluator(config, run, {"held-out": TwoTasks()}, FakeClient(), transcripts, Display())  # ty: ignore[invalid-argument-type]
+
+
+async def test_line_of_evaluation_says_whether_tasks_are_held_out(tmp_path, capfd):
+    run = RunFolder(tmp_path)
+    run.rollouts.mkdir()
+    await make_evaluator(run).evaluate(2, ["held-out"])
+    trains_on_evaluated_tasks(tmp_path)
+    await make_evaluator(run).evaluate(4, ["held-out"])
+    said = capfd.readouterr()
+    assert "held-out tasks after step 2: " in said.err + said.out
+    assert "evaluation tasks after step 4: " in said.err + said.out
 
 
 async def test_steps_do_not_read_all_metrics_again(tmp_path):

@@ -18,12 +18,13 @@ ROWS = [
 def test_curve_has_train_and_held_out_points():
     curve = curve_of(ROWS)
     assert curve.train == [(1, 0.25)]
-    assert curve.held_out == [(0, 0.2), (2, 0.8)]
+    assert curve.evaluated == [(0, 0.2), (2, 0.8)]
 
 
 def test_curve_as_text():
     text = as_text(curve_of(ROWS))
     assert "held-out tasks" in text
+    assert "held-out" not in as_text(curve_of(ROWS, "evaluation"))
     assert "\x1b" not in text
 
 

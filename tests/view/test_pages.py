@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from view_runs import eval_folder, eval_row, run_folder, trial_row, two_steps, write_rows
+from view_runs import (
+    eval_folder,
+    eval_row,
+    run_folder,
+    trains_on_evaluated_tasks,
+    trial_row,
+    two_steps,
+    write_rows,
+)
 
 from harbortrainer.errors import UserError
 from harbortrainer.view.file_export import export_run
@@ -39,6 +47,16 @@ def test_overview_shows_gain_with_interval(client) -> None:
     # Differences 1, 1, 1, 0 over four tasks: mean 0.75, t(3) = 3.182, stderr 0.25.
     assert "+0.75 [-0.046, 1]" in text
     assert "Not significant on 4 tasks (95% CI includes 0)." in text
+
+
+def test_evaluation_of_training_tasks_is_not_called_held_out(tmp_path) -> None:
+    folder = two_steps(tmp_path / "run")
+    assert "Held-out gain" in page_text(open_client(folder).get("/"))
+    trains_on_evaluated_tasks(folder)
+    for page in ("/", "/tasks", "/trials"):
+        text = open_client(folder).get(page).text
+        assert "held-out" not in text.lower()
+        assert page != "/" or ("Evaluation gain" in text and "evaluation reward (95% CI)" in text)
 
 
 def test_overview_counts_all_trials_and_excludes_ungraded_from_reward(client) -> None:

@@ -26,10 +26,10 @@ from harbortrainer.evaluation.report import EvalReport, as_lines
 from harbortrainer.export.model_card import TERMINUS_2, CardContent, model_card
 from harbortrainer.export.trained_weights import TrainedWeights
 from harbortrainer.export.vllm_fit import rank_of, vllm_obstacles
-from harbortrainer.runs.curve import Curve, as_png, curve_of
+from harbortrainer.runs.curve import as_png, curve_of
 from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.provenance import evaluated_training_tasks
+from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
 from harbortrainer.runs.summary import evaluations
 
 LOCK, CONFIG, CARD = "tasks.lock.json", "run_config.json", "README.md"
@@ -103,7 +103,7 @@ class ModelExport:
         """Return the contents of the card."""
         weights = self.weights
         run = RunFolder(weights.run)
-        curve = curve_of(read_lines(run.metrics_file))
+        curve = curve_of(read_lines(run.metrics_file), evaluation_name(weights.run))
         made_of = weights.provenance
         origins = {name: made_of.origins.get(name) for name in made_of.tasks}
         return CardContent(
@@ -126,7 +126,7 @@ class ModelExport:
             evaluations=evaluations(run),
             reports=self.reports,
             evaluated_training_tasks=evaluated_training_tasks(weights.run)[0],
-            curve=Curve(*([p for p in points if p[0] <= weights.step] for points in (curve.train, curve.held_out))),
+            curve=curve.until(weights.step),
             packages=made_of.packages,
         )
 

@@ -261,6 +261,11 @@ def evaluated_training_tasks(run: Path) -> tuple[int, int]:
     return len(keys["train"] & keys["eval"]), len(keys["eval"])
 
 
+def evaluation_name(run: Path) -> str:
+    """Return what a run's evaluations are called: "held-out", or "evaluation" if it also trains on their tasks."""
+    return "evaluation" if evaluated_training_tasks(run)[0] else "held-out"
+
+
 def named_model(run: Path) -> str:
     """Return the name of the base policy in a run's config. Raises `UserError` if it has none."""
     config = run_config(run)

@@ -13,7 +13,7 @@ from harbortrainer.runs.curve import as_png, as_text, curve_of
 from harbortrainer.runs.display import Display, plural
 from harbortrainer.runs.durable import finite, read_lines, write_whole
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.provenance import evaluated_training_tasks
+from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
 from harbortrainer.runs.trial_row import read_rows
 
 type Status = Literal["finished", "interrupted", "stopped"]
@@ -120,7 +120,7 @@ class Summary(BaseModel):
         ]
         before, after = self.eval.get("before"), self.eval.get("after")
         trained, evaluated = evaluated_training_tasks(run.path)
-        name = "evaluation" if trained else "held-out"
+        name = evaluation_name(run.path)
         if before is not None:
             lines.append(f"{name} mean reward: {before} before" + (f", {after} after" if after else ""))
         if self.gain is not None:
@@ -202,7 +202,7 @@ def report_summary(summary: Summary, run: RunFolder, display: Display) -> None:
     """Write and print the summary and, for a finished run, the reward curve."""
     summary.write(run)
     if summary.status == "finished":
-        curve = curve_of(read_lines(run.metrics_file))
+        curve = curve_of(read_lines(run.metrics_file), evaluation_name(run.path))
         as_png(curve, run.curve_file, run.name)
         display.line(as_text(curve))
     for line in summary.lines(run):

@@ -1,4 +1,4 @@
-"""Values of the overview page: held-out gain with its interval (`estimates/`), rewards, outcomes, time and metrics.
+"""Values of the overview page: evaluations, the gain with its interval (`estimates/`), rewards, outcomes, time.
 
 Time is given twice: wall-clock seconds of the run's steps, and summed seconds of its trials, which run in parallel.
 For a Prime-RL run the wall clock is the trainer's.
@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from harbortrainer.estimates.interval import Estimate, RepeatedPass, mean_reward, repeated_passes
 from harbortrainer.estimates.paired import PairedDifference, paired_difference
+from harbortrainer.runs.provenance import evaluation_name
 from harbortrainer.view.charts import (
     Mark,
     Part,
@@ -32,9 +33,11 @@ from harbortrainer.view.trial_view import UNDECIDED_STEP
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class Evaluations:
     """The evaluations of a run."""
 
+    name: str
+    """What they are called (`provenance.evaluation_name`)."""
     steps: Sequence[int]
     """The policy versions that were evaluated."""
     estimates: Sequence[Estimate]
@@ -52,7 +55,7 @@ class HeldOut:
                 found.mean,
                 found.low,
                 found.high,
-                f"held-out, policy version {step}: {found}, {found.tasks} tasks",
+                f"{self.name}, policy version {step}: {found}, {found.tasks} tasks",
             )
             for step, found in both
             if found.mean is not None
@@ -85,12 +88,12 @@ def all_rewards(store: IndexedRun) -> dict[str, list[float]]:
     return rewards
 
 
-def held_out(store: IndexedRun) -> HeldOut:
+def evaluations_of(store: IndexedRun) -> Evaluations:
     """Return the evaluations of a run, computed from its trials."""
     steps = [step for kind, step in store.outcomes() if kind == "eval" and step != UNDECIDED_STEP]
     rewards = [store.rewards("eval", step) for step in steps]
     gain = paired_difference(rewards[0], rewards[-1]) if len(steps) > 1 else None
-    return HeldOut(steps, [mean_reward(own) for own in rewards], gain)
+    return Evaluations(evaluation_name(store.path), steps, [mean_reward(own) for own in rewards], gain)
 
 
 _STEP_PARTS = {
@@ -223,7 +226,7 @@ class Share:
 class Overview:
     """Values of the overview template."""
 
-    held_out: HeldOut
+    evaluations: Evaluations
     """Evaluations of a run."""
     estimate: Estimate | None
     """Mean reward of an evaluation; None for a run."""
@@ -262,7 +265,7 @@ class Overview:
 
 def overview_of(store: IndexedRun) -> Overview:
     """Return the values of the overview page."""
-    metrics, evaluations = store.metrics(), held_out(store)
+    metrics, evaluations = store.metrics(), evaluations_of(store)
     is_run = store.head().kind != "evaluation"
     totals: Counter[str] = Counter()
     for counts in store.outcomes().values():
@@ -272,7 +275,7 @@ def overview_of(store: IndexedRun) -> Overview:
     training = training_parts(store.training_counts())
     run_time, trial_time = run_seconds(metrics), trial_seconds(store.seconds())
     return Overview(
-        held_out=evaluations,
+        evaluations=evaluations,
         estimate=None if is_run else mean_reward(rewards),
         passes=[] if is_run else repeated_passes(rewards),
         last_reward=trained[-1].value if trained else None,
@@ -331,10 +334,10 @@ def _share(part: Part, whole: Sequence[Part], query: str = "") -> Share:
     return Share(part, 100 * part.amount / (sum(one.amount for one in whole) or 1), query)
 
 
-def _reward_chart(trained: Sequence[Mark], evaluations: HeldOut) -> Markup:
+def _reward_chart(trained: Sequence[Mark], evaluations: Evaluations) -> Markup:
     series = [
         Series("training reward", "train", trained),
-        Series("held-out reward", "heldout", evaluations.marks, dots=True),
+        Series(f"{evaluations.name} reward", "heldout", evaluations.marks, dots=True),
     ]
     return for_both_widths(
         lambda width: line_chart(series, label="Mean reward by step", y=(0.0, 1.0), width=width, height=270), 1140

@@ -14,7 +14,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.estimates.interval import Estimate, mean_reward
 from harbortrainer.estimates.paired import PairedDifference, paired_difference
 from harbortrainer.view.charts import Mark, Series, for_both_widths, line_chart, sparkline
-from harbortrainer.view.overview import HeldOut, all_rewards, held_out, last_value, reward_marks, run_seconds
+from harbortrainer.view.overview import Evaluations, all_rewards, evaluations_of, last_value, reward_marks, run_seconds
 from harbortrainer.view.queries import IndexedRun
 from harbortrainer.view.run_config import ConfigEntry, differences
 from harbortrainer.view.run_folders import reader_of
@@ -59,7 +59,7 @@ class RunSummary:
     steps: int = 0
     last_reward: float | None = None
     """Training reward of the last step."""
-    held_out: HeldOut | None = None
+    evaluations: Evaluations | None = None
     """Evaluations of a run; None for an evaluation of its own."""
     estimate: Estimate | None = None
     """Mean reward of an evaluation of its own."""
@@ -127,7 +127,7 @@ def summary_of(name: str, store: IndexedRun) -> RunSummary:
         curve=sparkline(marks, "Training reward by step"),
         steps=int(marks[-1].step) if marks else 0,
         last_reward=marks[-1].value if marks else None,
-        held_out=held_out(store),
+        evaluations=evaluations_of(store),
         cost=last_value(metrics, "cost/total"),
         seconds=sum(part.amount for part in run_seconds(metrics)),
     )
@@ -139,7 +139,7 @@ class Comparison:
 
     runs: Sequence[RunSummary]
     training: Markup
-    held_out: Markup
+    evaluated: Markup
     against_first: Sequence[PairedDifference | None]
     """Each run's last evaluation minus the first run's, over the tasks graded in both; None for the first."""
     differences: Sequence[ConfigEntry]
@@ -156,19 +156,19 @@ def compare(runs: RunSet, names: Sequence[str]) -> Comparison:
     for store in stores:
         store.refresh()
     summaries = [summary_of(name, store) for name, store in zip(names, stores, strict=True)]
-    last = [last_evaluation(store, one.held_out) for store, one in zip(stores, summaries, strict=True)]
+    last = [last_evaluation(store, one.evaluations) for store, one in zip(stores, summaries, strict=True)]
     trained = [reward_marks(store.metrics()) for store in stores]
-    evaluated = [one.held_out.marks if one.held_out else [] for one in summaries]
+    evaluated = [one.evaluations.marks if one.evaluations else [] for one in summaries]
     return Comparison(
         runs=summaries,
         training=_overlay(names, trained, "Training reward by step", dots=False),
-        held_out=_overlay(names, evaluated, "Held-out reward by policy version", dots=True),
+        evaluated=_overlay(names, evaluated, "Evaluation reward by policy version", dots=True),
         against_first=[None, *(paired_difference(last[0], own) for own in last[1:])],
         differences=differences([store.config() for store in stores]),
     )
 
 
-def last_evaluation(store: IndexedRun, found: HeldOut | None) -> Mapping[str, Sequence[float]]:
+def last_evaluation(store: IndexedRun, found: Evaluations | None) -> Mapping[str, Sequence[float]]:
     """Return the rewards of a run's last evaluation, by task key."""
     return store.rewards("eval", found.steps[-1]) if found is not None and found.steps else {}
 

@@ -22,6 +22,7 @@ from harbortrainer.errors import RunStoppedError
 from harbortrainer.estimates.interval import mean_reward, repeated_passes
 from harbortrainer.runs.display import Bar, Display
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.provenance import evaluation_name
 from harbortrainer.runs.summary import EvalResult, evaluated_sources
 from harbortrainer.runs.transcript_files import TranscriptWriter
 from harbortrainer.runs.trial_row import write_rows
@@ -98,7 +99,8 @@ class Evaluator:
         failed = len(rollouts) - result.n
         note = f", {failed} of {len(rollouts)} trials failed" if failed else ""
         self.display.line(
-            f"held-out tasks after step {step}: mean reward {result}{note} in {time.monotonic() - started:.0f} s"
+            f"{evaluation_name(self.run.path)} tasks after step {step}: mean reward {result}{note} "
+            f"in {time.monotonic() - started:.0f} s"
         )
 
     async def _run_plan(self, plan: EvalPlan, bar: Bar) -> Rollout:
