@@ -162,6 +162,7 @@ def row(name: str, found: dict[str, str]) -> str:
         count(found, "tools", "forged", "unnamed"),
         count(found, "tools", "unnamed"),
         count(found, "leftovers", "forged", "unnamed"),
+        count(found, "leftovers", "unnamed"),
         sum(result == "void" for result in found.values()),
     ]
     return f"| {name} | {' | '.join(map(str, cells))} |"
@@ -170,9 +171,10 @@ def row(name: str, found: dict[str, str]) -> str:
 def head() -> str:
     """Return the first lines of the table."""
     forged = (
-        f"forged by {len(TOOLS)} changes of tools | of these unnamed | forged by {len(LEFTOVERS)} leftover processes"
+        f"forged by {len(TOOLS)} changes of tools | of these unnamed "
+        f"| forged by {len(LEFTOVERS)} leftover processes | of these unnamed"
     )
-    return f"| setting | {forged} | void, of all {len(ATTEMPTS)} |\n|---|---|---|---|---|"
+    return f"| setting | {forged} | void, of all {len(ATTEMPTS)} |\n|---|---|---|---|---|---|"
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
 from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs
+from harbortrainer.sandbox.containers.reward_watch import RewardWatch
 from harbortrainer.sandbox.containers.shell import MAIN, parse_download
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock, mount_points
@@ -83,6 +84,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         **kwargs: object,
     ) -> None:
         self._pids, self._phases = pids, PhaseClock()
+        self._reward_watch = RewardWatch(lambda process: self._phases.is_leftover(process, self._pid))
         self._agent_logs = AgentLogs(trial_paths.agent_dir, session_id)
         self._verifier_logs = VerifierLogs(trial_paths.verifier_dir, session_id)
         self._artifacts = Artifacts(trial_paths, session_id)
@@ -188,6 +190,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
             await super().stop(delete)
         finally:
             self._collecting = False
+            await asyncio.to_thread(self._reward_watch.stop)
             for logs in (self._agent_logs, self._artifacts, self._verifier_logs):
                 await asyncio.to_thread(logs.remove_mounted)
             await self._direct.close()
@@ -248,6 +251,8 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         self._phases.start_grading()
         await asyncio.to_thread(self._agent_logs.publish)
         await asyncio.to_thread(self._verifier_logs.attach)
+        if self._pid:
+            self._reward_watch.start(self.trial_paths.verifier_dir)
         await self._direct.close_shells()
         if short := await self.exhausted_limit():
             self.logger.warning("%s: killing the processes that the agent left running", short)
@@ -257,6 +262,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
     async def restore_limits(self) -> None:
         """Restore the agent's limits after grading, and count changed files from now on."""
         self._grading, self._collecting, self._uploaded, self._commands = False, False, (), ()
+        await asyncio.to_thread(self._reward_watch.stop)
         self._phases.start_agent()
         await asyncio.to_thread(self._agent_logs.begin)
         await asyncio.to_thread(self._artifacts.begin)
@@ -282,6 +288,10 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         """Return the changes since the agent started; None if they are unknown."""
         return None if self._changes is None else await self._changes.read()
 
+    def reward_openings(self) -> list[str]:
+        """Describe openings of the reward by processes that the agent left running."""
+        return self._reward_watch.found
+
     async def exhausted_limit(self) -> str:
         """Describe the limit that the agent has nearly reached; "" for none."""
         return await usage.exhausted_limit(self._label)
@@ -300,6 +310,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         else:
             found.signs += [*self._phases.describe_waits(self._pid), *self._moved_mounts()] if self._pid else []
             await docker_examination.examine(found, self._label, self._events, self.task_env_config.workdir)
+        found.signs += self._reward_watch.found
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found

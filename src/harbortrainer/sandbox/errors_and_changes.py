@@ -57,6 +57,15 @@ class ReportsChanges(Protocol):
         ...
 
 
+@runtime_checkable
+class WatchesReward(Protocol):
+    """A sandbox that watches who opens the reward while it is graded."""
+
+    def reward_openings(self) -> list[str]:
+        """Describe openings of the reward by processes that the agent left running."""
+        ...
+
+
 class SandboxError(RuntimeError):
     """The sandbox itself failed, not a command in it."""
 

@@ -5,7 +5,7 @@
 | agent start | keep the image's files in /tests; start the model proxy, if the agent needs one |
 | agent end | stop the proxy; list changed files; move the token lists out of Harbor's result |
 | verification start | empty the folders in which the verifier's tests and rewards are; put the image's files back |
-| before the sandbox is removed | examine it, if the trial failed in a way that the agent may have caused |
+| before the sandbox is removed | add who opened the reward; examine it, if the agent may have caused a failure |
 
 In shared mode Harbor grades inside the agent's sandbox. For a single-step task it clears nothing, so an agent that
 writes /logs/verifier/reward.json would get that reward. The folders are emptied inside as root and, if mounted, on the
@@ -19,14 +19,14 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 from harbortrainer.config.plugin import Leftovers
 from harbortrainer.harbor_compat import count_chat_answers
-from harbortrainer.sandbox.errors_and_changes import ReportsChanges, SandboxChanges, SandboxError
+from harbortrainer.sandbox.errors_and_changes import ReportsChanges, SandboxChanges, SandboxError, WatchesReward
 from harbortrainer.sandbox.post_mortem import ClearsFolders, Examinable, PostMortem
 from harbortrainer.trials.deadlines import set_deadlines
 from harbortrainer.trials.faults import TokensMissingError
@@ -232,11 +232,18 @@ class _Hooks:
                 if self.observed.post_mortem is None:
                     self.observed.post_mortem = await self._post_mortem()
             finally:
+                self._add_reward_openings()
                 if self.image_tests is not None:
                     self.image_tests.cleanup()
                 await stop(delete)
 
         setattr(environment, "stop", examine_and_stop)  # noqa: B010 - this object only, not its class
+
+    def _add_reward_openings(self) -> None:
+        """Add leftover processes that opened the reward to the changes, which were listed before grading."""
+        environment, changes = self.trial.agent_environment, self.observed.changes
+        if changes and isinstance(environment, WatchesReward) and (found := environment.reward_openings()):
+            changes[-1] = replace(changes[-1], tools=[*changes[-1].tools, *found])
 
     async def _post_mortem(self) -> PostMortem | None:
         """Examine the sandbox; None if no failure is one that the agent may have caused."""

@@ -45,6 +45,15 @@ class PhaseClock:
             return []
         return describe_waits(self._verifier_pids(pid), Period(self.agent_ns, self.grading_ns))
 
+    def is_leftover(self, process: int, pid: int) -> bool:
+        """Whether the agent left a process running in the container of process `pid`; false before grading."""
+        if not self.grading_ns or process_namespace(process) != process_namespace(pid):
+            return False
+        shim = _stat_field(pid, _PARENT)
+        while process > 1 and (parent := _stat_field(process, _PARENT)) != shim:
+            process = parent
+        return process <= 1 or _stat_field(process, _START) < self.grading_ticks - 1
+
     def _verifier_pids(self, pid: int) -> Iterator[int]:
         shim, namespace = _stat_field(pid, _PARENT), process_namespace(pid)
         for child in children(shim):
