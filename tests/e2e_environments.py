@@ -100,3 +100,15 @@ class RefusesStarts(SimulatedSandbox):
             error.headers = {"Retry-After": "0.1"}
             raise error
         await super().start(force_build)
+
+
+class RefusesVerifierStarts(SimulatedSandbox):
+    """A provider that refuses the first start of a separate verifier's sandbox."""
+
+    refused = False
+
+    async def start(self, force_build: bool) -> None:
+        if "__verifier__" in self.session_id and not RefusesVerifierStarts.refused:
+            RefusesVerifierStarts.refused = True
+            raise RateLimitException("429 Too Many Requests")
+        await super().start(force_build)

@@ -68,3 +68,12 @@ async def test_refused_starts_are_no_attempts(tmp_path: Path, tokenizer_dir: Pat
     assert (trace.metrics["failed_attempts"], trace.metrics["excused_starts"]) == (0, 2)
     assert (trace.metrics["time_start_wait"] or 0) > 0
     assert len([path for path in (tmp_path / "trials").iterdir() if not path.name.startswith(".")]) == 1
+
+
+async def test_refused_start_of_separate_verifier_plays_no_second_trial_on_the_trace(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    trace = await play_at("e2e_environments:RefusesVerifierStarts", tmp_path, tokenizer_dir, toml=SEPARATE)
+    record = trace.info["harbor"]
+    assert (trace.num_turns, trace.metrics["excused_starts"]) == (3, 0), "the tokens of one trial"
+    assert (trace.ok, record["outcome"]) == (False, "sandbox_error"), record["error"]

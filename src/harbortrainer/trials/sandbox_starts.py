@@ -5,7 +5,7 @@
   starts, after growing pauses with jitter.
 - A refused start is excused, and so is one that fails while a quarter of the recent ones fail: it is no attempt of its
   episode, and is repeated. After `GIVE_UP_S` without a good start failures count again, so that a wrong key ends the
-  run.
+  run. Only the agent's sandbox is excused: when a separate verifier's sandbox starts, the agent's tokens are recorded.
 
 `StartState` is the state machine, without I/O. All workers share it as a file beside the trials, since a provider
 counts their starts together; aiolimiter and its like count one process.
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from harbortrainer.runs.locks import file_lock
+from harbortrainer.sandbox.errors_and_changes import SandboxStartError
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -151,6 +152,8 @@ class Start:
     waited_s: float = 0.0
     excused: bool = False
     """Whether the sandbox did not start, and the trial should be played again without counting an attempt."""
+    has_sandbox: bool = False
+    """Whether the agent's sandbox has started; a later one is a separate verifier's."""
 
 
 CURRENT: ContextVar[Start | None] = ContextVar("start", default=None)
@@ -249,19 +252,28 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def report_start(environment: "BaseEnvironment") -> None:
-    """Wrap `start` of a sandbox, so that its result counts for the current trial's gate."""
+    """Wrap `start` of a sandbox, so that its result counts for the current trial's gate.
+
+    A separate verifier's sandbox that does not start raises SandboxStartError: Harbor would blame the verifier.
+    """
     start: Callable[[bool], Awaitable[None]] = environment.start
 
     async def reported(force_build: bool) -> None:
         current = CURRENT.get()
+        if current is None or current.gate is None:
+            await start(force_build)
+            return
         try:
             await start(force_build)
         except Exception as error:
-            if current is not None and current.gate is not None:
-                current.excused = await current.gate.failed(error)
-            raise
-        if current is not None and current.gate is not None:
-            await current.gate.succeeded()
+            excused = await current.gate.failed(error)
+            if not current.has_sandbox:
+                current.excused = excused
+                raise
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            raise SandboxStartError(f"the verifier's sandbox did not start: {words}") from error
+        current.has_sandbox = True
+        await current.gate.succeeded()
 
     setattr(environment, "start", reported)  # noqa: B010 - this object only
 
