@@ -170,3 +170,12 @@ def test_key_is_redacted_in_text_files_of_any_size(tmp_path: Path):
         file.seek(1 << 31)
         assert file.read() == b"[REDACTED]"
     assert len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "log"], ids=["long name", "draft exists"])
+def test_files_of_the_agent_never_end_redaction(name: str, tmp_path: Path):
+    (tmp_path / name).write_text("a sk-secret b")
+    (tmp_path / ".log.redacted").write_text("the agent's")
+    (tmp_path / "zz").write_text("sk-secret")
+    redact(tmp_path, "sk-secret")
+    assert not [path.name for path in tmp_path.iterdir() if "sk-secret" in path.read_text()]

@@ -6,6 +6,7 @@
   model's commands can read them. `keep_secrets_out` removes them. Values that the run or the task names stay.
 """
 
+import contextlib
 import functools
 import logging
 import mmap
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from harbortrainer.config.secret_names import is_secret
@@ -58,12 +60,16 @@ def redact_texts(text: str, hidden: Iterable[str]) -> str:
 
 
 def redact(folder: Path, secret: str) -> None:
-    """Redact `secret` in every text file below `folder`, as `redact_text`. Blocks: run it in a thread."""
+    """Redact `secret` in every text file below `folder`, as `redact_text`. Blocks: run it in a thread.
+
+    A file that the agent made unreadable stays as it is.
+    """
     if len(secret) < MIN_REDACTED_CHARS:
         return
     for path in list(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink() and path.stat().st_size:
-            _redact_file(path, secret.encode())
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink() and path.stat().st_size:
+                _redact_file(path, secret.encode())
 
 
 def _redact_file(path: Path, needle: bytes) -> None:
@@ -72,7 +78,7 @@ def _redact_file(path: Path, needle: bytes) -> None:
         at = content.find(needle)
         if at < 0 or b"\0" in content[:8192]:
             return
-        draft, begin = path.with_name(f".{path.name}.redacted"), 0
+        draft, begin = path.with_name(f".{token_hex(8)}.redacted"), 0
         with draft.open("xb") as redacted, memoryview(content) as view:
             while at >= 0:
                 redacted.write(view[begin:at])
