@@ -55,6 +55,15 @@ def test_late_completion_between_steps_is_masked() -> None:
     assert len(branch.logprobs) == len(branch.token_ids)
 
 
+@pytest.mark.parametrize(("start", "kept"), [(3.5, 1), (4.5, 2), (8.5, 1)], ids=["between steps", "step", "grading"])
+def test_completion_that_no_agent_requested_is_removed(start: float, kept: int) -> None:
+    trace = timed([(1, 2), (start, start + 0.2)])
+    phases = AgentPhases()
+    phases.starts, phases.ends = [0.0, 4.0], [3.0, 8.0]
+    assert discard_late_completions(trace, phases) == 2 - kept
+    assert trace.num_turns == kept
+
+
 @pytest.mark.skipif("sampling_mask" not in MessageNode.model_fields, reason="verifiers 0.3 has no such rows")
 def test_rows_of_late_completion_are_removed() -> None:
     """Kept sets and other candidates of the sampled tokens, as vLLM returns them."""

@@ -197,6 +197,22 @@ async def test_requests_that_wait_when_the_agent_ends_are_refused(rig: Rig) -> N
     assert (await later)[0] == 200
 
 
+@pytest.mark.parametrize("resumes", [False, True], ids=["grading", "next step"])
+async def test_request_whose_body_arrives_after_the_agent_has_ended_is_refused(rig: Rig, resumes: bool) -> None:
+    body, key = json.dumps(BODIES[CHAT]).encode(), rig.proxy.key.get_secret_value()
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode())
+    await asyncio.sleep(0.2)  # until the proxy reads the body
+    rig.proxy.stop_serving()
+    if resumes:
+        await rig.proxy.start_serving(None)
+    writer.write(body)
+    assert (await reader.readline()).split()[1] == b"403"
+    assert rig.endpoint.requests == []
+    writer.close()
+
+
 async def test_connections_are_limited(rig: Rig) -> None:
     opened = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(server.MAX_CONNECTIONS)]
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)

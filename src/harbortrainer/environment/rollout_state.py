@@ -44,8 +44,10 @@ class AgentPhases:
         return [AgentPhase(start, end) for start, end in zip(self.starts, self.ends, strict=False)]
 
     def is_late(self, call: ModelCall) -> bool:
-        """Whether the call was running when a phase ended."""
-        return any(call.time.start <= end < call.time.end for end in self.ends)
+        """Whether the call was running when a phase ended, or began after one and before the next."""
+        started = sum(start <= call.time.start for start in self.starts)
+        ended = sum(end < call.time.start for end in self.ends)
+        return 0 < started == ended or any(call.time.start <= end < call.time.end for end in self.ends)
 
 
 def discard_late_completions(trace: Trace, phases: AgentPhases) -> int:

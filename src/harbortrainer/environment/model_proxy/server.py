@@ -61,6 +61,7 @@ GRACE_S, PING_S = 30.0, 10.0
 _IDLE_S, _UNREAD_BYTES = 75.0, 1 << 16
 _RETRY_MARK = "x-stainless-retry-count"
 _MAX_REFUSALS = 5
+_NOT_RUNNING = "the agent of this trial is not running"
 
 logger = logging.getLogger(__name__)
 
@@ -107,16 +108,19 @@ class ProxyRoutes:
             if (places := self.places) is not None:
                 async with places:
                     if places is self.places:
-                        return await self._answer(request, dialect)
-            return self._refuse(request, dialect, HTTPStatus.FORBIDDEN, "the agent of this trial is not running")
+                        return await self._answer(request, dialect, places)
+            return self._refuse(request, dialect, HTTPStatus.FORBIDDEN, _NOT_RUNNING)
 
         return handle
 
-    async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, dialect: Dialect, places: asyncio.Semaphore) -> web.StreamResponse:
+        """Answer a request, unless the agent's time ends before it has arrived whole."""
         try:
             parsed = await self._parse(request, dialect)
         except RefusedError as error:
             return self._refuse(request, dialect, error.status, str(error))
+        if places is not self.places:
+            return self._refuse(request, dialect, HTTPStatus.FORBIDDEN, _NOT_RUNNING)
         self._warn_of(parsed.ignored)
         answer = asyncio.ensure_future(self._complete(parsed, request.headers.get(_RETRY_MARK)))
         return await (_streamed if parsed.settings.get("stream") else _whole)(request, dialect, parsed, answer)
