@@ -19,6 +19,14 @@ def test_output_of_each_step_is_kept(tmp_path: Path):
     assert verifier_output(tmp_path) == "[one]\n1 passed\n[two]\n1 failed"
 
 
+def test_agents_files_are_no_output(tmp_path: Path):
+    printed(tmp_path, "1 failed")
+    printed(tmp_path / "agent", "all passed")
+    printed(tmp_path / "steps/one/agent", "all passed")
+    printed(tmp_path / "artifacts/logs/artifacts/steps/one", "all passed")
+    assert verifier_output(tmp_path) == "1 failed"
+
+
 def test_long_output_keeps_beginning_and_end(tmp_path: Path):
     printed(tmp_path, "first" + "x" * 3_000_000 + "last")
     kept = verifier_output(tmp_path)
@@ -38,7 +46,7 @@ def test_short_secret_stays_in_numbers(tmp_path: Path):
 def test_links_and_pipes_are_not_read(tmp_path: Path):
     (tmp_path / "secret").write_text("the host's")
     for name in ("one", "two"):
-        (tmp_path / "trial" / name / "verifier").mkdir(parents=True)
-    (tmp_path / "trial/one/verifier/test-stdout.txt").symlink_to(tmp_path / "secret")
-    os.mkfifo(tmp_path / "trial/two/verifier/test-stdout.txt")
+        (tmp_path / "trial/steps" / name / "verifier").mkdir(parents=True)
+    (tmp_path / "trial/steps/one/verifier/test-stdout.txt").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "trial/steps/two/verifier/test-stdout.txt")
     assert verifier_output(tmp_path / "trial") == ""

@@ -105,8 +105,8 @@ async def _cancel(task: asyncio.Future[None]) -> None:
             await asyncio.wait({task})
 
 
-_STDOUT_FILE = "test-stdout.txt"
-"""Harbor's file name for the verifier's output, one per step."""
+_STDOUT_FILE = "verifier/test-stdout.txt"
+"""Harbor's file of the verifier's output, one per step."""
 HEAD_CHARS, TAIL_CHARS = 1000, 3000
 """Characters kept of the beginning and the end of a long output."""
 _MAX_BYTES = 1_000_000
@@ -119,7 +119,8 @@ def verifier_output(trial_dir: Path, *, secret: str = "") -> str:
         trial_dir: Harbor's folder of the trial.
         secret: Text to redact.
     """
-    files = sorted(path for path in trial_dir.rglob(_STDOUT_FILE) if not path.is_symlink())
+    found = [*sorted(trial_dir.glob(f"steps/*/{_STDOUT_FILE}")), trial_dir / _STDOUT_FILE]  # not the agent's folders
+    files = [path for path in found if path.exists() and not path.is_symlink()]
     printed = [(path.parent.parent.name if len(files) > 1 else "", _text(path).strip()) for path in files]
     text = "\n".join(f"[{step}]\n{output}" if step else output for step, output in printed if output)
     return shorten_output(secrets.redact_text(text, secret))
