@@ -68,6 +68,7 @@ async def test_output_is_the_next_prompt_until_exit(tmp_path: Path, tokenizer_di
         ([Answer(f"{SOLVE}\nThis makes", cut=True)], 5, ("output_limit", 1, 1.0)),
         ([Answer(SOLVE, cut=True)], 5, ("output_limit", 1, 0.0)),
         (["kill -9 $$", SOLVE], 2, ("turn_limit", 2, 1.0)),
+        (["echo \0", SOLVE], 2, ("turn_limit", 2, 1.0)),
     ],
 )
 async def test_endings(tmp_path: Path, tokenizer_dir: Path, answers: list, max_turns: int, expected: tuple) -> None:

@@ -16,6 +16,8 @@ from harbortrainer.trials.plain_format import command_of
         ("```\n\n$ ls\n```\nThis lists the files.", "ls"),
         ("sort a > b\nrm a", "sort a > b"),
         ("echo `date`", "echo `date"),
+        ("echo a\0b", "echo ab"),
+        ("\0\n", ""),
         ("", ""),
         ("```bash\n```", ""),
         (" \n\t\n", ""),

@@ -13,7 +13,7 @@ def command_of(answer: str, *, cut: bool = False) -> str:
         answer: The answer, without thinking.
         cut: Whether it was cut at its length, so that its last line is not whole.
     """
-    lines = answer.splitlines()
+    lines = answer.replace("\0", "").splitlines()  # a shell ignores NUL too, and no argument can have one
     whole = lines[:-1] if cut and not answer.endswith("\n") else lines
     commands = (
         line.strip().removeprefix("$ ").strip("`").strip() for line in whole if not line.strip().startswith("```")
