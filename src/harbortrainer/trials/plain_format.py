@@ -15,7 +15,11 @@ def command_of(answer: str, *, cut: bool = False) -> str:
     """
     lines = answer.replace("\0", "").splitlines()  # a shell ignores NUL too, and no argument can have one
     whole = lines[:-1] if cut and not answer.endswith("\n") else lines
-    commands = (
-        line.strip().removeprefix("$ ").strip("`").strip() for line in whole if not line.strip().startswith("```")
-    )
+    commands = (_plain(line.strip().removeprefix("$ ")) for line in whole if not line.strip().startswith("```"))
     return next((command for command in commands if command), "")
+
+
+def _plain(line: str) -> str:
+    """Return a line without the backticks around it; those of a command substitution at one end stay."""
+    substitutes = line.startswith("`") != line.endswith("`") and line.count("`") % 2 == 0
+    return (line if substitutes else line.strip("`")).strip()
