@@ -4,6 +4,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +13,10 @@ from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.config.reader import load
 from harbortrainer.engines.local import session
 from harbortrainer.engines.local.session import Session
+from harbortrainer.errors import UserError
+from harbortrainer.runs.checkpoints import Progress
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.provenance import TaskOrigin
 
 
 @pytest.mark.parametrize(("status", "closed"), [("interrupted", False), ("stopped", True), ("finished", True)])
@@ -33,3 +37,29 @@ def test_session_gets_the_chat_format_that_auto_means(monkeypatch: pytest.Monkey
     config = load(Path(__file__).parents[2] / "configs" / "laptop.toml")
     train(config, RunFolder(tmp_path), resume=True, release=lambda _: None)
     assert (config.orchestrator.renderer["name"], seen[0].orchestrator.renderer) == ("auto", APPENDING_TEMPLATE)
+
+
+class TasksOnly:
+    """A source of tasks, without an environment server."""
+
+    def __init__(self, name: str, keys: dict[str, str]) -> None:
+        self.name, self._keys = name, keys
+
+    def keys(self) -> dict[str, str]:
+        return self._keys
+
+    def origin(self) -> TaskOrigin:
+        return TaskOrigin(source=next(iter(self._keys)))
+
+
+def test_records_tasks_of_both_sources_of_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    starting = Session.__new__(Session)
+    starting.progress, starting.run, starting.resume = Progress(), RunFolder(tmp_path), False
+    starting.train_streams = {"own": TasksOnly("own", {"a": "1"})}  # ty: ignore[invalid-assignment]
+    starting.eval_streams = {"own": TasksOnly("own", {"b": "2"})}  # ty: ignore[invalid-assignment]
+    monkeypatch.setattr(session, "check_provenance", Mock(side_effect=UserError("recorded")))
+    with pytest.raises(UserError, match="recorded"):
+        starting.train("model")
+    _, made_of = session.check_provenance.call_args.args  # ty: ignore[missing-attribute]
+    assert made_of.tasks == {"own": {"a": "1"}, "own (evaluation)": {"b": "2"}}
+    assert {name: origin.source for name, origin in made_of.origins.items()} == {"own": "a", "own (evaluation)": "b"}

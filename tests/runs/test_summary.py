@@ -6,7 +6,7 @@ import pytest
 
 from harbortrainer.runs.checkpoints import Progress
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.provenance import FILE, Provenance
+from harbortrainer.runs.provenance import FILE, Provenance, evaluated_training_tasks
 from harbortrainer.runs.summary import summarize
 from harbortrainer.runs.trial_row import TrialRow, write_rows
 
@@ -56,3 +56,27 @@ def test_evaluation_on_training_tasks_is_not_called_held_out(run: RunFolder) -> 
     lines = summarize(run, Progress(step=2), model="m", seed=0, status="finished").lines(run)
     assert "1 of the 2 evaluation tasks are training tasks" in lines
     assert any(line.startswith("evaluation gain: ") for line in lines) and not any("held-out" in line for line in lines)
+
+
+TRAINED, EVALUATED = {"sort": "1", "join": "2"}, {"sort": "1", "cut": "3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded"),
+    [
+        ('name = "own"', {"own": TRAINED, "own (evaluation)": EVALUATED}),
+        ('env.taskset.id = "harbor_env"', {"harbor_env": TRAINED, "harbor_env (evaluation)": EVALUATED}),
+        ('name = "own"', {"orchestrator.train.source[0].env": TRAINED, "orchestrator.eval.source[0].env": EVALUATED}),
+    ],
+    ids=["same name", "no name", "prime-rl"],
+)
+def test_counts_evaluated_training_tasks_by_kind_of_source(run: RunFolder, name: str, recorded: dict) -> None:
+    run.config_file.write_text("".join(f"[[orchestrator.{kind}.source]]\n{name}\n" for kind in ("train", "eval")))
+    (run.path / FILE).write_text(Provenance(tasks=recorded).model_dump_json())
+    assert evaluated_training_tasks(run.path) == (1, 2)
+
+
+def test_old_record_of_equal_names_counts_nothing(run: RunFolder) -> None:
+    run.config_file.write_text("".join(f'[[orchestrator.{k}.source]]\nname = "own"\n' for k in ("train", "eval")))
+    (run.path / FILE).write_text(Provenance(tasks={"own": EVALUATED}).model_dump_json())
+    assert evaluated_training_tasks(run.path) == (0, 0), "the evaluation's tasks had replaced the trained ones"

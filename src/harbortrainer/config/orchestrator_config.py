@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from harbortrainer.config.algorithm_config import Algo, CurriculumConfig
-from harbortrainer.config.table import Table, TomlTable
+from harbortrainer.config.table import Table, TomlTable, lookup
 
 TRAIN_EXTRA = {"top_k": -1, "min_p": 0.0, "return_token_ids": True}
 """Fields that Prime-RL adds to every training request: sample from the whole distribution, return token ids."""
@@ -68,6 +68,11 @@ class EvalSampling(Table):
         return args | ({"extra_body": extra} if extra else {})
 
 
+def source_name(name: object, env: TomlTable) -> str:
+    """Return the name of a source: the given one, or the ids of its environment."""
+    return str(name or "+".join(str(part) for key in ("id", "taskset.id") if (part := lookup(env, key))))
+
+
 class SourceConfig(Table):
     """Common keys of training and evaluation sources."""
 
@@ -86,9 +91,7 @@ class SourceConfig(Table):
     @property
     def resolved_name(self) -> str:
         """The name in logs and metrics."""
-        taskset, ident = self.env.get("taskset"), self.env.get("id")
-        parts = [ident, taskset.get("id") if isinstance(taskset, dict) else None]
-        return self.name or "+".join(str(part) for part in parts if part)
+        return source_name(self.name, self.env)
 
     @model_validator(mode="after")
     def _check_taskset(self) -> Self:

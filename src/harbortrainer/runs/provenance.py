@@ -9,13 +9,14 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from pydantic import BaseModel, ValidationError
 
+from harbortrainer.config.orchestrator_config import source_name
 from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import UserError
 from harbortrainer.runs.durable import write_whole
@@ -44,7 +45,7 @@ class Provenance(BaseModel):
     weights: dict[str, str] = {}
     """Fingerprint of each file of the base policy."""
     tasks: dict[str, dict[str, str]] = {}
-    """Content key of each task, by source and name."""
+    """Content key of each task, by source and name; a source's key on Prime-RL is the dotted one of its `env`."""
     origins: dict[str, TaskOrigin] = {}
     """Origin of these tasks, by source."""
     packages: dict[str, str] = {}
@@ -246,6 +247,11 @@ def _recorded(run: Path) -> Provenance:
     return Provenance()
 
 
+def evaluation_key(name: str, trained: Collection[str]) -> str:
+    """Return the key of an evaluation source in a provenance: its name, marked if a training source has the same."""
+    return f"{name} (evaluation)" if name in trained else name
+
+
 def evaluated_training_tasks(run: Path) -> tuple[int, int]:
     """Return how many of a run's evaluated tasks it also trains on, and how many it evaluates; 0 if not recorded."""
     try:
@@ -253,12 +259,18 @@ def evaluated_training_tasks(run: Path) -> tuple[int, int]:
     except UserError:
         return 0, 0
     tasks = _recorded(run).tasks
-    keys: dict[str, set[str]] = {"train": set(), "eval": set()}
-    for kind, found in keys.items():
-        sources = lookup(config, f"orchestrator.{kind}.source")
-        for source in sources if isinstance(sources, list) else ():
-            found.update(tasks.get(str(source.get("name")), {}).values())
-    return len(keys["train"] & keys["eval"]), len(keys["eval"])
+    train, held_out = (_recorded_sources(tasks, config, kind) for kind in ("train", "eval"))
+    trained = {key for name in train for key in tasks.get(name, {}).values()}
+    evaluated = {key for name in held_out for key in tasks.get(evaluation_key(name, train), {}).values()}
+    return len(trained & evaluated), len(evaluated)
+
+
+def _recorded_sources(tasks: Collection[str], config: TomlTable, kind: str) -> list[str]:
+    """Return the names of the training or evaluation sources; on Prime-RL a provenance has their dotted keys."""
+    table = f"orchestrator.{kind}.source"
+    sources = lookup(config, table)
+    named = [source_name(one.get("name"), one.get("env") or {}) for one in sources] if isinstance(sources, list) else []
+    return [key for key in tasks if key.startswith(f"{table}[")] or named
 
 
 def evaluation_name(run: Path) -> str:

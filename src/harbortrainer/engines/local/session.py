@@ -38,7 +38,7 @@ from harbortrainer.runs.live_status import LiveStatus, LiveWriter
 from harbortrainer.runs.log_files import limit_logs
 from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
-from harbortrainer.runs.provenance import check_provenance, collect_provenance
+from harbortrainer.runs.provenance import check_provenance, collect_provenance, evaluation_key
 from harbortrainer.runs.summary import Status, Summary, evaluated_sources, recorded_times, report_summary, summarize
 from harbortrainer.trials.sandbox_starts import report_holds
 
@@ -159,9 +159,10 @@ class Session:
             warmup_s: Seconds that its warm-up took in this start.
         """
         self.progress.warmup_s = max(self.progress.warmup_s, warmup_s)
-        streams = [*self.train_streams.values(), *self.eval_streams.values()]
-        keys = {stream.name: stream.keys() for stream in streams}
-        made_of = collect_provenance(model, keys, {stream.name: stream.origin() for stream in streams})
+        held_out = {evaluation_key(name, self.train_streams): stream for name, stream in self.eval_streams.items()}
+        recorded = {**self.train_streams, **held_out}
+        keys = {key: stream.keys() for key, stream in recorded.items()}
+        made_of = collect_provenance(model, keys, {key: stream.origin() for key, stream in recorded.items()})
         for line in check_provenance(self.run.path, made_of, resume=self.resume):
             self.display.line(line)
         if self.config.inference.engine == "vllm":
@@ -185,6 +186,7 @@ class Session:
         shown = redact(self.config.model_dump(mode="json", exclude_none=True))
         self.run.metrics.start(monitors_of(self.config, self.run.path, shown=shown), self.display.line)
         with frozen_gc():
+            streams = recorded.values()
             asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes, *streams]))
 
     async def _run(self, model: str, parts: LoopComponents, required: Sequence[WatchedProcess]) -> None:
