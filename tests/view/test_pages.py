@@ -66,6 +66,18 @@ def test_overview_counts_all_trials_and_excludes_ungraded_from_reward(client) ->
     assert "trained 40.0% 2" in text and "no signal in its group 40.0% 2" in text and "failed 20.0% 1" in text
 
 
+def test_failures_of_the_environment_server_are_trials_and_cancelled_ones_are_not(tmp_path) -> None:
+    lost = trial_row("", outcome="agent_error", reward=None, advantage=None, not_trained="failed", error="no worker")
+    ended = [trial_row("a__1"), lost, lost]
+    cancelled = lost | {"outcome": "cancelled", "not_trained": "too old"}
+    client = open_client(run_folder(tmp_path / "run", [*ended, cancelled]))
+    text = page_text(client.get("/"))
+    assert "Trials 3 2 not graded" in text and "failed 66.7% 2" in text and "cancelled" not in text
+    listed = listed_trials(client.get("/trials?reward=none"))
+    assert len(set(listed)) == 2
+    assert "no worker" in page_text(client.get(f"/trial/{listed[0]}"))
+
+
 def test_cost_is_shown_only_with_prices(client, tmp_path) -> None:
     assert "Cost $1.50" in page_text(client.get("/"))
     assert "Cost" not in page_text(open_client(run_folder(tmp_path / "free", [trial_row("a__1")])).get("/"))

@@ -31,7 +31,7 @@ from harbortrainer.view.trial_view import UNDECIDED_STEP
 logger = logging.getLogger(__name__)
 
 NAME = "view.sqlite"
-VERSION = 4
+VERSION = 5
 """Version of the tables; an index of another version is rebuilt."""
 PHASES = ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
 
@@ -297,6 +297,7 @@ class RunIndex:
                 what = f"has no field {missing[0]!r}, so another release of harbortrainer wrote it"
                 raise UserError(what, where=where, do="use that release to view it")
             if (row := self._reader.row(line, location.path)) is not None:
+                row = row if row.trial else row.model_copy(update={"trial": place_name(row.task, location)})
                 seconds = [row.timings.get(phase, 0.0) for phase in PHASES]
                 place = (source.id, location.offset, location.length)
                 yield *columns_of(row), training_status(row), self._reader.trace(line), *place, *seconds
@@ -338,6 +339,11 @@ class _Lines:
 
 type LineReader = Callable[[Source, _Lines], None]
 """Reader of the new lines of a file."""
+
+
+def place_name(task: str, location: LineLocation) -> str:
+    """Return a name for a trial without one: its environment server failed before it started the trial."""
+    return f"{task}__{location.path.stem}-{location.offset}"
 
 
 def training_status(row: TrialRow) -> str:

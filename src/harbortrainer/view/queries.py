@@ -284,6 +284,7 @@ class IndexedRun:
         if row is None:
             return None
         indexed = row_of(columns)
+        row = row.model_copy(update={"trial": indexed.trial})
         if indexed.trained and not row.trained:  # an annotation says so
             row = row.model_copy(update={"step": indexed.step, "advantage": indexed.advantage, "not_trained": None})
         return self._reader.detail(self.path, row, line, location.path)

@@ -31,6 +31,7 @@ from harbortrainer.runs.provenance import run_config
 from harbortrainer.runs.transcript import Place
 from harbortrainer.runs.transcript_files import FOLDER, PENDING, transcript_place
 from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.trials.outcome import Outcome
 from harbortrainer.view.folder_reader import FolderReader, JsonLine, WithoutAnnotations, check_folder
 from harbortrainer.view.format import duration
 from harbortrainer.view.queries import IndexedRun
@@ -124,9 +125,9 @@ class EmbeddedFolder(WithoutAnnotations):
         return [folder / "metrics.jsonl"]
 
     def row(self, line: JsonLine, file: Path) -> TrialRow | None:
-        """Return the row of a line; None if the line has no trial."""
+        """Return the row of a line; None for a trial that the run cancelled before it returned."""
         row = TrialRow.salvage(line)
-        return row if row.trial else None
+        return row if row.trial or row.outcome != Outcome.cancelled else None
 
     def detail(self, folder: Path, row: TrialRow, line: JsonLine, file: Path) -> TrialDetail:
         """Return a trial with its turns."""
