@@ -129,6 +129,12 @@ def test_trial_page_explains_training_decision(client) -> None:
     assert "never trained on" in page_text(client.get("/trial/held0__v0"))
 
 
+def test_trial_that_trained_without_advantage_was_not_made_less_likely(tmp_path) -> None:
+    client = open_client(run_folder(tmp_path / "run", [trial_row("a__1", advantage=0.0)]))  # as with ECHO
+    text = page_text(client.get("/trial/a__1"))
+    assert "its sampled tokens were not trained on" in text and "less likely" not in text
+
+
 def test_group_page_orders_trials_by_reward(client) -> None:
     response = client.get("/group/group1")
     text = page_text(response)

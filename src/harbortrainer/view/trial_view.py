@@ -131,6 +131,8 @@ def training_summary(row: TrialRow, group_mean: float | None = None) -> str:
     """Return one sentence on why a trial was or was not trained on."""
     if row.kind == "eval":
         return "Evaluation trial: never trained on."
+    if row.trained and not row.advantage:
+        return "Its advantage is 0, so its sampled tokens were not trained on; with ECHO, tokens of its prompts were."
     if row.trained:
         sign = "more" if (row.advantage or 0) > 0 else "less"
         means = (
