@@ -93,17 +93,18 @@ def short_number(value: float) -> str:
     """Format a number with three significant digits, and k, M or G for large ones.
 
     Example:
-        >>> [short_number(value) for value in (0.0, 0.01234, 12.0, 123456.0, 2.5e6)]
-        ['0', '0.0123', '12', '123k', '2.5M']
+        >>> [short_number(value) for value in (0.0, 0.01234, 12.0, 999.7, 123456.0, 999700.0, 2.5e6)]
+        ['0', '0.0123', '12', '1000', '123k', '1M', '2.5M']
     """
     if not math.isfinite(value):
         return "–"
+    value = float(f"{value:.3g}") if abs(value) >= 1e4 else value  # 999700 is 1M, not 1000k
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1000.0 if unit == 'k' else size):.3g}{unit}"
     if value and abs(value) < 1e-3:
         return f"{value:.1e}".replace("e-0", "e-")
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 MAX_POINTS = 240
