@@ -241,6 +241,16 @@ def test_run_without_trials_has_pages(tmp_path) -> None:
     assert ">incomplete<" in client.get("/").text
 
 
+def test_killed_resume_is_not_shown_with_the_summary_of_an_earlier_start(tmp_path) -> None:
+    folder = run_folder(tmp_path / "run", [trial_row("a__1")])
+    (folder / "summary.json").write_text(json.dumps({"status": "finished", "steps": 8, "wall_s": 61.0}))
+    (folder / "checkpoints/step_8").mkdir(parents=True)
+    client = open_client(folder)
+    assert ">finished<" in client.get("/").text and "1 min 01 s" in client.get("/").text
+    (folder / "checkpoints/step_9").mkdir()  # of a resume with more steps, which was killed
+    assert ">incomplete<" in client.get("/").text and "1 min 01 s" not in client.get("/").text
+
+
 def test_evaluation_shows_mean_reward_pass_rates_and_attempts(tmp_path) -> None:
     rows = [
         {

@@ -24,6 +24,7 @@ from harbortrainer.config.table import lookup
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.eval_folder import ABOUT, ROWS, TRANSCRIPTS
 from harbortrainer.runs import prime_rl_files
+from harbortrainer.runs.checkpoints import steps_in
 from harbortrainer.runs.folder import flat
 from harbortrainer.runs.locks import LOCK_FILE
 from harbortrainer.runs.prime_rl_files import TrainedTrace
@@ -138,6 +139,8 @@ class EmbeddedFolder(WithoutAnnotations):
     def head(self, folder: Path) -> RunHead:
         """Return the name, kind and status of the folder."""
         summary = json_file(folder / "summary.json", SummaryFile)
+        if max(steps_in(folder / "checkpoints"), default=0) > summary.steps:
+            summary = SummaryFile(model=summary.model)  # of an earlier start; a later one runs, or was killed
         status = "running" if is_running(folder) else summary.status or "incomplete"
         facts = [("engine", "embedded")]
         if summary.wall_s is not None:
