@@ -3,6 +3,7 @@
 import pytest
 from loop_fakes import group_of
 
+from harbortrainer.config.algorithm_config import Algo
 from harbortrainer.engines.local.rollouts.batch import MAX_EMPTY_BATCHES, MAX_LOST_BATCHES, Batches, OffPolicyBound
 from harbortrainer.engines.local.step_metrics import headline
 from harbortrainer.errors import RunStoppedError
@@ -53,6 +54,17 @@ def test_next_step_reports_rollouts_of_empty_batches():
     batch = collected.cut(1)
     assert len(batch.rollouts) == 4
     assert batch.empty_batches == 1
+
+
+def test_unequal_rewards_without_signal_are_not_called_equal():
+    """With max_rl a group whose mean is not above 0 has no signal."""
+    lines: list[str] = []
+    collected = batches(size=2, lines=lines)
+    group = group_of([-1.0, 0.0])
+    group.algo = Algo(type="max_rl")
+    collected.add(group)
+    assert collected.cut(1).samples == []
+    assert "with max_rl, had a mean that is not above 0 (mean -0.50)" in lines[0]
 
 
 def test_ten_empty_batches_stop_run_with_difficulty():

@@ -173,7 +173,9 @@ UNTRAINED_REASONS = {
     "failed": "the trial failed for a reason outside the policy and has no reward, or it has no sampled tokens",
     "too few survivors": "the other trials of its group failed, so there is no reward to compare with",
     "too old": "it was sampled too many policy versions ago",
-    "no signal in its group": "all rewards of its group are equal, so every advantage is 0",
+    "no signal in its group": (
+        "all rewards of its group are equal, or with max_rl their mean is not above 0, so every advantage is 0"
+    ),
     "rejected by a gate": "a curriculum gate rejected its group",
     UNDECIDED: "not decided yet, because it ended after the last finished step",
     "left out by Prime-RL": "Prime-RL dropped its group, usually because all rewards were equal",

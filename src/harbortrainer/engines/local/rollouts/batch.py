@@ -217,7 +217,7 @@ class Batches:
             self.empty_batches += 1
             if self.empty_batches >= MAX_EMPTY_BATCHES:
                 raise no_signal_error(groups)
-            reason = f"within every group all rewards were equal (mean {_mean_reward(groups):.2f})"
+            reason = f"{_no_signal(groups)} (mean {_mean_reward(groups):.2f})"
             in_a_row = f"{self.empty_batches} of at most {MAX_EMPTY_BATCHES} batches in a row"
             self.on_discard(f"discarded {rollout_count(groups)} trials: {reason}; {in_a_row}")
             return StepBatch(step, groups, [])
@@ -244,12 +244,18 @@ def _most_common(lost: list[Rollout]) -> str:
 
 
 def no_signal_error(groups: list[Group]) -> RunStoppedError:
-    """Return the error of a run whose rewards are all equal within their groups."""
+    """Return the error of a run without a signal in any group."""
     return RunStoppedError(
-        f"{MAX_EMPTY_BATCHES} batches in a row had nothing to learn from: within every group all rewards were equal "
-        f"{_difficulty(groups)}",
+        f"{MAX_EMPTY_BATCHES} batches in a row had nothing to learn from: {_no_signal(groups)} {_difficulty(groups)}",
         do="choose tasks that the policy solves sometimes, or a larger group_size",
     )
+
+
+def _no_signal(groups: list[Group]) -> str:
+    """Return why no group has an advantage other than 0."""
+    if all(len({rollout.reward for rollout in group.trainable}) == 1 for group in groups):
+        return "within every group all rewards were equal"
+    return "every group's rewards were equal or, with max_rl, had a mean that is not above 0"
 
 
 def groups_rejected_error(groups: list[Group]) -> RunStoppedError:

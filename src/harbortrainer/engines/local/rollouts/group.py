@@ -34,7 +34,7 @@ class DropReason(StrEnum):
     REJECTED = "rejected by a gate"
     """A gate of the curriculum rejected its group's advantages."""
     NO_SIGNAL = "no signal in its group"
-    """All rewards of its group were equal."""
+    """All rewards of its group were equal, or with "max_rl" their mean was not above 0."""
     AT_THE_MEAN = "its reward is its group's mean"
     """Other trials of its group trained; its own advantage is exactly 0."""
 
