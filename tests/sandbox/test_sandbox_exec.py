@@ -43,6 +43,18 @@ async def test_runs_command_as_given_user(sandbox):
     assert "no user 'unknown'" in unknown.stderr
 
 
+@pytest.mark.parametrize("text", ["a\0b", "\ud83d"])
+async def test_text_that_no_process_can_get_fails_only_its_command(sandbox, text):
+    for refused in (
+        await sandbox.exec(f"echo {text}"),
+        await sandbox.exec("true", cwd=f"/{text}"),
+        await sandbox.exec("true", env={"A": text}),
+        await sandbox.exec(f"echo {text}", user="nobody"),
+    ):
+        assert refused.return_code == 126 and refused.stderr.startswith("sandbox: ")
+    assert (await sandbox.exec("echo on")).stdout == "on\n"
+
+
 async def test_timeout_kills_command_and_children(sandbox):
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):

@@ -180,7 +180,7 @@ class CommandRunner:
             pid = self._start(command, fds, oom_score)
         except BlockingIOError as error:
             self.send(m.Failed(f"cannot start a process in the sandbox: {error}", command.id))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: it has a NUL or half a surrogate pair
             missing = isinstance(error, FileNotFoundError)
             self._report_failure(command, fds, m.NOT_FOUND if missing else m.NOT_EXECUTABLE, error)
         else:
