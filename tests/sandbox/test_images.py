@@ -38,7 +38,7 @@ RAW
 WORKDIR $PLACE
 WORKDIR sub
 USER worker
-RUN id -un > /tmp/built-by
+RUN id -un > /tmp/built-by && getent hosts "$(hostname)" > /tmp/resolved
 CMD ["never"]
 """
 
@@ -75,6 +75,7 @@ async def test_every_dockerfile_instruction_takes_effect(make_sandbox, tmp_path)
     assert await out("ls /only-in-the-first-stage /usr/bin/make 2>&1 | grep -c 'No such file'") == "2\n"
     assert (await sandbox.exec("touch /root-owned; id -u", user="root")).stdout == "0\n"
     assert await out("hostname; cat /etc/hostname; ls /home") == "sandbox\nsandbox\nworker\n"
+    assert (await out("getent hosts sandbox; cat /tmp/resolved")).split() == ["127.0.1.1", "sandbox"] * 2
 
 
 def write_archive(scratch: Path, path: Path) -> None:

@@ -43,6 +43,10 @@ async def test_runs_command_as_given_user(sandbox):
     assert "no user 'unknown'" in unknown.stderr
 
 
+async def test_host_name_resolves(sandbox):
+    assert (await sandbox.exec("getent hosts $(hostname)")).stdout.split() == ["127.0.1.1", "sandbox"]
+
+
 @pytest.mark.parametrize("text", ["a\0b", "\ud83d"])
 async def test_text_that_no_process_can_get_fails_only_its_command(sandbox, text):
     for refused in (

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from harbortrainer.sandbox.inside.messages import HostView, encode
+from harbortrainer.sandbox.inside.messages import NAME_FILES, HostView, encode
 
 _SHOWN = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix", "/gnu"),
@@ -36,8 +36,7 @@ _FOLDERS = {
 }
 _LINKS = {"/var/run": "/run", "/var/lock": "/run/lock"}
 _FILES = {
-    "/etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n",
-    "/etc/hostname": "sandbox\n",
+    **NAME_FILES,
     "/etc/shadow": "root:*:19000:0:99999:7:::\n",
     "/etc/gshadow": "root:*::\n",
 }

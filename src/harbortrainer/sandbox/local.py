@@ -27,7 +27,7 @@ from harbortrainer.sandbox.errors_and_changes import SandboxChanges, SandboxDied
 from harbortrainer.sandbox.images import host_terminal, image_cache, image_choice
 from harbortrainer.sandbox.images.entrypoint import EntrypointProcess, make_workdir
 from harbortrainer.sandbox.images.image_cache import DEFAULT_LIMIT_GB, GB, ImageCache
-from harbortrainer.sandbox.inside.messages import Command, HostView, SandboxSpec
+from harbortrainer.sandbox.inside.messages import NAME_FILES, Command, HostView, SandboxSpec
 from harbortrainer.sandbox.interactive_process import InteractiveProcess
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.local_examination import FailedStart, failed_start
@@ -36,7 +36,6 @@ from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
 from harbortrainer.sandbox.start_check import FileCheckedEnvironment
 from harbortrainer.sandbox.task_image import Image
 
-_NETWORK_FILES = {"/etc/hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n", "/etc/hostname": "sandbox\n"}
 _VERIFIER = "/logs/verifier"
 _CHMOD_COMMAND = re.compile(r"chmod \+x (/[\w./-]+)")
 _LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
@@ -377,7 +376,7 @@ class LocalEnvironment(tar_downloads.TarDownloads, FileCheckedEnvironment, OpenE
             binds={mount.target: mount.source for mount in binds},
             read_only=[mount.target for mount in binds if mount.read_only],
             dirs=[*_LOGS, *self.writable_targets],
-            files=(_NETWORK_FILES if self._image.lowers else {}) | resolvers,
+            files=(NAME_FILES if self._image.lowers else {}) | resolvers,
             search_path=self._image.env.get("PATH", ""),
             image_tools=self._image_tools,
             work_dir=effective_exec_cwd(None, self.task_env_config.workdir, self._image.workdir) or "",

@@ -12,6 +12,15 @@ from dataclasses import dataclass, field
 
 SANDBOX_TITLE = "harbortrainer-sandbox"
 """Begins a sandbox's line in the host's process list; the owner's process id and the sandbox's name follow."""
+HOST_NAME = "sandbox"
+"""The host name of every sandbox."""
+OWN_ADDRESS = f"127.0.1.1\t{HOST_NAME}\n"
+"""Line of /etc/hosts by which the host name resolves, as in Docker."""
+NAME_FILES = {
+    "/etc/hosts": f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n{OWN_ADDRESS}",
+    "/etc/hostname": f"{HOST_NAME}\n",
+}
+"""Files with the names of a sandbox: content by path."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from harbortrainer.sandbox.inside import (
 )
 from harbortrainer.sandbox.inside import syscalls as k
 from harbortrainer.sandbox.inside.agent_namespace import AgentNamespace
-from harbortrainer.sandbox.inside.messages import Changes, Failed, HostView, Note, SandboxSpec, send
+from harbortrainer.sandbox.inside.messages import HOST_NAME, Changes, Failed, HostView, Note, SandboxSpec, send
 from harbortrainer.sandbox.inside.overlay_diff import UpperLayer
 from harbortrainer.sandbox.inside.slirp_network import SlirpNetwork
 
@@ -222,7 +222,7 @@ class Monitor:
     def _enter(self) -> tuple[int, int]:
         """Enter the filesystem, and set the host name, network and sysctls. Return the descriptors of `enter`."""
         proc, disk = filesystem.enter(self._spec, self._view, privileged=self._privileged)
-        socket.sethostname("sandbox")
+        socket.sethostname(HOST_NAME)
         if not self._spec.network:
             k.bring_loopback_up()
             k.write("sys/net/ipv4/ip_unprivileged_port_start", "0", folder=proc, needed=False)

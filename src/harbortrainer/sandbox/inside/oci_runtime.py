@@ -25,7 +25,7 @@ from harbortrainer.sandbox.inside.slirp_network import RESOLVER
 VARIABLE = "HARBORTRAINER_BUILD"
 """Variable with the settings as JSON: `folders` from which a mount may come, `stores` of images, `slirp4netns_path`."""
 _OWN_MOUNTS = ("/dev", "/proc", "/sys")
-_RESOLVERS = "/etc/resolv.conf"
+_RESOLVERS, _HOSTS = "/etc/resolv.conf", "/etc/hosts"
 _PIDS = 4096
 _SHARED_MEMORY_MB = 1024
 _FAILED = 125
@@ -107,9 +107,10 @@ def _sandbox_spec(bundle: str, config: dict, settings: dict) -> m.SandboxSpec:
     alone = any(kind == {"type": "network"} for kind in config["linux"].get("namespaces") or [])
     slirp4netns_path = "" if alone else settings["slirp4netns_path"]
     if slirp4netns_path and _RESOLVERS in binds:
-        binds[_RESOLVERS] = f"{bundle}/resolv.conf"
-        with open(binds[_RESOLVERS], "w") as file:
-            file.write(f"nameserver {RESOLVER}\n")
+        binds[_RESOLVERS] = _write(f"{bundle}/resolv.conf", f"nameserver {RESOLVER}\n")
+    if _HOSTS in binds:
+        with open(binds[_HOSTS]) as file:
+            binds[_HOSTS] = _write(f"{bundle}/hosts", file.read() + m.OWN_ADDRESS)
     root = config["root"]["path"]
     return m.SandboxSpec(
         rootfs=root if os.path.isabs(root) else f"{bundle}/{root}",
@@ -121,6 +122,12 @@ def _sandbox_spec(bundle: str, config: dict, settings: dict) -> m.SandboxSpec:
         disk_mb=_SHARED_MEMORY_MB,
         pids=_PIDS,
     )
+
+
+def _write(path: str, text: str) -> str:
+    with open(path, "w") as file:
+        file.write(text)
+    return path
 
 
 class _Mounts:
