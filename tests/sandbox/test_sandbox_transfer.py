@@ -36,6 +36,14 @@ async def test_upload_replaces_existing_file(sandbox, tmp_path):
     assert (await sandbox.exec("cat /x/b; head -c 4 /etc/passwd")).stdout == "oneroot"
 
 
+@pytest.mark.parametrize("target", ["/app", "/app/", "/link"])
+async def test_upload_of_file_to_folder_puts_it_inside(sandbox, tmp_path, target):
+    (tmp_path / "new").write_text("2")
+    await sandbox.exec("mkdir /app; echo 1 > /app/old; ln -s /app /link")
+    await sandbox.upload_file(tmp_path / "new", target)
+    assert (await sandbox.exec("cat /app/old /link/new")).stdout == "1\n2"
+
+
 async def test_download_skips_links_out_of_folder(sandbox, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("swordfish")

@@ -116,9 +116,8 @@ class LocalEnvironment(tar_downloads.TarDownloads, FileCheckedEnvironment, OpenE
             self._slirp4netns_path = await network_choice.slirp4netns_path_async(self._network)
         self._warn()
         seconds = self.task_env_config.build_timeout_sec
-        self._image = await (
-            self._build_image(seconds, force_build) if self._builder else self._build_on_rootfs(seconds)
-        )
+        image = self._build_image(seconds, force_build) if self._builder else self._build_on_rootfs(seconds)
+        self._image = await image
         if self._store.grew:
             await ImageCache(self._store).shrink(int(self._images_gb * GB))
         self._sandbox = await RunningSandbox.start(self._spec(), await self._view())
@@ -268,8 +267,11 @@ class LocalEnvironment(tar_downloads.TarDownloads, FileCheckedEnvironment, OpenE
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        folder, name = os.path.split(target_path)
-        await self._upload(folder or "/", Path(source_path), name)
+        await self._after_grading()
+        source, (folder, name) = Path(source_path), os.path.split(target_path)
+        if not name or await self.is_dir(target_path):  # as `docker cp`
+            folder, name = target_path, source.name
+        await self._upload(folder or "/", source, name)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
@@ -362,8 +364,7 @@ class LocalEnvironment(tar_downloads.TarDownloads, FileCheckedEnvironment, OpenE
         return wanted or self._defaults[name]
 
     def _spec(self) -> SandboxSpec:
-        memory = self._limit("memory_mb", self.memory_mb)
-        disk = self._limit("disk_mb", self.storage_mb)
+        memory, disk = self._limit("memory_mb", self.memory_mb), self._limit("disk_mb", self.storage_mb)
         resolvers = network_choice.resolvers(self._slirp4netns_path) if self.network_is_public else {}
         # The user's mounts. Harbor's own mounts of the trial's log folders are left out.
         binds = [mount for mount in self.bind_mounts if not mount.target.startswith("/logs/")]
