@@ -86,6 +86,11 @@ def write_archive(scratch: Path, path: Path) -> None:
         tar.add(scratch / "inner", arcname="inner")
 
 
+async def test_group_of_image_user_applies_to_every_command(make_sandbox):
+    sandbox = await make_sandbox(dockerfile=f"FROM {BASE}\nUSER games:users\nRUN id > /tmp/built\n", image="build")
+    assert (await sandbox.exec("id; cat /tmp/built")).stdout == "uid=5(games) gid=100(users) groups=100(users)\n" * 2
+
+
 async def test_trial_changes_do_not_reach_image(make_sandbox):
     dockerfile = f"FROM {BASE}\nRUN echo original > /app.txt\nWORKDIR /only/named\n"
     one = await make_sandbox(dockerfile=dockerfile, image="build")

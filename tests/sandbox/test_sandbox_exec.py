@@ -59,6 +59,24 @@ async def test_text_that_no_process_can_get_fails_only_its_command(sandbox, text
     assert (await sandbox.exec("echo on")).stdout == "on\n"
 
 
+@pytest.mark.parametrize(
+    ("user", "ids"),
+    [
+        ("1234", "1234 0 0 /"),
+        ("nobody:daemon", "65534 1 1 /nonexistent"),
+        ("1234:2345", "1234 2345 2345 /"),
+        ("root:65534", "0 65534 65534 /root"),
+    ],
+)
+async def test_user_and_group_are_as_in_docker(sandbox, user, ids):
+    assert (await sandbox.exec("echo $(id -u) $(id -g) $(id -G) $HOME", user=user)).stdout == f"{ids}\n"
+
+
+async def test_unknown_group_is_refused(sandbox):
+    refused = await sandbox.exec("true", user="nobody:unknown")
+    assert refused.return_code == 126 and "no group 'unknown'" in refused.stderr
+
+
 async def test_timeout_kills_command_and_children(sandbox):
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):

@@ -20,7 +20,7 @@ from harbortrainer.sandbox import dockerfile, host_variables, network_choice
 from harbortrainer.sandbox.compose_exposure import compose_exposure
 from harbortrainer.sandbox.compose_files import PROVIDERS_NAME, compose_files, unreadable_files
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
-from harbortrainer.sandbox.images.image_choice import ROOT_USERS, builder_for, host_root_problems
+from harbortrainer.sandbox.images.image_choice import builder_for, host_root_problems, is_root
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.named_ports import named_ports
 
@@ -257,7 +257,7 @@ class TaskRequirements:
     def _other_users(self) -> Iterator[str]:
         """Return users other than root, which an ordinary user's sandbox does not have."""
         for key, phase in self._phases():
-            if (user := phase.get("user")) not in ROOT_USERS:
+            if not is_root(user := phase.get("user")):
                 yield f"[{key}] user = {user!r} ({_ROOT_ONLY})"
 
     def _phases(self) -> Iterator[tuple[str, TomlTable]]:
@@ -364,7 +364,7 @@ def _image_user(sandbox: RequestedSandbox) -> Iterator[str]:
         users = [
             step for step in dockerfile.parse(dockerfile.read_dockerfile(sandbox.folder)).steps if step.name == "USER"
         ]
-        if users and users[-1].value.partition(":")[0] not in ROOT_USERS:
+        if users and not is_root(users[-1].value):
             yield f"[{sandbox.key}] {users[-1]} ({_ROOT_ONLY})"
 
 

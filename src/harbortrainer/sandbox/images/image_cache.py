@@ -30,7 +30,7 @@ from harbortrainer.sandbox.task_image import FILE, Image
 
 IMAGE_KIND = "image"
 IMAGE_PREFIX = "localhost/harbortrainer/"
-_VERSION = "2"
+_VERSION = "3"
 
 
 class ImageBuilder(Protocol):

@@ -22,9 +22,6 @@ from harbortrainer.sandbox.images.image_cache import ImageBuilder
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.task_image import Image
 
-ROOT_USERS = (None, "root", "0", 0)
-"""Names and ids of root; None is the default user."""
-
 type ImageSetting = Literal["auto", "build", "host"]
 type VerifierTools = Literal["agent", "image"]
 INSTALL = (
@@ -109,9 +106,14 @@ def require_host_root(folder: Path, docker_image: str | None, rootfs: Path) -> N
         raise SandboxBuildError(f"{'; '.join(needs)}: not supported on {root}; {REMEDY}")
 
 
+def is_root(user: str | int | None) -> bool:
+    """Return whether a user, or `user:group`, is root with root's group; None is the default user."""
+    return all(part in ("", "root", "0") for part in str("" if user is None else user).split(":"))
+
+
 def require_root_user(image: Image) -> None:
     """Raise SandboxBuildError if an image's USER is not root and this process does not run as root."""
-    if os.geteuid() != 0 and image.user not in ROOT_USERS:
+    if os.geteuid() != 0 and not is_root(image.user):
         raise SandboxBuildError(
             f"the image's USER is {image.user!r}: only root can give a sandbox other users; "
             "run as root, or use environment_type = 'docker'"

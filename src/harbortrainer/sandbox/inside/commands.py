@@ -60,22 +60,31 @@ def open_child_wakeup() -> int:
 
 
 def find_user(user: str | int | None) -> tuple[int, int, list[int], str]:
-    """Return (uid, gid, supplementary groups, home folder) of a user of the sandbox.
+    """Return (uid, gid, supplementary groups, home folder) of a user of the sandbox, as Docker does.
+
+    Args:
+        user: A name or id; `user:group` with a group instead of the user's own. An id without an entry has group 0.
 
     Raises:
-        LookupError: The sandbox's /etc/passwd does not have the name.
+        LookupError: The sandbox's /etc/passwd or /etc/group does not have the name.
     """
-    wanted = "0" if user in (None, "") else str(user)
-    name, uid, gid, home = wanted, int(wanted) if wanted.isdigit() else None, None, "/"
-    for fields in _read_table("/etc/passwd", 7):
-        if fields[0] == wanted or fields[2] == wanted:
-            name, uid, gid, home = fields[0], int(fields[2]), int(fields[3]), fields[5]
-            break
-    if uid is None:
+    wanted, _, wanted_group = str("" if user is None else user).partition(":")
+    wanted = wanted or "0"
+    found = next((f for f in _read_table("/etc/passwd", 7) if wanted in (f[0], f[2])), None)
+    if found is None and not wanted.isdecimal():
         raise LookupError(f"no user {wanted!r} in the sandbox's /etc/passwd")
-    group = uid if gid is None else gid
-    groups = [int(f[2]) for f in _read_table("/etc/group", 4) if name in f[3].split(",")]
-    return uid, group, groups, home or "/"
+    name, uid, gid, home = (found[0], found[2], found[3], found[5]) if found else (None, wanted, 0, "/")
+    rows = _read_table("/etc/group", 4)
+    if wanted_group:
+        return int(uid), _find_group(wanted_group, rows), [], home or "/"
+    return int(uid), int(gid), [int(f[2]) for f in rows if name in f[3].split(",")], home or "/"
+
+
+def _find_group(wanted: str, rows: list[list[str]]) -> int:
+    found = next((f[2] for f in rows if wanted in (f[0], f[2])), wanted)
+    if not found.isdecimal():
+        raise LookupError(f"no group {wanted!r} in the sandbox's /etc/group")
+    return int(found)
 
 
 def _read_table(path: str, width: int) -> list[list[str]]:
@@ -84,7 +93,7 @@ def _read_table(path: str, width: int) -> list[list[str]]:
     except OSError:
         return []
     rows = [line.split(":") for line in text.split("\n")]
-    return [row for row in rows if len(row) >= width and row[2].isdigit() and (width < 7 or row[3].isdigit())]
+    return [row for row in rows if len(row) >= width and row[2].isdecimal() and (width < 7 or row[3].isdecimal())]
 
 
 def spawn(command: Command, fds: list[int], oom_score: int) -> int:
