@@ -51,6 +51,16 @@ async def test_every_workdir_folder_exists(make_sandbox):
     assert result.stdout.split() == ["/app", "/srv/first", "/srv/first/deeper"]
 
 
+async def test_variables_in_workdir_are_replaced(make_sandbox):
+    sandbox = await make_sandbox(
+        dockerfile=f"FROM {BASE}\nARG OWN=/srv/own\nENV AT=/srv/at NAME='a b'\nWORKDIR \"$AT/q\"\n"
+        "WORKDIR ${AT}/$NAME\nWORKDIR $OWN\nWORKDIR deeper\nWORKDIR /srv/literal\\$AT\nWORKDIR /app\n",
+        image="build",
+    )
+    result = await sandbox.exec("find / -maxdepth 1 -name '*[$\"]*'; find /srv -mindepth 1 | sort")
+    assert result.stdout.splitlines() == ["/srv/at", "/srv/at/a b", "/srv/at/q", "/srv/literal$AT"]
+
+
 async def test_every_dockerfile_instruction_takes_effect(make_sandbox, tmp_path):
     sandbox = await make_sandbox(
         dockerfile=ALL_INSTRUCTIONS,

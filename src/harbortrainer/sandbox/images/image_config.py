@@ -4,9 +4,11 @@ No I/O. Ports, volumes and the command are ignored: Harbor gives every container
 """
 
 import posixpath
+import re
 from collections.abc import Sequence
 from typing import TypedDict
 
+from harbortrainer.sandbox.dockerfile import substitute
 from harbortrainer.sandbox.task_image import DEFAULT_PATH, Healthcheck, Image
 
 _SECOND = 1e9
@@ -44,10 +46,11 @@ class HistoryStep(TypedDict, total=False):
 def image_from_config(config: ImageConfig, history: Sequence[HistoryStep] = ()) -> Image:
     """Return the image of a config, without its layers."""
     shell = config.get("Shell") or ["/bin/sh", "-c"]
+    env = {"PATH": DEFAULT_PATH} | parse_env(config.get("Env") or [])
     return Image(
-        env={"PATH": DEFAULT_PATH} | parse_env(config.get("Env") or []),
+        env=env,
         workdir=config.get("WorkingDir") or "/",
-        folders=_missing_workdirs(history),
+        folders=_missing_workdirs(history, env),
         user=config.get("User") or None,
         shell=shell,
         entrypoint=config.get("Entrypoint") or [],
@@ -55,15 +58,27 @@ def image_from_config(config: ImageConfig, history: Sequence[HistoryStep] = ()) 
     )
 
 
-def _missing_workdirs(history: Sequence[HistoryStep]) -> list[str]:
+def _missing_workdirs(history: Sequence[HistoryStep], env: dict[str, str]) -> list[str]:
     """Return the folders of WORKDIR instructions that wrote no layer. Docker's builder would create them."""
-    found, at = [], "/"
+    found: list[str] = []
+    at: str | None = "/"
     for step in history:
-        _, is_one, folder = step.get("created_by", "").partition("WORKDIR ")
+        _, is_one, written = step.get("created_by", "").partition("WORKDIR ")
         if is_one:
-            at = posixpath.join(at, folder.strip())
-            found += [at] if step.get("empty_layer") else []
+            folder = _expand(written.strip(), env)
+            is_unknown = folder is None or (at is None and not folder.startswith("/"))
+            at = None if is_unknown else posixpath.join(at or "/", folder or "")
+            found += [at] if at is not None and step.get("empty_layer") else []
     return found
+
+
+_VARIABLE = re.compile(r"(?<!\\)\$(?:\{(.*?)\}|(\w+))")
+
+
+def _expand(text: str, env: dict[str, str]) -> str | None:
+    """Replace the variables that buildah's history leaves; None if one is an ARG or has a default."""
+    names = (found[1] or found[2] for found in _VARIABLE.finditer(text))
+    return substitute(text, env) if all(name in env for name in names) else None
 
 
 def parse_env(pairs: Sequence[str]) -> dict[str, str]:
