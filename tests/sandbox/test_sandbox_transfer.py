@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
 from harbortrainer.sandbox.errors_and_changes import SandboxError
+from harbortrainer.sandbox.inside import file_calls
 
 
 async def test_upload_keeps_modes_and_links(sandbox, tmp_path):
@@ -42,6 +44,19 @@ async def test_upload_of_file_to_folder_puts_it_inside(sandbox, tmp_path, target
     await sandbox.exec("mkdir /app; echo 1 > /app/old; ln -s /app /link")
     await sandbox.upload_file(tmp_path / "new", target)
     assert (await sandbox.exec("cat /app/old /link/new")).stdout == "1\n2"
+
+
+def test_packing_reports_entries_above_maximum(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(file_calls, "_MAX_ENTRIES", 3)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).touch()
+    with TemporaryFile() as archive:
+        fds = [0, archive.fileno(), 2]
+        assert file_calls.pack(fds, str(tmp_path), "100") == 0
+        assert capfd.readouterr().err == ""
+        (tmp_path / "d").touch()
+        assert file_calls.pack(fds, str(tmp_path), "100") == 0
+        assert capfd.readouterr().err == "left out: all but 3 files and folders\n"
 
 
 async def test_download_skips_links_out_of_folder(sandbox, tmp_path):

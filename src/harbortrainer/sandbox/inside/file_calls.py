@@ -74,16 +74,20 @@ def pack(fds: list[int], folder: str, limit: str) -> int:
 
     Args:
         limit: Maximum bytes, by the files' stated sizes. A file above it is omitted and named on standard error.
+            Entries after the first `_MAX_ENTRIES` are omitted too, and mentioned there.
     """
     remaining, notes = int(limit), 0
+    entries = _walk(folder, _MAX_DEPTH)
     with os.fdopen(os.dup(fds[1]), "wb") as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
-        for path, name in itertools.islice(_walk(folder, _MAX_DEPTH), _MAX_ENTRIES):
+        for path, name in itertools.islice(entries, _MAX_ENTRIES):
             try:
                 remaining -= _add(tar, path, name, remaining)
             except (OSError, ValueError) as error:
                 notes += 1
                 if notes <= _MAX_NOTES:
                     os.write(fds[2], f"left out: {name}: {error}\n".encode())
+    if next(entries, None) is not None:
+        os.write(fds[2], f"left out: all but {_MAX_ENTRIES} files and folders\n".encode())
     return 0
 
 
