@@ -1,5 +1,11 @@
 """Heredocs in Dockerfiles: detected like in BuildKit, and converted for older builders."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from harbortrainer.sandbox.dockerfile import extract_heredocs, inline_heredocs, normalize_heredocs, parse
@@ -71,3 +77,26 @@ def test_inline_heredocs_keeps_script() -> None:
     assert inline_heredocs("FROM x\nRUN cat > /a << 'EOF'\n$A\nEOF\n") == (
         'FROM x\nRUN ["/bin/sh", "-c", "cat > /a <<\'EOF\'\\n$A\\nEOF\\n"]\n'
     )
+
+
+def run_inlined(instruction: str, folder: Path) -> str:
+    """Run an instruction as rewritten for builders without heredocs; return its output."""
+    command = json.loads(inline_heredocs(f"FROM x\n{instruction}").removeprefix("FROM x\nRUN "))
+    env = {"PATH": os.environ["PATH"], "V": "val", "TMPDIR": str(folder)}
+    return subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def test_inlined_run_obeys_shebang(tmp_path: Path) -> None:
+    script = 'import os\nprint(os.environ["V"], "$V `x`")\n'
+    assert run_inlined(f"RUN <<EOF\n#!{sys.executable}\n{script}EOF\n", tmp_path) == "val $V `x`\n"
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(subprocess.CalledProcessError, match="status 3"):
+        run_inlined("RUN <<EOF\n#!/bin/sh\nexit 3\nEOF\n", tmp_path)
+
+
+def test_inlined_copy_replaces_only_variables(tmp_path: Path) -> None:
+    """The expected text is that of BuildKit's `shell.Lex` with `SkipProcessQuotes`."""
+    text = """$V ${V} ${W:-w} \\$V \\\\$V "$V" '$V' $(echo no) `echo no` $((1 + 1)) a\\n b\\\\n $1 $@ $? $ $\n"""
+    run_inlined(f"COPY <<EOF file\n{text}EOF\n", tmp_path)
+    expected = """val val w $V \\val "val" 'val' $(echo no) `echo no` $((1 + 1)) an b\\n    $ $\n"""
+    assert (tmp_path / "file").read_text() == expected

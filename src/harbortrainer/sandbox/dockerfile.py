@@ -6,7 +6,8 @@
   `<<"NAME"` and `<< NAME` (BuildKit 0.22). No line is lost. A heredoc without an end is an error, except after a blank
   behind `<<`, as in `$((1 << n))`: that is no heredoc.
 - `inline_heredocs` rewrites them for builders that have none. `RUN <<EOF` and `RUN command <<EOF` become RUN in JSON
-  form. COPY becomes a RUN that writes the file as the current user; `COPY --chown` and `--chmod` are refused.
+  form; a body with `#!` runs as a program. COPY becomes a RUN that writes the file as the current user, with its
+  variables replaced; `COPY --chown` and `--chmod` are refused.
 - `context_digest` and `copy_sources` read the build context, and never a file outside the task's folder.
 """
 
@@ -313,16 +314,23 @@ def _instruction(name: str, value: str, bodies: list[tuple[str, str]], shell: li
     if name == "RUN":
         script = _HEREDOC_FLAGS.sub("", value)
         flags = value.removesuffix(script)
-        return f"RUN {flags}{json.dumps([*shell, _with_bodies(script, bodies)])}"
+        return f"RUN {flags}{json.dumps(_run(script, bodies, shell))}"
     return f"RUN {json.dumps(['/bin/sh', '-c', _copy(value, bodies)])}"
 
 
-def _with_bodies(value: str, bodies: list[tuple[str, str]]) -> str:
-    """Return the script of a RUN with heredocs; of `RUN <<EOF` alone it is the body."""
+def _run(value: str, bodies: list[tuple[str, str]], shell: list[str]) -> list[str]:
+    """Return the command of a RUN with heredocs; of `RUN <<EOF` alone it is the body, with `#!` as a program."""
     alone = [f"<<{bodies[0][0]}", f"<<-{bodies[0][0]}"] if len(bodies) == 1 else []
-    if value.replace('"', "").replace("'", "").strip() in alone:
-        return bodies[0][1]
-    return value + "".join(f"\n{text}{word}" for word, text in bodies) + "\n"
+    if value.replace('"', "").replace("'", "").strip() not in alone:
+        return [*shell, value + "".join(f"\n{text}{word}" for word, text in bodies) + "\n"]
+    word, body = bodies[0]
+    if not body.startswith("#!"):
+        return [*shell, body]
+    return ["/bin/sh", "-c", f"{_MAKE_PROGRAM} <<'{word}'\n{body}{word}\n{_RUN_PROGRAM}"]
+
+
+_MAKE_PROGRAM = 'set -e\nprogram=$(mktemp)\ncat > "$program"'
+_RUN_PROGRAM = 'chmod 755 "$program"\ncode=0\n"$program" || code=$?\nrm "$program"\nexit $code\n'
 
 
 def _copy(value: str, bodies: list[tuple[str, str]]) -> str:
@@ -333,7 +341,22 @@ def _copy(value: str, bodies: list[tuple[str, str]]) -> str:
     script = ["set -e"]
     for word, body in bodies:
         path = posixpath.join(target, word) if target.endswith("/") or len(bodies) > 1 else target
-        quoted = f"'{word}'" if re.search(rf"<<-?[\"']{re.escape(word)}[\"']", value) else word
+        if re.search(rf"<<-?[\"']{re.escape(word)}[\"']", value):
+            quoted = f"'{word}'"
+        else:
+            quoted, body = word, _NOT_VARIABLE.sub(_as_shell, body)
         folder = shlex.quote(posixpath.dirname(path) or ".")
         script += [f"mkdir -p {folder}", f"cat > {shlex.quote(path)} <<{quoted}", f"{body}{word}"]
     return "\n".join(script) + "\n"
+
+
+_NOT_VARIABLE = re.compile(r"\\(?P<escaped>.)|`|\$(?P<special>[@*#?$!-]|\d+)|\$(?![A-Za-z_{])", re.DOTALL)
+"""What a shell would treat otherwise than BuildKit, which replaces nothing but variables, and removes backslashes."""
+
+
+def _as_shell(found: re.Match[str]) -> str:
+    """Return the text that a shell's heredoc turns into what BuildKit makes of it."""
+    if found["special"]:
+        return ""
+    literal = found["escaped"] or found[0]
+    return f"\\{literal}" if literal in "$`\\" else literal
