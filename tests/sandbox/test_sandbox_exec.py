@@ -72,6 +72,11 @@ async def test_user_and_group_are_as_in_docker(sandbox, user, ids):
     assert (await sandbox.exec("echo $(id -u) $(id -g) $(id -G) $HOME", user=user)).stdout == f"{ids}\n"
 
 
+@pytest.mark.parametrize("user", ["root", "nobody"])
+async def test_command_inherits_no_ignored_signal(sandbox, user):
+    assert (await sandbox.exec("grep SigIgn /proc/self/status", user=user)).stdout == "SigIgn:\t0000000000000000\n"
+
+
 async def test_unknown_group_is_refused(sandbox):
     refused = await sandbox.exec("true", user="nobody:unknown")
     assert refused.return_code == 126 and "no group 'unknown'" in refused.stderr

@@ -135,7 +135,7 @@ def _exec_child(command: Command, fds: list[int]) -> None:
         if (uid, gid) != (0, 0):
             _change_user(uid, gid, groups)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         name, *arguments = command.argv
         if command.call:
