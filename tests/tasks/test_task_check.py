@@ -16,7 +16,13 @@ from harbortrainer.doctor import docker_daemon
 from harbortrainer.harbor_compat.task_lint import has_lint
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.checked_trial import CheckedTrial
-from harbortrainer.tasks.task_check import CHECKED_FILE, check_tasks, needs_no_service, passed_keys
+from harbortrainer.tasks.task_check import (
+    CHECKED_FILE,
+    audited_keys,
+    check_tasks,
+    needs_no_service,
+    passed_keys,
+)
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.verdict import Verdict, bad, verdict_of
 from harbortrainer.tasks.verdict_log import VERDICTS_FILE, VerdictLog
@@ -403,6 +409,30 @@ def test_verdicts_that_depend_on_this_machine_are_not_logged(tmp_path: Path, mon
         log.add(verdict_of("a", "a", [lost]))
     log.add(Verdict(task="b", key="b", findings=[bad("unsupported", "refused")]))
     assert log.read() == {} and not VERDICTS_FILE.exists()
+
+
+def test_later_finding_withdraws_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_task(tmp_path / "tasks", "a")
+    (task,) = load_folder("tasks")
+
+    def check(command: str, *others: CheckedTrial, leftovers: str = "keep") -> None:
+        found = verdict_of("a", task.key, [trial("oracle", 1), trial("nop", 0), *others])
+        found.environment = "local"
+        run_trials = "harbortrainer.commands.check_tasks.run_trials"
+        monkeypatch.setattr(run_trials, lambda tasks, where, plan, cheats, on_verdict: on_verdict(found))
+        main(["tasks", command, "tasks", "--ek", "image=host", "--leftovers", leftovers])
+
+    check("audit")
+    check("check", leftovers="kill")
+    check("check", trial("nop", None, Outcome.sandbox_error).model_copy(update={"blame": "host"}))
+    check("check", trial("guessed-42", 1))
+    assert passed_keys("local") == audited_keys() == {task.key}
+    check("audit", trial("guessed-42", 1))
+    assert passed_keys("local") == {task.key} and not audited_keys()
+    check("audit")
+    check("check", trial("oracle", 0))
+    assert not passed_keys("local") and not audited_keys() and passed_keys("local+kill") == {task.key}
 
 
 def test_one_task_that_needs_buildx_does_not_end_the_check(

@@ -25,7 +25,7 @@ from harbortrainer.runs.disk_faults import disk_error
 from harbortrainer.runs.display import Display
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.near_duplicates import overlap
-from harbortrainer.tasks.task_check import checked_as, record_passed
+from harbortrainer.tasks.task_check import record_verdict
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source
@@ -133,11 +133,7 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
             for verdict in verdicts:
                 log.add(verdict)
                 add_copies(verdict, copied)
-                if not verdict.problem:
-                    task = pending[verdict.task]
-                    record_passed([task], checked_as(verdict.environment, leftovers))
-                    if plan.audit and not verdict.doubts:
-                        record_passed([task], checked_as(verdict.environment, leftovers, audited=True))
+                record_verdict(verdict, leftovers, audited=plan.audit)
             report.add(verdicts)
             for verdict in verdicts:
                 for line in (verdict_line(verdict), *lint_lines(verdict)):

@@ -263,13 +263,37 @@ def passed_keys(environment_type: str | None = None) -> set[str]:
     }
 
 
-def record_passed(tasks: Iterable[TaskRef], environment_type: str = "local") -> None:
+def record_passed(tasks: Iterable[TaskRef | Verdict], environment_type: str = "local") -> None:
     """Record that tasks passed the check."""
+    for task in tasks:
+        _record(task.key, {environment_type}, set())
+
+
+def record_verdict(verdict: Verdict, leftovers: Leftovers, *, audited: bool) -> None:
+    """Record whether a task passed; a bad verdict withdraws an earlier pass, and a weak one of an audit its audit.
+
+    Args:
+        verdict: The verdict; one that is not decided changes nothing.
+        leftovers: Whether leftover processes were killed.
+        audited: Whether the check was an audit.
+    """
+    passed, clean = (checked_as(verdict.environment, leftovers, audited=audit) for audit in (False, True))
+    if not verdict.problem:
+        record_passed([verdict], passed)
+        if audited:
+            _record(verdict.key, set() if verdict.doubts else {clean}, {clean})
+    elif verdict.is_decided:
+        _record(verdict.key, set(), {passed, clean})
+
+
+def _record(key: str, add: Collection[str], remove: Collection[str]) -> None:
     with waiting_lock(CHECKED_FILE.with_name(f".{CHECKED_FILE.name}.lock")):  # shards of a set are checked at once
         known = passed_environments()
-        for task in tasks:
-            known[task.key] = sorted({*known.get(task.key, []), environment_type})
-        write_whole(CHECKED_FILE, json.dumps(known, indent=1, sort_keys=True) + "\n")
+        before = known.pop(key, [])
+        after = sorted(set(before) - set(remove) | set(add))
+        if after != before:
+            known |= {key: after} if after else {}
+            write_whole(CHECKED_FILE, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 def passed_environments() -> dict[str, list[str]]:

@@ -21,6 +21,8 @@ TOP_REWARD = 1.0
 
 ORACLE, NOP = "oracle", "nop"
 
+_OF_THIS_MACHINE = ("host", "network")
+
 _NO_SCORE = re.compile(
     r"fail|error|timeout|skip|invalid|count|chars|characters|tokens|lines|steps|seconds|duration|_ms$"
 )
@@ -76,6 +78,12 @@ class Verdict(BaseModel):
     def word(self) -> str:
         """`BAD`, `WEAK` or `ok`."""
         return "BAD" if self.problem else "WEAK" if self.doubts else "ok"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether trials were run, and no problem is this machine's or its network's."""
+        machine = any(f.severity == "bad" and f.category in _OF_THIS_MACHINE for f in self.findings)
+        return bool(self.trials) and not machine
 
     def _of_severity(self, severity: str) -> list[str]:
         return [finding.what for finding in self.findings if finding.severity == severity]

@@ -15,7 +15,6 @@ from harbortrainer.tasks.verdict import Verdict
 
 VERDICTS_FILE = Path("outputs") / "verdicts.jsonl"
 """File of the log; relative to the working directory."""
-_OF_THIS_MACHINE = ("host", "network")
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,8 @@ class VerdictLog:
     """Options on which a verdict depends."""
 
     def add(self, verdict: Verdict) -> None:
-        """Append the verdict if it is decided: trials were run, and no problem is this machine's or its network's."""
-        machine = any(f.severity == "bad" and f.category in _OF_THIS_MACHINE for f in verdict.findings)
-        if verdict.trials and not machine:
+        """Append the verdict if it is decided."""
+        if verdict.is_decided:
             with waiting_lock(VERDICTS_FILE.with_name(f".{VERDICTS_FILE.name}.lock")):
                 repair(VERDICTS_FILE) if _is_torn() else None
                 append_line(VERDICTS_FILE, {"options": self.options, "verdict": verdict.model_dump(mode="json")})
