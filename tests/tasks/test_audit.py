@@ -157,3 +157,22 @@ def test_audit_command_runs_guesses_and_mutants_and_finds_copies(
     assert "2 tasks were checked before" in capsys.readouterr().out
     report = {row["task"]: Verdict.model_validate(row) for row in json.loads(Path("audit.json").read_text())["tasks"]}
     assert report["clean"].doubts == ["a copy of original of known (the same content)"]
+
+
+@pytest.mark.e2e
+@pytest.mark.process
+def test_mutant_that_leaves_the_result_intact_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    box = "printf '+--+\\n+--+\\n'"
+    signs = Plan(
+        "Draw a box.", {"a": ""}, f"{box} > box.txt", f"if {box} | cmp -s - box.txt; {PASS_OR_FAIL}", "box.txt"
+    )
+    signs.write(tmp_path / "tasks/signs")
+    checks_itself = replace(signs, solve=f"{signs.solve}\n\n# now look at it\ncat box.txt\nls -l\necho done")
+    checks_itself.write(tmp_path / "tasks/checks-itself")
+    assert main(["tasks", "audit", "tasks", "--repeats", "1", "--cheats", "none", "--json", "audit.json"]) == 0
+    for row in json.loads(Path("audit.json").read_text())["tasks"]:
+        verdict = Verdict.model_validate(row)
+        rewards = {trial.agent: trial.reward for trial in verdict.trials}
+        assert verdict.word == "ok", verdict.findings
+        assert rewards["altered-output"] is None and rewards["halved-solution"] == 0

@@ -102,17 +102,24 @@ find / "$PWD" -xdev \( {" -o ".join(f"-path /{name}" for name in _NOT_RESULTS.sp
 [ -s /tmp/.mutant-files ] || exit 3
 while read -r file; do
   cp "$file" /tmp/.mutant-file && SPOIL < /tmp/.mutant-file > "$file"
+  [ "$(cksum < "$file")" = "$(cksum < /tmp/.mutant-file)" ] || touch /tmp/.mutant-changed
 done < /tmp/.mutant-files
+[ -e /tmp/.mutant-changed ] || exit 3
 """
+
+# Lines that only print, at the script's end, do no work: half of the lines before them must be missing.
+_HALVE = r"""awk '{ line[NR] = $0 } END {
+  for (last = NR; last && line[last] ~ /^[ \t]*((#|echo|cat|ls|exit)[^>|&;]*)?$/; last--);
+  for (number = 1; number <= last / 2; number++) print line[number]
+}'"""
 
 MUTANTS = {
     "emptied-output": _SPOIL.replace("SPOIL", ":"),
     "halved-output": _SPOIL.replace("SPOIL", 'head -c $((($(wc -c < "$file") - 1) / 2))'),
     "altered-output": _SPOIL.replace("SPOIL", "tr 0-9a-zA-Z 1-90b-zaB-ZA"),
-    "halved-solution": r"""
-lines=$(wc -l < /solution/solve.sh)
-[ "$lines" -gt 1 ] || exit 3
-head -n $((lines / 2)) /solution/solve.sh > /tmp/solve.sh && cp /tmp/solve.sh /solution/solve.sh
+    "halved-solution": rf"""
+{_HALVE} /solution/solve.sh > /tmp/solve.sh
+[ -s /tmp/solve.sh ] && cp /tmp/solve.sh /solution/solve.sh || exit 3
 bash /solution/solve.sh > /dev/null 2>&1 < /dev/null
 true
 """,
@@ -120,7 +127,7 @@ true
 """Script of each mutant of a solution, by name.
 
 - `emptied-output`, `halved-output` and `altered-output` spoil each file that the solution wrote.
-- `halved-solution` runs the first half of the script's lines.
+- `halved-solution` runs the first half of the script's lines, without the lines at its end that only print.
 """
 
 MUTANT_AGENT = "harbortrainer.tasks.mutants:MutantAgent"
