@@ -41,6 +41,10 @@ TRIALS: dict[str, tuple[float | None, list[TranscriptMessage]]] = {
         [context("x"), answer("y", 0), context("x!"), context("y?", 2, role="assistant"), answer("z", 3)],
     ),
     "cut-off": (1.0, [context("go"), answer("went", 0), context("on", 1), answer("and on and", 2, finish="length")]),
+    "cut-early": (
+        1.0,
+        [context("go"), answer("and on", 0, finish="length"), context("shorter", 1), answer("fine", 2)],
+    ),
     "tampered": (1.0, [context("t"), answer("u", 0)]),
     "half": (0.5, [context("h"), answer("i", 0)]),
     "failed": (None, [context("f"), answer("g", 0)]),

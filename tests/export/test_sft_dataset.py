@@ -42,6 +42,7 @@ def test_dataset_has_conversations_of_good_trials(run: Path, tmp_path: Path, cap
         "1 without a reward",
         "1 whose agent changed tools",
         "1 conversations with an answer that the policy did not give",
+        "1 conversations with an answer that was cut at its length",
     ):
         assert reason in output
 
@@ -55,7 +56,7 @@ def test_failed_dataset_export_leaves_no_file(run: Path, tmp_path: Path, capfd: 
     file = tmp_path / "good.jsonl"
     for arguments, error in (
         ([str(tmp_path / "none"), "--sft", str(file)], "this run has no trials"),
-        ([str(run), "--sft", str(file), "--min-reward", "2"], "no good trials in this run: 7 with a reward under 2"),
+        ([str(run), "--sft", str(file), "--min-reward", "2"], "no good trials in this run: 8 with a reward under 2"),
         ([str(run), "--sft", str(file), "--merged"], "--sft writes a dataset, not a model"),
         ([str(run), "--sft", str(run / "config.toml")], "already exists"),
     ):

@@ -37,6 +37,7 @@ def test_sampled_tokens_are_learned_once(tmp_path: Path) -> None:
         "two-steps": [b"one", b"two"],
         "rewritten": [b"y", b"z"],
         "cut-off": [b"went"],
+        "cut-early": [b"fine"],
     }
     first = encoded_trials(run, min_reward=1.0, left_out=Counter())[0]
     assert bytes(first.ids) == b"\x09do it\x08ls\x09a b\x08done", "the whole conversation is shown"

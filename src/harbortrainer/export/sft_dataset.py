@@ -5,7 +5,8 @@
 
 Both read `messages` as a conversation and ignore the other columns (`src/prime_rl/trainer/sft/data.py`, 559b44772;
 TRL's conversational language modelling). Both train on every assistant message. So a conversation with an assistant
-message that the policy did not sample is left out. The file is written atomically and has no duplicate conversations.
+message that the policy did not sample, or that was cut off, is left out. The file is written atomically and has
+no duplicate conversations.
 """
 
 import hashlib
@@ -17,10 +18,11 @@ from pathlib import Path
 
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.durable import flush
-from harbortrainer.runs.good_trials import GoodTrial, good_trials
+from harbortrainer.runs.good_trials import GoodTrial, good_trials, is_cut
 from harbortrainer.runs.transcript import TranscriptMessage
 
 REWRITTEN = "conversations with an answer that the policy did not give (rewritten history)"
+CUT = "conversations with an answer that was cut at its length"
 DUPLICATE = "duplicate conversations"
 
 
@@ -73,6 +75,9 @@ class SftDataset:
             for path in trial.branches():
                 if any(message.role == "assistant" and not message.sampled for message in path):
                     self.left_out[REWRITTEN] += 1
+                    continue
+                if any(map(is_cut, path)):
+                    self.left_out[CUT] += 1
                     continue
                 row = row_of(trial, path)
                 digest = hashlib.sha256(json.dumps(row["messages"]).encode()).digest()

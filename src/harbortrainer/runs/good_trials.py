@@ -1,8 +1,8 @@
 """The good trials of a run, for supervised fine-tuning: training trials with a minimum reward.
 
 Contract: this reads the run folder of either engine, also during the run, and counts rejected trials by reason.
-Invariants: no trial is from an evaluation, lacks a reward, or has an agent that changed the verifier's tools. Every
-answer was sampled, and was not cut off.
+Invariants: no trial is from an evaluation, lacks a reward, or has an agent that changed the verifier's tools. Each
+conversation ends with an answer that was sampled and not cut off. `is_cut` names earlier answers that were cut off.
 """
 
 import json
@@ -47,9 +47,14 @@ class GoodTrial:
 def trim_to_answer(path: list[TranscriptMessage]) -> list[TranscriptMessage]:
     """Return a path up to its last complete sampled answer; empty if there is none."""
     for end in range(len(path), 0, -1):
-        if path[end - 1].sampled and path[end - 1].finish != LENGTH:
+        if path[end - 1].sampled and not is_cut(path[end - 1]):
             return path[:end]
     return []
+
+
+def is_cut(message: TranscriptMessage) -> bool:
+    """Whether a sampled answer was cut off at its length; an agent may go on after it."""
+    return message.sampled and message.finish == LENGTH
 
 
 def extends(path: list[TranscriptMessage], start: list[TranscriptMessage]) -> bool:

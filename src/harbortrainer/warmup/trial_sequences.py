@@ -1,7 +1,7 @@
 """Good trials of a run as training sequences, with the sampled tokens; nothing is re-tokenized.
 
-Invariant: only sampled tokens are learned, each once, even if several branches of a trial share it. The trained model
-must have the same tokenizer as the model that sampled them.
+Invariant: only sampled tokens are learned, each once, even if several branches of a trial share it. Answers that were
+cut off are not learned. The trained model must have the same tokenizer as the model that sampled them.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harbortrainer.errors import UserError
-from harbortrainer.runs.good_trials import GoodTrial, good_trials
+from harbortrainer.runs.good_trials import GoodTrial, good_trials, is_cut
 from harbortrainer.runs.provenance import base_policy, base_policy_files, model_fingerprints, named_model
 from harbortrainer.warmup.encoding import Encoded
 
@@ -38,7 +38,8 @@ def sequences_of(trial: GoodTrial, left_out: Counter[str]) -> Iterator[Encoded]:
             left_out[WITHOUT_TOKENS] += 1
             continue
         ids = [token for message in path for token in message.token_ids]
-        answer = [own and id(message) not in learned for message in path for own in message.mask]
+        wanted = [id(message) not in learned and not is_cut(message) for message in path]
+        answer = [own and want for message, want in zip(path, wanted, strict=True) for own in message.mask]
         learned |= {id(message) for message in path}
         if any(answer):
             yield Encoded(ids, answer)
