@@ -1,5 +1,6 @@
 """Selection of the tasks that a warm-up replays, and what it takes from the run."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.config.reader import load
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.errors import UserError
+from harbortrainer.warmup.replay import answers_of
 from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 from harbortrainer.warmup.warmup import Rollouts, rollouts_of, warm_up
 
@@ -43,6 +45,13 @@ def test_only_multi_step_tasks_are_refused_before_model_load(tmp_path: Path):
     with pytest.raises(UserError, match=r"no task has a solution/solve\.sh"):
         warm_up(config, tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_replayed_solution_keeps_the_lines_of_scripts_that_it_writes() -> None:
+    script = "#!/usr/bin/env python3\nset -x = 1\n"
+    written = f"cat > tool <<'END'\n{script}END\ncat <<< word\nchmod +x tool"
+    (first, *_) = answers_of(f"#!/bin/bash\nset -e\n{written}\nset +e\nset -x\n./tool")
+    assert json.loads(first)["commands"][0]["keystrokes"] == f"{written}\nset +e\n./tool\n"
 
 
 def test_answers_are_as_in_the_run() -> None:

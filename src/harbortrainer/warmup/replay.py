@@ -7,8 +7,9 @@ reward from the task's verifier.
 
 import asyncio
 import json
+import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, override
 
@@ -35,6 +36,7 @@ WAIT_S = 3.0
 FILE = "demonstration.json"
 _CONCURRENCY = 2
 """Number of concurrent trials."""
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\"'\\]?([A-Za-z_]\w*)")
 
 
 class ScriptedModel(BaseLLM):
@@ -112,12 +114,25 @@ REPLAYED = {
 
 def answers_of(solution: str, agent: str = TRAINABLE_TERMINUS) -> list[str]:
     """Return the answers of a policy that runs the shell script `solution`."""
-    lines = [line for line in solution.split("\n") if not line.startswith(("#!", "set -"))]
+    lines = list(_typed_lines(solution))
     if agent == PLAIN_AGENT:
         # The agent's commands run in the task's folder. Where a solution goes elsewhere, its demonstration fails.
         return [" && ".join(line.strip() for line in lines if line.strip() and not line.startswith(("cd ", "#")))]
     script = "\n".join(lines).strip("\n") + "\n"
     return [answer([script], duration=WAIT_S, complete=False), CONFIRMED, CONFIRMED]
+
+
+def _typed_lines(solution: str) -> Iterator[str]:
+    """Yield the lines to type: without shebang and `set`, which a here-document keeps."""
+    end = None
+    for line in solution.split("\n"):
+        if end is None and line.startswith(("#!", "set -")):
+            continue
+        yield line
+        if end is None:
+            end = found[1] if (found := _HERE_DOCUMENT.search(line)) else None
+        elif line.strip() == end:
+            end = None
 
 
 async def replay(
