@@ -12,7 +12,8 @@ from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.config.reader import load
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.errors import UserError
-from harbortrainer.warmup.replay import answers_of
+from harbortrainer.tasks.task_folder import load_task
+from harbortrainer.warmup.replay import answers_of, replay
 from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 from harbortrainer.warmup.warmup import Rollouts, rollouts_of, warm_up
 
@@ -52,6 +53,22 @@ def test_replayed_solution_keeps_the_lines_of_scripts_that_it_writes() -> None:
     written = f"cat > tool <<'END'\n{script}END\ncat <<< word\nchmod +x tool"
     (first, *_) = answers_of(f"#!/bin/bash\nset -e\n{written}\nset +e\nset -x\n./tool")
     assert json.loads(first)["commands"][0]["keystrokes"] == f"{written}\nset +e\n./tool\n"
+
+
+async def test_solution_that_is_not_text_is_reported(tmp_path: Path) -> None:
+    task = shutil.copytree(SAMPLES / "csv-clean", tmp_path / "task")
+    with (task / "solution/solve.sh").open("ab") as file:
+        file.write(b"# caf\xe9\n")
+    reported: list[bool] = []
+    settings = {"image": "host"}
+    found = await replay(
+        [load_task(task)],
+        environment_type="local",
+        environment_kwargs=settings,
+        work_dir=tmp_path,
+        report=lambda task, solved: reported.append(solved),
+    )
+    assert found == [] and reported == [False]
 
 
 def test_answers_are_as_in_the_run() -> None:

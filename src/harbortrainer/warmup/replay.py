@@ -158,7 +158,11 @@ async def replay(
 
     async def one(task: TaskRef, folder: Path) -> Demonstration | None:
         async with gate:
-            answers = answers_of((task.path / SOLUTION).read_text(), agent)
+            try:
+                answers = answers_of((task.path / SOLUTION).read_text(encoding="utf-8"), agent)
+            except UnicodeDecodeError:  # an answer is text
+                report(task, False)
+                return None
             turns = await run_scripted_trial(
                 task.path,
                 answers,
