@@ -207,6 +207,21 @@ def test_config_upgrade_writes_current_format(project, capfd):
     assert "# few" in Path("old.toml.old").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["init", "--gpus", "-1"], "--gpus"),
+        (["serve", "model", "--port", "x"], "--port"),
+        (["train"], "--config"),
+        (["init", "--gpu-memory", "inf"], "--gpu-memory"),
+        (["images", "prune", "--to", "inf"], "--to"),
+        (["export", "run", "--sft", "new.jsonl", "--min-reward", "nan"], "--min-reward"),
+    ],
+)
+def test_wrong_value_names_its_option(project, capfd, words, name):
+    assert name in error_line(capfd, *words).removesuffix("(see --help)")
+
+
 def test_help_imports_neither_torch_nor_harbor():
     code = (
         "import sys; from harbortrainer.cli import main; main(['--help']); "

@@ -47,7 +47,7 @@ app.add_typer(images_app, name="images")
 app.add_typer(sandboxes_app, name="sandboxes")
 
 # click's UsageError, the base class of every parse error; typer does not export it.
-ParseError = cast("type[Exception]", typer.BadParameter.__mro__[1])
+ParseError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run file (TOML, Prime-RL's schema).")]
@@ -80,7 +80,7 @@ def init(
     gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs of the machine that trains. Default: this one's.")
     ] = None,
-    gpu_memory: Annotated[float | None, typer.Option(min=1, help="GB of each of these GPUs.")] = None,
+    gpu_memory: Annotated[float | None, typer.Option(min=1, max=1e6, help="GB of each of these GPUs.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Run file to write.")] = Path("run.toml"),
 ) -> None:
     """Write a commented run file for your tasks, model and machine."""
@@ -212,7 +212,7 @@ def export(
     sft: Annotated[
         Path | None, typer.Option(help="Write successful trials to this JSONL file instead, for TRL or Prime-RL's SFT.")
     ] = None,
-    min_reward: Annotated[float, typer.Option(help="With --sft: minimum reward of a trial.")] = 1.0,
+    min_reward: Annotated[float, typer.Option(min=-1e9, help="With --sft: minimum reward of a trial.")] = 1.0,
 ) -> None:
     """Export the trained model as a LoRA adapter or merged weights."""
     from harbortrainer.commands.export_run import ExportOrder, export_run, export_trials
@@ -323,7 +323,7 @@ def images_list(cache_dir: CacheOption = None) -> None:
 
 @images_app.command("prune", epilog=examples("images prune"))
 def images_prune(
-    to: Annotated[float, typer.Option(min=0, help="GB to keep; 0 removes everything not in use.")] = 20.0,
+    to: Annotated[float, typer.Option(min=0, max=1e9, help="GB to keep; 0 removes everything not in use.")] = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
     """Remove the least recently used images and layers. Those in use by running sandboxes stay."""
@@ -383,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunStoppedError as error:
         return _print_error(f"stopped: {error}", EXIT_STOPPED)
     except ParseError as error:
-        return _print_error(_parse_message(str(error)), EXIT_USER_ERROR)
+        return _print_error(_parse_message(error.format_message()), EXIT_USER_ERROR)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else 0
@@ -391,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse_message(message: str) -> str:
     """The help of a command without a sub-command, else one line."""
-    return message if message.startswith("Usage:") else f"error: {message} (see --help)"
+    return message if message.startswith("Usage:") else f"error: {message.removesuffix('.')} (see --help)"
 
 
 def _print_error(line: str, code: int) -> int:
