@@ -207,6 +207,18 @@ def test_config_upgrade_writes_current_format(project, capfd):
     assert "# few" in Path("old.toml.old").read_text()
 
 
+def test_second_config_upgrade_keeps_the_first_old_file(project, capfd):
+    Path("run.toml.old").write_text("# few\n")
+    assert "run.toml.old: already exists" in error_line(capfd, "config", "upgrade", "run.toml", "--to", "v0.9")
+    assert main(["config", "upgrade", "run.toml", "--to", "v0.9", "--output", "new.toml"]) == 0
+
+
+@pytest.mark.parametrize("output", ["nowhere/new.toml", "tasks", "run.toml/new.toml"])
+def test_config_upgrade_into_impossible_file(project, capfd, output):
+    line = error_line(capfd, "config", "upgrade", "run.toml", "--to", "v0.9", "--output", output)
+    assert f"{output}: cannot be written (" in line
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -160,7 +160,7 @@ def upgrade_file(file: Path, output: Path | None, release: Release | None = None
         Messages about what was done, one line each.
 
     Raises:
-        UserError: The file does not exist or is not TOML, or a key has no translation.
+        UserError: The file does not exist or is not TOML, a key has no translation, or the text cannot be written.
     """
     raw = read(file)
     refused = [*raw.untranslated, *pin_errors(raw.data, raw.file)] if release == "pin" else []
@@ -179,9 +179,15 @@ def upgrade_file(file: Path, output: Path | None, release: Release | None = None
         text = tomlkit.dumps(nulls_as_text(data))
         lines += [f"keys of Prime-RL {raw.release} -> {release}", *notes]
     old = file.with_name(f"{file.name}.old") if output is None else file
-    if output is None:
-        shutil.copy2(file, old)
-    (output or file).write_text(text, encoding="utf-8")
+    if output is None and old.exists():
+        raise UserError("already exists", where=str(old), do="move it, or write to another file with --output")
+    try:
+        if output is None:
+            shutil.copy2(file, old)
+        (output or file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        what = f"cannot be written ({error.strerror or error})"
+        raise UserError(what, where=str(error.filename or output), do="pass another file with --output") from error
     return [*lines, f"written to {output or file} without comments; the old file is {old}"]
 
 
