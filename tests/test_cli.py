@@ -141,6 +141,11 @@ def test_resume_with_another_config(project, capfd):
     assert "outputs/r" in error_line(capfd, *TRAIN, "--resume")
 
 
+def test_resume_without_a_name(project, capfd):
+    edit('name = "r"\n', "")
+    assert "--resume needs the name of the run" in error_line(capfd, *TRAIN, "--resume")
+
+
 def test_resume_without_a_run(project, capfd):
     error_line(capfd, *TRAIN, "--resume")
 

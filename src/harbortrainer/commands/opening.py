@@ -6,6 +6,7 @@ from harbortrainer.config.reader import RawRun, from_raw
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import choose, find_gpus
 from harbortrainer.engines.prime_rl.checkout import find
+from harbortrainer.errors import UserError
 
 
 def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: bool = False) -> LaunchPlan:
@@ -18,7 +19,7 @@ def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: 
         dry_run: The run will not be started.
 
     Raises:
-        UserError: There is no such engine, or the engine refuses the file.
+        UserError: There is no such engine, the engine refuses the file, or a run without a name is resumed.
     """
     checkout, gpus = find(), find_gpus()
     has_table = {table: raw is not None and raw.get(table) is not None for table in ("warmup", "slurm")}
@@ -30,6 +31,9 @@ def open_run(raw: RawRun | None, *, engine: str, resume: bool = False, dry_run: 
         run = prime_run(raw, release=checkout.release, resume=resume, dry_run=dry_run)
         notes = [*raw.notes, *assumed_note(raw, checkout.release)]
     else:
+        if resume and raw.get("run.name") is None and raw.get("run.dir") is None:
+            do = 'set [run] name = "..." or pass --run.name'
+            raise UserError("--resume needs the name of the run", where=f"{raw.file}: run.name", do=do)
         run = from_raw(raw)
         notes = run.notes
     envs = plugin_envs(run, raw.file)
