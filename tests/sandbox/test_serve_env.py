@@ -4,6 +4,7 @@ The two machines are two folders with the same tasks; the server's one lacks the
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -151,6 +152,15 @@ def test_mistakes_end_before_anything_starts(
     assert main(["serve-env", "--config", "run.toml", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not Path("outputs").exists()
+
+
+def test_source_without_an_address(
+    tmp_path: Path, tasks: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path / "server")
+    Path("none.toml").write_text(re.sub(r'address = "[^"]*",?', "", RUN_FILE))
+    assert main(["serve-env", "--config", "none.toml", "--source", "far"]) == 2
+    assert "none.toml: orchestrator.train.source[0].serve.address: 'far' has none" in capsys.readouterr().err
 
 
 def test_sources_with_several_servers_are_named(

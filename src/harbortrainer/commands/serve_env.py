@@ -53,7 +53,11 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
         plan = open_run(raw, engine=engine)
         sources = choose_sources(plan, source)
         key, first = next(iter(sources.items()))
-        listen = address or str(first.serve["address"])
+        listen = address or str(first.serve.get("address") or "")
+        if not listen:
+            what = f"{first.resolved_name!r} has none"
+            do = 'set serve = { address = "tcp://HOST:PORT" } in this source, or pass --address'
+            raise UserError(what, where=plan.where(f"{key}.serve.address"), do=do)
         if not _ADDRESS.fullmatch(listen):
             where = "command line: --address" if address else plan.where(f"{key}.serve.address")
             raise UserError(f"{listen} is not an address", where=where, do="write tcp://HOST:PORT")
@@ -120,8 +124,8 @@ def choose_sources(plan: LaunchPlan, name: str | None) -> dict[str, SourceConfig
         named = [source for source in every.values() if source.serve.get("address")]
         missing = "no source has a serve.address"
     if not named:
-        do = 'set serve = { address = "tcp://HOST:PORT" } in the source whose trials this machine runs'
-        raise UserError(missing, where=plan.file, do=do)
+        set_address = 'set serve = { address = "tcp://HOST:PORT" } in the source whose trials this machine runs'
+        raise UserError(missing, where=plan.file, do="name one of them with --source" if name else set_address)
     servers = {server_key(source) for source in named}
     if len(servers) > 1:
         what = f"these sources need a server each: {_names(named)}"
