@@ -316,6 +316,9 @@ def test_export_contains_the_requested_trials(tmp_path) -> None:
         assert f"{len(expected)} trial" in summary
     with pytest.raises(UserError, match="sort"):
         export_run(store, tmp_path / "run.html", trials=2, only="sort=size")
+    for only, message in (("rewards=0", "did you mean 'reward'"), ("no filter", "'no filter' is not a filter")):
+        with pytest.raises(UserError, match=message):
+            export_run(store, tmp_path / "run.html", trials=2, only=only)
 
 
 def test_export_escapes_script_and_style_end_tags(tmp_path) -> None:

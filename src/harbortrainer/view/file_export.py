@@ -4,18 +4,18 @@ Contract: the file has the overview, the first page of the heat map and of the l
 in full with their groups. It links only to its own content and loads nothing.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 from markupsafe import Markup
 
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, choice_advice
 from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.view.format import plural
 from harbortrainer.view.pages import FileLinks, RunPages, render_file
-from harbortrainer.view.queries import IndexedRun, TrialFilter
+from harbortrainer.view.queries import AddressError, IndexedRun, TrialFilter
 
 MAX_TURNS = 40
 """Most turns of a trial in the file."""
@@ -34,7 +34,7 @@ def export_run(store: IndexedRun, file: Path, *, trials: int, only: str = "") ->
     Raises:
         UserError: The file cannot be written, or `only` is invalid.
     """
-    query = dict(parse_qsl(only.removeprefix("?"))) or ({"kind": "train"} if store.cells("train") else {})
+    query = query_of(only) or ({"kind": "train"} if store.cells("train") else {})
     lines = first_trials(store, TrialFilter.read(query), trials)
     groups = list(dict.fromkeys(line.group for line in lines if line.group))
     links = FileLinks([line.trial for line in lines], groups)
@@ -51,6 +51,16 @@ def export_run(store: IndexedRun, file: Path, *, trials: int, only: str = "") ->
             f"cannot be written ({error.strerror})", where=str(file), do="pass another file with --export"
         ) from None
     return f"{file}: {plural(len(lines), 'trial')} of {head.name} in full ({len(text) / 1e6:.1f} MB)"
+
+
+def query_of(only: str) -> dict[str, str]:
+    """Parse a filter. Raises `AddressError` for an unknown parameter, which would otherwise select every trial."""
+    query = dict(parse_qsl(only.removeprefix("?"), keep_blank_values=True))
+    known = [field.name for field in fields(TrialFilter)]
+    for name in query:
+        if name not in known:
+            raise AddressError(f"{name[:40]!r} is not a filter", where="--only", do=choice_advice(name, known))
+    return query
 
 
 def first_trials(store: IndexedRun, wanted: TrialFilter, trials: int) -> list[TrialRow]:
