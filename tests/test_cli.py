@@ -232,6 +232,8 @@ def test_config_upgrade_into_impossible_file(project, capfd, output):
         (["train"], "--config"),
         (["init", "--gpu-memory", "inf"], "--gpu-memory"),
         (["images", "prune", "--to", "inf"], "--to"),
+        (["tasks", "check", "tasks", "--parallel", "-1"], "--parallel"),
+        (["tasks", "audit", "tasks", "--parallel", "0"], "--parallel"),
         (["export", "run", "--sft", "new.jsonl", "--min-reward", "nan"], "--min-reward"),
     ],
 )

@@ -67,7 +67,7 @@ def tasks_check(
     environment: Annotated[str, typer.Option(help="Sandbox type: local, docker, ...")] = "local",
     environment_kwarg: EnvironmentKwargOption = None,
     trust: TrustOption = None,
-    parallel: Annotated[int, typer.Option(help="Tasks to check in parallel.")] = 2,
+    parallel: Annotated[int, typer.Option(min=1, help="Tasks to check in parallel.")] = 2,
     repeats: Annotated[
         int | None,
         typer.Option(min=1, help="Oracle trials per task; rewards that differ are a failure. 3, or 6 in an audit."),
