@@ -5,6 +5,7 @@ import pytest
 from interval_coverage import Setting, compared
 from scipy import stats
 
+from harbortrainer.estimates.interval import IntervalKind
 from harbortrainer.estimates.paired import min_detectable_difference, paired_difference
 
 BEFORE = {"a": [0.0, 0.0], "b": [1.0, 0.0], "c": [0.0, 1.0], "d": [0.0, 0.0], "only before": [1.0], "lost": [1.0]}
@@ -51,7 +52,7 @@ def test_gains_equal_up_to_rounding_are_equal(kind):
     before, after = ({"a": [1.0] * n + [0.0] * (5 - n), "b": [1.0] * (n + 1) + [0.0] * (4 - n)} for n in (1, 2))
     found = paired_difference(before, after, kind=kind)
     assert found is not None and not found.significant
-    assert (found.mean, found.p, found.min_detectable) == (pytest.approx(0.2), 0.5, None)
+    assert (found.mean, found.p, found.min_detectable) == (pytest.approx(0.2), 1.0, None)
     assert found.low is not None and found.low < -0.5
 
 
@@ -83,3 +84,14 @@ def test_coverage_false_positives_and_power_of_the_paired_test():
 
 def test_one_task_has_no_min_detectable_difference():
     assert min_detectable_difference(np.array([0.5])) is None
+
+
+@pytest.mark.parametrize("kind", ["t", "bootstrap"])
+@pytest.mark.parametrize("tasks", [1, 2, 5, 6, 10, 30, 100])
+@pytest.mark.parametrize("gain", [-1.0, -0.5, 0.25, 0.5, 0.75, 1.0])
+def test_equal_gains_have_a_p_value_that_agrees_with_the_interval(kind: IntervalKind, tasks: int, gain: float) -> None:
+    low, high = max(0.0, -gain), max(0.0, gain)
+    first, second = ({str(task): [value] for task in range(tasks)} for value in (low, high))
+    found = paired_difference(first, second, kind=kind)
+    assert found is not None and found.low is not None and found.high is not None
+    assert (found.p < 0.05) == (found.low > 0 or found.high < 0)

@@ -134,11 +134,26 @@ def _exact(values: np.ndarray, bounds: tuple[float, float]) -> tuple[float, floa
     from scipy.special import betaincinv
 
     lowest, highest = bounds
-    n, tail = values.size, (1 - CONFIDENCE) / 2
-    hits = n * (float(values.mean()) - lowest) / (highest - lowest)
+    n, hits, tail = values.size, _hits(values, bounds), (1 - CONFIDENCE) / 2
     low = float(betaincinv(hits, n - hits + 1, tail)) if hits > 0 else 0.0
     high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
     return lowest + low * (highest - lowest), lowest + high * (highest - lowest)
+
+
+def exact_p(values: np.ndarray, bounds: tuple[float, float]) -> float:
+    """Return the two-sided p-value of a mean of 0 whose test rejects exactly if `_exact` excludes 0."""
+    from scipy.special import betainc
+
+    zero = (0.0 - bounds[0]) / (bounds[1] - bounds[0])
+    n, hits = values.size, _hits(values, bounds)
+    above = float(betainc(hits, n - hits + 1, zero)) if hits > 0 else 1.0
+    below = 1.0 - float(betainc(hits + 1, n - hits, zero)) if hits < n else 1.0
+    return min(1.0, 2.0 * min(above, below))
+
+
+def _hits(values: np.ndarray, bounds: tuple[float, float]) -> float:
+    """Return how many successes among failures would have the same mean."""
+    return values.size * (float(values.mean()) - bounds[0]) / (bounds[1] - bounds[0])
 
 
 def bounds_of(rewards: Rewards) -> tuple[float, float] | None:

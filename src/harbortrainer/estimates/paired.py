@@ -15,6 +15,7 @@ from harbortrainer.estimates.interval import (
     Rewards,
     all_equal,
     bounds_of,
+    exact_p,
     mean_interval,
     mean_reward,
     stderr_of,
@@ -79,22 +80,29 @@ def paired_difference(
         mean=float(differences.mean()),
         low=low,
         high=high,
-        p=p_value(differences, kind=kind, seed=seed),
+        p=p_value(differences, kind=kind, seed=seed, bounds=bounds),
         min_detectable=min_detectable_difference(differences),
         tasks=len(shared),
     )
 
 
-def p_value(differences: np.ndarray, *, kind: IntervalKind = "t", seed: int = 0) -> float:
+def p_value(
+    differences: np.ndarray,
+    *,
+    kind: IntervalKind = "t",
+    seed: int = 0,
+    bounds: tuple[float, float] | None = None,
+) -> float:
     """Return the two-sided p-value of a mean difference of 0, for differences of shape [T].
 
     The test is Student's t, or for the bootstrap a sign permutation test. If all differences are equal, there is no
-    variance for either, and it is the sign test.
+    variance for either. It is then the test that belongs to the interval (`mean_interval`), which needs the lowest and
+    highest possible difference as `bounds`; the sign test without them.
     """
     if all_equal(np.append(differences, 0.0)):
         return 1.0
     if all_equal(differences):
-        return min(1.0, 2.0 * 0.5**differences.size)
+        return min(1.0, 2.0 * 0.5**differences.size) if bounds is None else exact_p(differences, bounds)
     return _permuted_p(differences, seed) if kind == "bootstrap" else _student_p(differences)
 
 
