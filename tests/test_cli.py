@@ -241,6 +241,17 @@ def test_wrong_value_names_its_option(project, capfd, words, name):
     assert name in error_line(capfd, *words).removesuffix("(see --help)")
 
 
+def test_path_below_a_file_is_one_line(project, capfd):
+    (project / "file").write_text("")
+    assert "file: " in error_line(capfd, "tasks", "new", "file/x")
+
+
+def test_run_file_may_begin_with_a_byte_order_mark(project, capfd):
+    file = project / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert main(["train", "--config", "run.toml", "--dry-run", "--engine", "local"]) == 0
+
+
 def test_help_imports_neither_torch_nor_harbor():
     code = (
         "import sys; from harbortrainer.cli import main; main(['--help']); "

@@ -26,7 +26,7 @@ from harbortrainer.cli_tasks import (
     tasks_app,
 )
 from harbortrainer.commands.encoding import escape_unprintable, restart_in_utf8
-from harbortrainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, RunStoppedError, UserError, parts_of
+from harbortrainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, RunStoppedError, UserError, lines_of
 from harbortrainer.runs.open_files import raise_open_files_limit
 
 app = typer.Typer(
@@ -378,8 +378,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = typer.main.get_command(app).main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name="harbortrainer", standalone_mode=False
         )
-    except UserError as error:
-        return _print_error("\n".join(f"error: {part}" for part in parts_of(error)), EXIT_USER_ERROR)
+    except (UserError, OSError) as error:
+        return _print_error(lines_of(error, sys.argv[1:] if arguments is None else arguments), EXIT_USER_ERROR)
     except RunStoppedError as error:
         return _print_error(f"stopped: {error}", EXIT_STOPPED)
     except ParseError as error:

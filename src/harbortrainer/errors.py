@@ -3,12 +3,13 @@
 - `UserError`: a user's mistake. Exit code 2; no file is left half-written.
 - `RunStoppedError`: the run cannot continue, for a reason that the user can act on. Exit code 1.
 
-Any other exception is a bug and keeps its stack trace. A failure inside a trial is not an exception but an `Outcome`
-(see `harbortrainer.trials.outcome`).
+Any other exception is a bug and keeps its stack trace, except an OSError about a path of the command line. A failure
+inside a trial is not an exception but an `Outcome` (see `harbortrainer.trials.outcome`).
 """
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 EXIT_STOPPED = 1
 EXIT_USER_ERROR = 2
@@ -51,6 +52,21 @@ class CombinedUserError(UserError):
 def parts_of(error: UserError) -> tuple[UserError, ...]:
     """Return the single mistakes of an error."""
     return error.errors if isinstance(error, CombinedUserError) else (error,)
+
+
+def lines_of(error: UserError | OSError, arguments: Sequence[str]) -> str:
+    """Return the lines that report a mistake in a command with these arguments.
+
+    Raises:
+        OSError: The given one, if it is about no path that an argument names.
+    """
+    if isinstance(error, UserError):
+        return "\n".join(f"error: {part}" for part in parts_of(error))
+    named = [Path(text.partition("=")[2] if text.startswith("-") else text).absolute() for text in arguments if text]
+    file = Path(str(error.filename)).absolute()
+    if error.filename is None or not any(file == path or file in path.parents for path in named):
+        raise error
+    return f"error: {error.filename}: {error.strerror}; pass another path"
 
 
 def joined(errors: Iterable[UserError]) -> UserError | None:

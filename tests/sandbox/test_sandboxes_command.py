@@ -143,8 +143,9 @@ def test_all_ends_only_what_no_living_process_owns(remaining, capsys) -> None:
 
 def test_sandbox_of_another_machine_is_ended_only_by_name(remaining, capsys) -> None:
     assert "make sure that the run has ended" in output(capsys, "end", "elsewhere-1", "--yes")
-    assert "no sandboxes to end" in output(capsys, "end", "others-1", "--yes")
+    assert "no sandboxes of others-1 to end" in output(capsys, "end", "others-1", "--yes")
     assert "this run is active" in output(capsys, "end", "ended-1", "active-1", "--yes", code=2)
+    assert "no run wrote this folder" in output(capsys, "end", str(Path(__file__).parent), "--yes", code=2)
     assert ids(remaining) == ["sb-ended", "sb-active", "sb-others"]
 
 

@@ -57,7 +57,7 @@ def end_sandboxes(runs: Sequence[str], *, all_ended: bool, yes: bool) -> None:
     chosen = [sandbox for sandbox in found if sandbox.state in states]
     _print(chosen)
     if not chosen:
-        print("no sandboxes to end")
+        print("no sandboxes to end" if all_ended else f"no sandboxes of {', '.join(runs)} to end")
         return
     if any(sandbox.state == "unknown" for sandbox in chosen):
         print("unknown: started on another machine, or before this one restarted; make sure that the run has ended")
@@ -67,11 +67,18 @@ def end_sandboxes(runs: Sequence[str], *, all_ended: bool, yes: bool) -> None:
 
 
 def labels_of(run: str) -> list[str]:
-    """Return the labels of a run that is named by its folder or by its label."""
+    """Return the labels of a run that is named by its folder or by its label.
+
+    Raises:
+        UserError: The folder is no run's.
+    """
     folder = Path(run)
     if not folder.is_dir():
         return [run]
-    return [run_label(folder, file) for file in (LABEL_FILE, LABEL) if (folder / file).is_file()]
+    labels = [run_label(folder, file) for file in (LABEL_FILE, LABEL) if (folder / file).is_file()]
+    if not labels:
+        raise UserError("no run wrote this folder", where=run, do="see `harbortrainer sandboxes list`")
+    return labels
 
 
 def _find_all() -> list[FoundSandbox]:

@@ -196,7 +196,7 @@ def _text(path: Path) -> str:
         do = "pass --config a TOML file, such as configs/quickstart.toml"
         raise UserError("no such file", where=str(path), do=do)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors of Windows begin a file with a mark
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text", where=str(path), do="save the file as UTF-8") from None
 
