@@ -39,7 +39,7 @@ from reward_attacks import (  # ty: ignore[import-not-found]
     TOOLS,
     VOID_TEST,
     VOIDS,
-    build_library,
+    build_libraries,
     leftover,
 )
 
@@ -94,11 +94,11 @@ ATTEMPTS = [
 ]
 
 
-async def play(attempt: Attempt, setting: Setting, folder: Path, library: Path) -> str:
+async def play(attempt: Attempt, setting: Setting, folder: Path, libraries: Path) -> str:
     """Play one attempt. Returns `forged`, `unnamed`, `void`, or "" if it failed."""
     task = make_task(folder / "task", test=attempt.test, dockerfile=DOCKERFILE, verifier_timeout_s=10)
     (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{attempt.solution}\n")
-    shutil.copy(library, task / "solution" / "forge.so")
+    shutil.copytree(libraries, task / "solution", dirs_exist_ok=True)
     if setting.separate:
         (task / "task.toml").write_text(f'artifacts = ["/app/answer"]\n{_SEPARATE}[agent]\ntimeout_sec = 20\n')
         (task / "tests" / "Dockerfile").write_text(f"{DOCKERFILE}COPY test.sh /tests/test.sh\n")
@@ -132,11 +132,12 @@ async def play_all(setting: Setting, at_once: int) -> dict[str, str]:
     async def play_one(number: int, attempt: Attempt) -> None:
         async with gate:
             (place := folder / str(number)).mkdir()
-            results[f"{attempt.group}: {attempt.name}"] = await play(attempt, setting, place, folder / "forge.so")
+            results[f"{attempt.group}: {attempt.name}"] = await play(attempt, setting, place, libraries)
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as top:
         folder = Path(top)
-        build_library(folder / "forge.so")
+        (libraries := folder / "libraries").mkdir()
+        build_libraries(libraries)
         await asyncio.gather(*(play_one(number, attempt) for number, attempt in enumerate(ATTEMPTS)))
     return results
 

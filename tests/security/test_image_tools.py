@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import make_task
 from image_setup import needs_images
-from reward_attacks import SETUP, TEST, TOOLS, build_library
+from reward_attacks import SETUP, TEST, TOOLS, build_libraries
 
 from harbortrainer.trials import Outcome, TrialSpec, run_trial
 
@@ -55,26 +55,26 @@ async def forges_with_agents_tools_only(task_dir: Path, root: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that forges the reward."""
-    build_library(path := tmp_path_factory.mktemp("library") / "forge.so")
-    return path
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of libraries that forge the reward."""
+    build_libraries(folder := tmp_path_factory.mktemp("libraries"))
+    return folder
 
 
 @needs_gcc
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("case", [*ATTACKS, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
-async def test_attack_on_tools_forges_no_reward(tmp_path: Path, case: str, root: str, library: Path):
+async def test_attack_on_tools_forges_no_reward(tmp_path: Path, case: str, root: str, libraries: Path):
     task_dir = make_oracle(tmp_path, SETUP + TOOLS[case])
-    shutil.copy(library, task_dir / "solution")
+    shutil.copytree(libraries, task_dir / "solution", dirs_exist_ok=True)
     assert await forges_with_agents_tools_only(task_dir, root)
 
 
 @needs_gcc
 @pytest.mark.parametrize("root", ROOTS)
-async def test_all_attacks_together_forge_no_reward(tmp_path: Path, root: str, library: Path):
+async def test_all_attacks_together_forge_no_reward(tmp_path: Path, root: str, libraries: Path):
     task_dir = make_oracle(tmp_path, "\n".join([SETUP, *TOOLS.values()]))
-    shutil.copy(library, task_dir / "solution")
+    shutil.copytree(libraries, task_dir / "solution", dirs_exist_ok=True)
     assert await play(task_dir, root, verifier_tools="image") == (Outcome.completed, 0.25)
 
 
