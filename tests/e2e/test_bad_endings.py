@@ -4,11 +4,15 @@ Real trials with the oracle agent, whose solution leaves that state, in a local 
 """
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import DONE, SOLVED, WRITES_ONE, ScriptedModel, keys, make_task
+from ordinary_user import as_nobody
 from patience import HANG_S
 
 from harbortrainer.runs.label import RUN_LABEL, RUN_VARIABLE
@@ -60,6 +64,32 @@ async def test_agent_that_stops_its_verifier_gets_zero(tmp_path: Path, environme
     record = await play(tmp_path, environment_type, solution)
     assert (record.outcome, record.reward) == (Outcome.self_inflicted, 0.0), record.evidence
     assert any(part in record.evidence.lower() for part in sign.split("|")), record.evidence
+
+
+_AS_USER = """
+import asyncio, sys, tempfile
+from pathlib import Path
+sys.path[:0] = sys.argv[1:]
+from test_bad_endings import BAD, play
+
+async def main():
+    for name in [name for name in BAD if name.startswith("a pipe as answer")]:
+        with tempfile.TemporaryDirectory() as folder:
+            record = await play(Path(folder), "local", BAD[name][0])
+            print(record.outcome, record.reward, record.evidence.replace(chr(10), " "))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_pipe_as_answer_gets_an_ordinary_users_trial_zero():
+    folders = str(Path(__file__).parent), str(Path(__file__).parents[1])
+    command, variables = as_nobody([sys.executable, "-c", _AS_USER, *folders])
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, cwd="/", check=False)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert all(line.startswith("self_inflicted 0.0 ") and "waited for the pipe '/app/answer'" in line for line in lines)
 
 
 @pytest.mark.long

@@ -39,10 +39,21 @@ def describe_waits(pids: Iterable[int], period: Period) -> list[str]:
 
 def descendants(pid: int) -> Iterator[int]:
     """Yield the descendants of a process in the same process namespace."""
+    depth = _depth(pid)
     for child in children(pid):
-        if process_namespace(child) == process_namespace(pid) != "":
+        if _depth(child) == depth != 0:
             yield child
             yield from descendants(child)
+
+
+def _depth(pid: int) -> int:
+    """Return how many process namespaces a process is in; 0 if it has ended.
+
+    An ordinary user cannot read the namespaces of an init process that hides its memory. A child's are its parent's, or
+    one more.
+    """
+    lines = read(f"/proc/{pid}/status").splitlines()
+    return next((len(line.split()) - 1 for line in lines if line.startswith("NSpid:")), 0)
 
 
 def children(pid: int) -> Iterator[int]:
