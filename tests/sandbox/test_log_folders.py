@@ -1,12 +1,14 @@
 """Copies of mounted log folders: only regular files, whatever a container has put there."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from harbortrainer.sandbox.containers import log_folders
 from harbortrainer.sandbox.containers.log_folders import AgentLogs, VerifierLogs
+from harbortrainer.sandbox.inside.regular_files import open_regular
 
 
 @pytest.fixture
@@ -121,3 +123,11 @@ def test_files_of_the_last_agent_are_removed_once_moved(tmp_path: Path):
     assert content(own) == {"setup": "of the second step"}
     logs.remove_mounted()
     assert not logs.mounted.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_devices_are_not_opened(tmp_path: Path):
+    """Opening a device without a driver fails with another error; that of a watchdog would start it."""
+    os.mknod(tmp_path / "device", stat.S_IFCHR | 0o666, os.makedev(250, 255))
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(str(tmp_path / "device"))

@@ -61,3 +61,14 @@ async def test_verifier_beside_a_service_is_not_named(tmp_path: Path, case: str)
     )
     record = await play(tmp_path, leftover(service), HONEST[case])
     assert (record.outcome, record.reward, record.changed_tools) == (Outcome.completed, 1.0, []), record
+
+
+async def test_no_device_in_the_verifiers_folder_is_opened(tmp_path: Path):
+    """The watch has the kernel open each file for it: a device would be opened on this machine."""
+    test = (
+        "mknod /logs/verifier/reward.txt c 1 7; cat /logs/verifier/reward.txt 2>&1; "
+        "rm /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.txt"
+    )
+    record = await play(tmp_path, "true", test)
+    assert (record.outcome, record.reward, record.changed_tools) == (Outcome.completed, 1.0, []), record
+    assert "Permission denied" in record.verifier_output

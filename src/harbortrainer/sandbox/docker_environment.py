@@ -34,7 +34,7 @@ from harbortrainer.sandbox.containers.direct_docker import DirectDocker
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
 from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs
-from harbortrainer.sandbox.containers.reward_watch import RewardWatch
+from harbortrainer.sandbox.containers.reward_watch import RewardWatch, forbid_devices
 from harbortrainer.sandbox.containers.shell import MAIN, parse_download
 from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock, mount_points
@@ -64,6 +64,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
     _events: ExitEvents | None = None  # listened to from before the start
     _pid = 0  # of the container's first process, if it is on this machine
     _mount_points: frozenset[str] = frozenset()  # the same
+    _forbids_devices = False  # in the verifier's folder
     _release: asyncio.Task[None] | None = None  # of the daemon, while the container runs
     _changes: ContainerChanges | None = None  # of the agent's part; None before it, and if they are unknown
     _is_local = False  # whether the daemon is on this machine
@@ -167,6 +168,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         self._pid = await docker_examination.local_pid(self._label, container.details if container else None)
         self._mount_points = frozenset(mount_points(self._pid)) if self._pid else frozenset()
         self._release = asyncio.create_task(keep_released(self._pid)) if self._pid else None
+        self._forbids_devices = bool(self._pid) and await asyncio.to_thread(forbid_devices, self._pid)
 
     async def _watch_disks(self, disks: ContainerDisks) -> None:
         """Remove the container as soon as it fills a disk, which all trials share."""
@@ -251,7 +253,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         self._phases.start_grading()
         await asyncio.to_thread(self._agent_logs.publish)
         await asyncio.to_thread(self._verifier_logs.attach)
-        if self._pid:
+        if self._forbids_devices:
             self._reward_watch.start(self.trial_paths.verifier_dir)
         await self._direct.close_shells()
         if short := await self.exhausted_limit():

@@ -3,12 +3,17 @@
 Only root on the daemon's machine can do this. The kernel's fanotify holds each opening of a file in the folder until it
 is answered, so the process still exists when it is looked up. Every opening is allowed, since a verifier may work
 through a terminal that the agent opened. The record names the process.
+
+For each opening the kernel opens the file for this process too, on the container's mount. A device that the agent made
+would be opened on this machine, so the folder is watched only if its mount allows no devices (`forbid_devices`).
 """
 
 import ctypes
 import os
 import select
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,8 +27,36 @@ _AT_FDCWD, _ALLOW = -100, 1
 _EVENT = struct.Struct("=IBBHQii")  # length, version, reserved, metadata length, mask, descriptor, process
 _ANSWER = struct.Struct("=iI")
 _REWARDS = {"reward.txt", "reward.json"}
+_FOLDER = "/logs/verifier"
+
+_REMOUNT = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+os.setns(os.open(f"/proc/{sys.argv[1]}/ns/mnt", os.O_RDONLY), os.CLONE_NEWNS)
+flags = os.statvfs(sys.argv[2]).f_flag & 0b1111 | 4 | 32 | 4096  # as mounted, MS_NODEV, MS_REMOUNT, MS_BIND
+sys.exit(libc.mount(b"none", sys.argv[2].encode(), None, ctypes.c_ulong(flags), None) != 0)
+"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def forbid_devices(pid: int) -> bool:
+    """Remount the verifier's folder in the container of process `pid` without devices; return whether it is so now.
+
+    Call it before the agent starts. Blocks.
+    """
+    before = [mount for mount, (path, _) in _mounts(pid).items() if path == _FOLDER]
+    if len(before) != 1:
+        return False  # not mounted, or moved by the image's own program
+    command = [sys.executable, "-I", "-S", "-c", _REMOUNT, str(pid), _FOLDER]
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    return "nodev" in _mounts(pid).get(before[0], ("", []))[1]
+
+
+def _mounts(pid: int) -> dict[str, tuple[str, list[str]]]:
+    """Return path and options of each mount that a process sees, by the mount's id."""
+    lines = [line.split(" ") for line in read(f"/proc/{pid}/mountinfo").splitlines()]
+    return {fields[0]: (fields[4], fields[5].split(",")) for fields in lines if len(fields) > 5}
 
 
 class RewardWatch:
@@ -69,14 +102,17 @@ class RewardWatch:
         named = False
         try:
             while self._stop_read not in select.select([self._group, self._stop_read], [], [])[0]:
-                with suppress(BlockingIOError):
+                with suppress(OSError):  # none, or the kernel could not open the file, which then stays closed
                     data = os.read(self._group, 4096)
                     while data:
                         length, *_, fd, pid = _EVENT.unpack_from(data)
-                        named = named or self._name(fd, pid)
-                        os.write(self._group, _ANSWER.pack(fd, _ALLOW))
-                        os.close(fd)
                         data = data[length:]
+                        if fd < 0:  # more events than the queue holds
+                            continue
+                        named = named or self._name(fd, pid)
+                        with suppress(OSError):  # the process was killed meanwhile
+                            os.write(self._group, _ANSWER.pack(fd, _ALLOW))
+                        os.close(fd)
         finally:
             os.close(self._group)
             os.close(self._stop_read)
