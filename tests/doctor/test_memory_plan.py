@@ -11,6 +11,7 @@ from harbortrainer.doctor import gpus
 from harbortrainer.doctor.finding import Level
 from harbortrainer.engines import memory_count
 from harbortrainer.engines.engine_choice import Gpu
+from harbortrainer.engines.fake_forward import PRIVATE_APIS, saved_tensors
 from harbortrainer.engines.local.learner.learner import Learner
 from harbortrainer.engines.local.learner.micro_batch import pack
 from harbortrainer.engines.local.learner.policies import LoraPolicy
@@ -82,11 +83,11 @@ def test_saved_activations_equal_the_count(folder, checkpointing, tokens):
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     LoraPolicy(base, LORA, device=torch.device("cpu"), seed=0, checkpointing=checkpointing)
     ids = torch.zeros(1, tokens, dtype=torch.long)
-    saved = saved_bytes(lambda: base.get_decoder()(input_ids=ids, use_cache=False), base.parameters())
+    saved = saved_bytes(saved_tensors(lambda: base.get_decoder()(input_ids=ids, use_cache=False), base.parameters()))
     empty, _ = memory_count.build_without_weights(folder, LORA, torch.float32)
     if checkpointing:
         memory_count.recompute_activations(empty)
-    assert saved == pytest.approx(tokens * memory_count.saved_bytes_per_token(empty), rel=0.005)
+    assert saved == pytest.approx(tokens * memory_count.count_saved(empty).per_token, rel=0.005)
 
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -110,10 +111,10 @@ def test_few_layers_give_the_count_of_all(monkeypatch, model_type, checkpointing
         base = AutoModelForCausalLM.from_config(config).eval()
     if checkpointing:
         recompute_activations(base)
-    counted = memory_count.saved_bytes_per_token(base)
+    counted = memory_count.count_saved(base).per_token
     assert len(base.get_decoder().layers) == 6, "the model is as before"
     monkeypatch.setattr(memory_count, "_COUNTED_LAYERS", 7)
-    assert counted == memory_count.saved_bytes_per_token(base) > 0
+    assert counted == memory_count.count_saved(base).per_token > 0
 
 
 def test_logits_of_a_chunk_are_counted(folder):
@@ -122,7 +123,7 @@ def test_logits_of_a_chunk_are_counted(folder):
     length, plan = 300, plan_memory(folder, LORA, device_type="cpu", capacity=GIB)
     sample = Sample([5] * length, [t > 0 for t in range(length)], [0.0] * length, [0] * length, 1.0, 1.0)
     (batch,) = pack([sample], 1000, torch.device("cpu"))
-    saved = saved_bytes(lambda: policy.logprobs(batch, training=True), base.parameters())
+    saved = saved_bytes(saved_tensors(lambda: policy.logprobs(batch, training=True), base.parameters()))
     assert length * plan.saved_per_token < saved < plan.learner(length)
 
 
@@ -138,7 +139,7 @@ def test_shared_prefixes_stay_within_the_plan(folder):
     ]
     (batch, *_) = pack(samples, 1000, torch.device("cpu"))
     assert batch.input_ids.shape[1] < 300
-    saved = saved_bytes(lambda: policy.logprobs(batch, training=True), base.parameters())
+    saved = saved_bytes(saved_tensors(lambda: policy.logprobs(batch, training=True), base.parameters()))
     assert saved < plan.learner(1000)
 
 
@@ -245,4 +246,4 @@ def test_model_that_needs_weights_is_estimated_by_size(plan, tmp_path, monkeypat
 
 
 def test_private_torch_apis_are_unchanged():
-    memory_count.PRIVATE_APIS.check()
+    PRIVATE_APIS.check()

@@ -1,16 +1,23 @@
-"""The planned memory of the sampler's forward pass, compared with torch's allocations."""
+"""The planned memory of forward and backward passes, compared with torch's allocations."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from model_kinds import small_config
+from model_kinds import small_config, small_model
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
+from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.engines.attention.paged import RAGGED_ATTENTION
+from harbortrainer.engines.fake_forward import PROBE, FusedAttention, count_prompt, measure_prompt
+from harbortrainer.engines.local.learner.micro_batch import pack
+from harbortrainer.engines.local.learner.policies import LoraPolicy
+from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.sampler.sampling_params import MAX_LOGITS_AT_ONCE, sample_tokens
-from harbortrainer.engines.memory_parts import ForwardPass
+from harbortrainer.engines.memory_count import plan_memory
+from harbortrainer.engines.memory_parts import ForwardPass, measure_plain_cache
 
 
 def peak(compute) -> int:
@@ -75,3 +82,58 @@ def test_sampling_memory_is_within_plan(truncates, min_bytes_per_logit):
             lambda: sample_tokens(logits, ones / 2, ones, (ones * 5, ones, ones * 0) if truncates else None)
         )
     assert min_bytes_per_logit * MAX_LOGITS_AT_ONCE < measured <= ForwardPass.for_model(model, "cpu").sampling
+
+
+LORA = LoraSettings(rank=4, alpha=8)
+MAMBA = LoraSettings(rank=4, alpha=8, target_modules=["in_proj"])
+PLAIN = ["qwen3_5", "mamba", pytest.param("rwkv", marks=pytest.mark.long), "gemma2", "gpt_oss", "nemotron_h"]
+"""Linear attention, Mamba, RWKV, plain attention twice (gpt-oss with sinks), and Mamba 2 with attention."""
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_memory_of_prompts_is_close_to_count(kind):
+    model = AutoModelForCausalLM.from_config(small_config(kind)).eval()
+    counted, cache = count_prompt(model), measure_plain_cache(model)
+    for rows, tokens in [(2, PROBE), (3, 500)]:
+        ids = torch.arange(rows * tokens).view(rows, tokens) % 300
+        mask = (torch.arange(tokens) > 2).long().expand(rows, -1)
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "use_cache": True, "logits_to_keep": 1}
+        with torch.inference_mode():
+            measured = peak(lambda inputs=inputs: model(**inputs))
+        kept = rows * (cache.per_request + tokens * cache.per_token)
+        assert 0.95 * measured < counted.batch(rows, tokens) + kept < 1.15 * measured
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "mamba", "gemma2"])
+def test_real_and_fake_forward_passes_allocate_the_same(kind):
+    model = AutoModelForCausalLM.from_config(small_config(kind)).eval()
+    layers = len(model.get_decoder().layers)
+    counted, measured = count_prompt(model), measure_prompt(model)
+    assert counted.batch(4, 500) == pytest.approx(measured.batch(4, 500), rel=0.01)
+    assert counted.per_cached_token == pytest.approx(measured.per_cached_token, rel=0.02)
+    assert len(model.get_decoder().layers) == layers == 4
+
+
+def test_narrow_values_need_no_scores_on_a_gpu():
+    model = AutoModelForCausalLM.from_config(small_config("deepseek_v3")).eval()
+    on_cpu = count_prompt(model)
+    with FusedAttention():
+        on_gpu = count_prompt(model)
+    assert max(pairs for _, pairs in on_gpu.moments) <= 5 < 4 * 8 < max(pairs for _, pairs in on_cpu.moments)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [("qwen3_5", LORA), ("gemma2", LORA), ("gpt_oss", LORA), pytest.param("mamba", MAMBA, marks=pytest.mark.long)],
+)
+def test_training_memory_is_within_plan(tmp_path: Path, kind, lora, checkpointing):
+    folder, device_type = small_model(tmp_path, kind), "cuda" if checkpointing else "cpu"
+    plan = plan_memory(folder, lora, device_type=device_type, capacity=2**33, dtype="float32")
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    policy = LoraPolicy(base, lora, device=torch.device("cpu"), seed=0, checkpointing=checkpointing)
+    for tokens in (256, 500):
+        sample = Sample([5] * tokens, [t > 0 for t in range(tokens)], [0.0] * tokens, [0] * tokens, 1.0, 1.0)
+        (batch,) = pack([sample], 1000, torch.device("cpu"))
+        measured = peak(lambda batch=batch: policy.logprobs(batch, training=True)[0].sum().backward())
+        assert measured / 1.05 < plan.learner(tokens) < 2 * measured

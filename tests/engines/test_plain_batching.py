@@ -20,7 +20,7 @@ from harbortrainer.engines.local.sampler import Sampler, sampled_model, sampling
 from harbortrainer.engines.local.sampler.plain_batching import PlainManager
 from harbortrainer.engines.local.sampler.sampling_params import unit_interval
 from harbortrainer.engines.memory_count import plan_memory
-from harbortrainer.engines.memory_parts import CacheBytes, PlainLimits, measure_plain_cache
+from harbortrainer.engines.memory_parts import CacheBytes, PlainLimits, PromptBytes, measure_plain_cache
 from harbortrainer.errors import UserError
 
 RAGGED = [random_prompt(length, seed=length) for length in (5, 11, 30, 70, 64)]
@@ -306,10 +306,11 @@ def test_request_without_memory_fails_alone(folder, monkeypatch):
         assert generate(sampler.url, RAGGED[0])["token_ids"]
 
 
-def test_cache_is_counted_as_it_is_measured(folder):
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_cache_is_counted_as_it_is_measured(folder, kind):
     """Four layers, one with attention: 2 heads of 16, keys and values, 4 bytes each."""
     measured = measure_plain_cache(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-    planned = plan_memory(folder, LoraSettings(rank=4), device_type="cpu", capacity=2**33)
+    planned = plan_memory(folder, LoraSettings(rank=4), device_type=kind, capacity=2**33, dtype="float32")
     assert planned.cache_bytes == measured
     assert measured.per_token == 2 * 2 * 16 * 4
     state, convolution = 4 * 16 * 16 * 4, (2 * 2 * 16 + 4 * 16) * 4 * 4
@@ -327,10 +328,11 @@ def test_request_shares_its_state_among_its_tokens():
     [
         ((4, 10, 20), True),  # 4 * (50 + 20 * 10) = 1000 bytes
         ((5, 8, 20), False),  # 1250 bytes
-        ((4, 11, 20), False),  # 44 tokens of prompts
+        ((4, 11, 20), False),  # prompts of 4 * 11 * (3 + 11) bytes
         ((1, 500, 900), True),
     ],
 )
 def test_limits_of_a_batch(batch, fits):
     cache = CacheBytes(per_token=10, per_request=50)
-    assert PlainLimits(cache=cache, cache_bytes=1000, prompt_tokens=40).fits(*batch) is fits
+    prompt = PromptBytes(moments=((9, 0), (3, 1)), per_cached_token=0)
+    assert PlainLimits(cache=cache, cache_bytes=1000, prompt=prompt, prompt_bytes=600).fits(*batch) is fits

@@ -3,21 +3,33 @@
 The engine's own code builds the model on torch's meta device, so weights, adapter and cache are exact. Activations
 saved for the backward pass are counted with fake tensors, at two lengths, since they grow linearly with the tokens.
 Masks grow with the square of a sample's length and are counted by formula. Only models with layers other than full
-attention have them.
+attention have them. For models that `generate` samples, prompts, steps, backward passes and pairs of tokens are counted
+with fake tensors too, since their layers have little in common.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from harbortrainer.config.runfile import Quantization
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.engines.attention.packed import PACKED_ATTENTION, has_only_full_attention
+from harbortrainer.engines.fake_forward import (
+    PROBE,
+    Allocations,
+    FakeTensorMode,
+    FusedAttention,
+    count_prompt,
+    each_kind_of_layer,
+    is_pair,
+    on_fake_tensors,
+    saved_tensors,
+)
 from harbortrainer.engines.local.learner.policies import lora_config
 from harbortrainer.engines.local.learner.trained_policy import recompute_activations
 from harbortrainer.engines.local.sampler.sampled_model import context_limit, resolve_dtype
@@ -37,12 +49,6 @@ from harbortrainer.engines.models import (
 )
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
 from harbortrainer.engines.quantized_base import largest_layer, quantize
-from harbortrainer.private_apis import PrivateApi
-
-PRIVATE_APIS = PrivateApi("torch", "2.15", __name__, ("torch._subclasses.fake_tensor:FakeTensorMode",))
-PRIVATE_APIS.check()
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (not before the check)
 
 ADAPTER_COPIES = 3
 """Adapters in the base's dtype: the learner's, and two versions in the sampler. Requests of still older versions keep
@@ -52,6 +58,8 @@ BOOLEAN_MASKS = 2
 FLOAT_BYTES = 4
 """Bytes of a float32. Gradients, AdamW's two moments and master weights are float32."""
 _COUNTED_LAYERS = 4
+_SAVED_LENGTHS = PROBE, 509
+"""Primes below multiples of the lengths to which layers with a state pad; see `PROBE`."""
 _UNMASKED_ATTENTION = "sdpa without mask"
 
 
@@ -84,15 +92,14 @@ def plan_memory(
     resolved = resolve_dtype(dtype, torch.device(device_type))
     base, weights = build_without_weights(model, lora, resolved, quantization)
     text = base.config.get_text_config()
-    saved, recomputed, masked_layers = saved_bytes_per_token(base), 0, text.num_hidden_layers
-    if device_type != "cpu":
-        recompute_activations(base)
-        saved, recomputed, masked_layers = saved_bytes_per_token(base), saved // text.num_hidden_layers, 1
-    full_attention = has_only_full_attention(base.config)
+    on_gpu = device_type != "cpu"
     if needs_plain_sampling(base.config):
-        kept = count_plain_cache(base)
+        with FusedAttention() if on_gpu else nullcontext():  # before activations are recomputed: without a cache then
+            kept, prompt = count_plain_cache(base), count_prompt(base)
+            saved, recomputed, pairs = count_plain_training(base, recomputes=on_gpu)
     else:
-        kept = CacheBytes(per_token=cache_bytes_per_token(base, device_type), per_request=0)
+        kept, prompt = CacheBytes(per_token=cache_bytes_per_token(base, device_type), per_request=0), None
+        saved, recomputed, pairs = count_training(base, recomputes=on_gpu)
     return MemoryPlan(
         device_type=device_type,
         capacity=capacity,
@@ -101,10 +108,10 @@ def plan_memory(
         version=weights if lora is None else 0,
         versions=off_policy + 1 + EXTRA_VERSIONS,
         cache_bytes=kept,
-        forward=ForwardPass.for_model(base, device_type),
+        forward=ForwardPass.for_model(base, device_type, prompt),
         saved_per_token=saved,
         recomputed_per_token=recomputed,
-        mask_per_pair=0 if full_attention else BOOLEAN_MASKS + masked_layers * resolved.itemsize,
+        mask_per_pair=pairs,
         vocab=text.vocab_size,
         model_limit=context_limit(base.config, None),
     )
@@ -158,20 +165,83 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def saved_bytes_per_token(base: PreTrainedModel) -> int:
-    """Return the bytes that a token of a micro batch saves in the decoder for the backward pass.
+def count_training(base: PreTrainedModel, *, recomputes: bool) -> tuple[int, int, int]:
+    """Count a micro batch's bytes: saved per token, recomputed per token, and masks per pair of a sample's tokens.
 
-    The count is for a CPU; a GPU's attention saves the same.
+    Args:
+        base: On torch's meta device; trained weights require gradients.
+        recomputes: Whether activations are recomputed. They are from now on.
+    """
+    saved, recomputed, masked_layers = count_saved(base).per_token, 0, base.config.get_text_config().num_hidden_layers
+    if recomputes:
+        recompute_activations(base)
+        saved, recomputed, masked_layers = count_saved(base).per_token, saved // masked_layers, 1
+    masks = 0 if has_only_full_attention(base.config) else BOOLEAN_MASKS + masked_layers * base.dtype.itemsize
+    return saved, recomputed, masks
+
+
+def count_plain_training(base: PreTrainedModel, *, recomputes: bool) -> tuple[int, int, int]:
+    """Count the same for a model with transformers' own attention, which may save scores of each pair and head.
+
+    What is recomputed includes the temporaries of a layer's backward pass.
+    """
+    if recomputes:
+        recompute_activations(base)
+    saved, (recomputed, pairs) = count_saved(base), count_backward(base)
+    return saved.per_token, recomputed, saved.per_pair + pairs
+
+
+def count_backward(base: PreTrainedModel) -> tuple[int, int]:
+    """Return the bytes per token and per pair of tokens that a backward pass adds to what is saved."""
+    decoder: nn.Module = base.get_decoder()
+    with each_kind_of_layer(decoder, base.config), FakeTensorMode():
+        step, weights = on_fake_tensors(_TrainingStep(decoder))
+        ids = _one_sequence(PROBE)
+        with Allocations(PROBE, [*weights, ids]) as counted:
+            step(ids=ids, counted=counted)
+    saved, *later = counted.moments
+    others, pairs = (max(moment[kind] for moment in later) - saved[kind] for kind in (0, 1))
+    return others // PROBE, pairs // PROBE**2
+
+
+class _TrainingStep(nn.Module):
+    """A module, so that the backward pass, which may recompute layers, has the fake weights too."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, ids: Tensor, counted: Allocations) -> None:
+        """Run a training step. The first moment is what was alive before the backward pass."""
+        states = self.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        counted.moments = [counted.alive, max(counted.moments, key=sum)]
+        torch.autograd.backward(states.sum())  # `Tensor.backward` would suspend `FusedAttention`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """Bytes that a sample of a micro batch saves in the decoder for the backward pass, per token and pair of tokens."""
+
+    per_token: int
+    per_pair: int
+
+
+def count_saved(base: PreTrainedModel) -> Saved:
+    """Count what a sample saves. The count is for a CPU; a GPU's attention saves the same.
 
     Args:
         base: On torch's meta device; trained weights require gradients.
     """
-    short, long = (_saved_bytes_of(base, tokens) for tokens in PROBE_LENGTHS)
-    return -(-(long - short) // (PROBE_LENGTHS[1] - PROBE_LENGTHS[0]))
+    (short, _), (long, pairs) = (_saved_bytes_of(base, tokens) for tokens in _SAVED_LENGTHS)
+    first, second = _SAVED_LENGTHS
+    return Saved(per_token=-(-(long - short) // (second - first)), per_pair=-(-pairs // second**2))
 
 
-def _saved_bytes_of(base: PreTrainedModel, tokens: int) -> int:
-    """Return the bytes that a sample saves. Of many equal layers only two are counted, which is much faster."""
+def _saved_bytes_of(base: PreTrainedModel, tokens: int) -> tuple[int, int]:
+    """Return the bytes that a sample saves: other tensors, and pairs.
+
+    Of many equal layers only two are counted, which is much faster.
+    """
     decoder: nn.Module = base.get_decoder()
     text = base.config.get_text_config()
     count, attention = text.num_hidden_layers, {*(getattr(text, "layer_types", None) or ())}
@@ -184,58 +254,38 @@ def _saved_bytes_of(base: PreTrainedModel, tokens: int) -> int:
         decoder.register_module(name, layers[:1])
         one = _counted_bytes(decoder, tokens)
         decoder.register_module(name, layers[:2])
-        return one + (count - 1) * (_counted_bytes(decoder, tokens) - one)
+        two = _counted_bytes(decoder, tokens)
+        return one[0] + (count - 1) * (two[0] - one[0]), one[1] + (count - 1) * (two[1] - one[1])
     finally:
         decoder.register_module(name, layers)
 
 
 def count_plain_cache(base: PreTrainedModel) -> CacheBytes:
     """Count what `generate` keeps for a request; see `memory_parts.measure_plain_cache`."""
-    decoder: nn.Module = base.get_decoder()
 
     def kept(tokens: int) -> int:
         with FakeTensorMode():
-            forward, _ = _on_fake_tensors(decoder, tokens, use_cache=True)
-            return kept_bytes(forward())
+            forward, _ = on_fake_tensors(base.get_decoder())
+            return kept_bytes(forward(input_ids=_one_sequence(tokens), use_cache=True))
 
     return CacheBytes.from_sizes({tokens: kept(tokens) for tokens in PROBE_LENGTHS})
 
 
-def _counted_bytes(decoder: nn.Module, tokens: int) -> int:
+def _one_sequence(tokens: int) -> Tensor:
+    return torch.zeros(1, tokens, dtype=torch.long, device="cpu")
+
+
+def _counted_bytes(decoder: nn.Module, tokens: int) -> tuple[int, int]:
     with FakeTensorMode():
-        return saved_bytes(*_on_fake_tensors(decoder, tokens, use_cache=False))
+        forward, weights = on_fake_tensors(decoder)
+        saved = saved_tensors(lambda: forward(input_ids=_one_sequence(tokens), use_cache=False), weights)
+        pairs = sum(tensor.untyped_storage().nbytes() for tensor in saved if is_pair(tensor, tokens))
+        return saved_bytes(saved) - pairs, pairs
 
 
-def _on_fake_tensors(
-    decoder: nn.Module, tokens: int, *, use_cache: bool
-) -> tuple[Callable[[], object], Iterable[Tensor]]:
-    """Return the decoder's forward pass over one sequence on fake tensors, and its fake weights."""
-    named = [*decoder.named_parameters(), *decoder.named_buffers()]
-    fakes = {
-        name: torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=t.requires_grad) for name, t in named
-    }
-    ids = torch.zeros(1, tokens, dtype=torch.long, device="cpu")
-
-    def forward() -> object:
-        return functional_call(decoder, fakes, (), {"input_ids": ids, "use_cache": use_cache})
-
-    return forward, fakes.values()
-
-
-def saved_bytes(forward: Callable[[], object], weights: Iterable[Tensor]) -> int:
-    """Return the bytes that a forward pass saves for its backward pass, each storage once and without the weights."""
-    weight_storages = {id(storage): storage for storage in map(Tensor.untyped_storage, weights)}
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def record(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if id(storage) not in weight_storages:
-            saved[id(storage)] = storage
-        return tensor
-
-    with saved_tensors_hooks(record, lambda tensor: tensor):
-        forward()
-    return sum(storage.nbytes() for storage in saved.values())
+def saved_bytes(saved: Iterable[Tensor]) -> int:
+    """Return the bytes of the storages of these tensors, which have one each."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved)
 
 
 def _attention(config: PreTrainedConfig) -> str | None:

@@ -23,7 +23,6 @@ from harbortrainer.engines.attention.packed import has_only_full_attention
 from harbortrainer.engines.batching_internals import SLIDING_ATTENTION, group_layers_by_attn_type
 from harbortrainer.engines.local.sampler.sampling_params import MAX_LOGITS_AT_ONCE
 from harbortrainer.engines.local.sampler.sharing_scheduler import SHARING_SCHEDULER
-from harbortrainer.engines.models import needs_plain_sampling
 from harbortrainer.errors import UserError
 
 
@@ -67,7 +66,7 @@ _CACHE_SHARE = {"cpu": 0.15, "cuda": 0.4}
 # Few on a CPU, so that decoding requests do not wait long for prefills; on a GPU enough to keep it busy.
 _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 4096}
 _MAX_MASKED_BATCH_TOKENS = 1024
-# Of all prompts that `generate` computes in one forward pass.
+# Of all short prompts that `generate` computes in one forward pass.
 _PLAIN_PROMPTS = {"cpu": 4096, "cuda": 16384}
 # A CPU cache uses the machine's memory: at most this much, or four requests of the longest length.
 _CPU_CACHE_BYTES = 128 * 2**20
@@ -138,6 +137,29 @@ class CacheBytes:
         return cls(per_token=per_token, per_request=max(0, first - short * per_token))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptBytes:
+    """Bytes that `generate` needs beside the cache, for prompts that it computes in one forward pass, and for a step.
+
+    Attributes:
+        moments: Bytes per token and per pair of a prompt's tokens that are alive at once. Which of these moments is the
+            peak depends on the length.
+        per_cached_token: Bytes of a step for each token in the cache, such as a layer's keys once per query head.
+    """
+
+    moments: tuple[tuple[int, int], ...]
+    per_cached_token: int
+
+    def batch(self, requests: int, tokens: int) -> int:
+        """Return the bytes of a batch of prompts, padded to `tokens`."""
+        return requests * tokens * max(per_token + per_pair * tokens for per_token, per_pair in self.moments)
+
+    def most(self, context: int, device_type: str, requests: int = 1) -> int:
+        """Return the bytes of the largest batch: this many requests of the longest length, or many short ones."""
+        short = max(per_token for per_token, _ in self.moments)
+        return max(self.batch(requests, context), _PLAIN_PROMPTS.get(device_type, 4096) * short)
+
+
 PROBE_LENGTHS = 64, 192
 """Lengths at which a forward pass is tried to count its bytes per token."""
 
@@ -154,9 +176,15 @@ def measure_plain_cache(model: PreTrainedModel) -> CacheBytes:
 
 def kept_bytes(output: object) -> int:
     """Return the bytes of the cache in a model's output, each storage once."""
-    cache = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
-    storages = {id(t.untyped_storage()): t.untyped_storage() for t in _tensors(getattr(cache, "layers", []))}
+    layers = [layer for cache in find_cache(output).values() for layer in getattr(cache, "layers", [])]
+    storages = {id(t.untyped_storage()): t.untyped_storage() for t in _tensors(layers)}
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def find_cache(output: object) -> dict[str, object]:
+    """Return the cache in a model's output by its name, which a forward pass takes too; empty if there is none."""
+    found = ((name, getattr(output, name, None)) for name in ("cache", "past_key_values", "cache_params"))
+    return next(({name: cache} for name, cache in found if cache is not None), {})
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
@@ -177,19 +205,24 @@ class PlainLimits:
 
     cache: CacheBytes
     cache_bytes: int
-    prompt_tokens: int
-    """Of all prompts with their padding; they are computed in one forward pass."""
+    prompt: PromptBytes
+    prompt_bytes: int
 
     @classmethod
-    def for_model(cls, model: PreTrainedModel, max_model_len: int, planned: int | None = None) -> "PlainLimits":
-        """Choose them for this model on this machine; arguments and errors as in `batching_config`."""
+    def for_model(
+        cls, model: PreTrainedModel, prompt: PromptBytes, max_model_len: int, planned: int | None = None
+    ) -> "PlainLimits":
+        """Choose them for this model on this machine; other arguments and errors as in `batching_config`."""
         cache, device_type, free = measure_plain_cache(model), model.device.type, free_bytes(model.device)
         per_token = cache.token(max_model_len)
         affordable, tokens = cache_tokens(free, device_type, per_token, max_model_len)
         if planned is not None:
             affordable = tokens = min(planned, free // per_token)
         require_one_request(affordable, per_token, max_model_len)
-        return cls(cache=cache, cache_bytes=tokens * per_token, prompt_tokens=_PLAIN_PROMPTS.get(device_type, 4096))
+        longest = 1 if planned is not None else max(1, _PLAIN_PROMPTS.get(device_type, 4096) // max_model_len)
+        share = int(free * _CACHE_SHARE.get(device_type, 0.3))
+        most = min(prompt.most(max_model_len, device_type, longest), share)
+        return cls(cache=cache, cache_bytes=tokens * per_token, prompt=prompt, prompt_bytes=most)
 
     def fits(self, requests: int, prompt: int, total: int) -> bool:
         """Whether a batch fits.
@@ -200,7 +233,7 @@ class PlainLimits:
             total: Tokens of the longest request at its end.
         """
         needed = requests * (self.cache.per_request + total * self.cache.per_token)
-        in_memory = needed <= self.cache_bytes and requests * prompt <= self.prompt_tokens
+        in_memory = needed <= self.cache_bytes and self.prompt.batch(requests, prompt) <= self.prompt_bytes
         return requests == 1 or (in_memory and requests <= MAX_REQUESTS)
 
 
@@ -285,9 +318,10 @@ class ForwardPass:
         layer: Activations within a layer.
         logits: Logits of all requests.
         sampling: Temporaries of the sampling step.
-        per_past_token: Bytes of a token in a request's past: its mask column, unless the cache counts it. With
-            `generate`, all its activations: a prompt is computed in one forward pass.
+        per_past_token: Bytes of a token in a request's past: its mask column, unless the cache counts it.
         cache_per_token: Padded copy of a cached token that a layer reads; 0 if the cache counts it.
+        prompt: With `generate`, what its prompts need instead of `layer`; otherwise None.
+        device_type: "cpu" or "cuda".
     """
 
     layer: int
@@ -295,27 +329,31 @@ class ForwardPass:
     sampling: int
     per_past_token: int
     cache_per_token: int
+    prompt: PromptBytes | None
+    device_type: str
 
     @classmethod
-    def for_model(cls, model: PreTrainedModel, device_type: str) -> "ForwardPass":
-        """Count it for a model on any device, to run on "cpu" or "cuda"."""
+    def for_model(cls, model: PreTrainedModel, device_type: str, prompt: PromptBytes | None = None) -> "ForwardPass":
+        """Count it for a model on any device, to run on "cpu" or "cuda"; with the prompt's bytes for `generate`."""
         config, size = model.config.get_text_config(), model.dtype.itemsize
-        is_plain, full_attention = bool(needs_plain_sampling(model.config)), has_only_full_attention(model.config)
-        tokens = _PLAIN_PROMPTS.get(device_type, 4096) if is_plain else batch_tokens(model.config, device_type)
+        full_attention, tokens = has_only_full_attention(model.config), batch_tokens(model.config, device_type)
         logits = MAX_REQUESTS * config.vocab_size
-        read = kv_bytes_per_token(model) // config.num_hidden_layers if full_attention and not is_plain else 0
+        read = 2 * kv_bytes_per_token(model) // config.num_hidden_layers if full_attention else 0
         layer_per_token = _peak_width(config) * size + 2 * config.hidden_size * _FLOAT
         return cls(
-            layer=tokens * layer_per_token,
+            layer=0 if prompt else tokens * layer_per_token,
             logits=logits * (size + (_FLOAT if size < _FLOAT else 0)),
             sampling=min(MAX_LOGITS_AT_ONCE, logits) * _SAMPLING_BYTES,
-            per_past_token=layer_per_token if is_plain else tokens * size if full_attention else 0,
-            cache_per_token=2 * read,
+            per_past_token=tokens * size if full_attention and not prompt else 0,
+            cache_per_token=prompt.per_cached_token if prompt else read,
+            prompt=prompt,
+            device_type=device_type,
         )
 
     def total(self, context: int, cached: int) -> int:
         """Return all bytes, for requests of at most `context` tokens and `cached` tokens in the cache."""
-        fixed = self.layer + self.logits + self.sampling
+        layer = self.prompt.most(context, self.device_type) if self.prompt else self.layer
+        fixed = layer + self.logits + self.sampling
         return fixed + context * self.per_past_token + cached * self.cache_per_token
 
 

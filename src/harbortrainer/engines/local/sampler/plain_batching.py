@@ -29,6 +29,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from harbortrainer.engines.fake_forward import measure_prompt
 from harbortrainer.engines.local.sampler.sampling_params import PolicyVersion, SamplingJob, sample_tokens
 from harbortrainer.engines.memory_parts import PlainLimits, is_out_of_memory
 from harbortrainer.engines.peft_internals import use_adapter
@@ -96,7 +97,8 @@ class PlainManager:
     """
 
     def __init__(self, model: PreTrainedModel, max_model_len: int, planned: int | None) -> None:
-        self._model, self._limits = model, PlainLimits.for_model(model, max_model_len, planned)
+        self._model = model
+        self._limits = PlainLimits.for_model(model, measure_prompt(model), max_model_len, planned)
         self._max_model_len = max_model_len
         self._cache_tokens = self._limits.cache_bytes // self._limits.cache.token(max_model_len)
         self._changed = threading.Condition()
