@@ -211,6 +211,16 @@ def test_model_created_by_warmup_need_not_exist(plan):
     assert levels(model_files.check(plan(model={"name": "nowhere"}))) == [RED]
 
 
+def test_warmup_needs_solutions_of_the_training_tasks(plan):
+    def found(folder):
+        taskset = {"id": "harbor_env", "tasks_dir": str(folder)}
+        run = plan(model={"name": "warmup"}, warmup={"model": "a/b"}, sources=[{"env": {"taskset": taskset}}])
+        return levels(model_files.check(run))
+
+    assert found(SAMPLES) == [GREEN]
+    assert found(SAMPLES / "incident-two-steps") == [RED]
+
+
 def test_missing_tasks_are_red_and_unchecked_tasks_yellow(plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "t"}}}])

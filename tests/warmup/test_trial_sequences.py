@@ -59,7 +59,7 @@ def test_run_without_good_trials_is_refused_before_torch_import(
 ) -> None:
     assert main(["warmup", "--from", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "this run has no trials" in capfd.readouterr().err
-    with pytest.raises(ValueError, match="needs exactly one of family, tasks and run"):
+    with pytest.raises(ValueError, match="takes only one of family, tasks and run"):
         WarmupConfig(run=tmp_path, tasks=tmp_path)
 
 

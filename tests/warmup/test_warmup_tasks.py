@@ -9,10 +9,12 @@ import pytest
 pytest.importorskip("torch")
 
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
+from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.config.reader import load
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_folder import load_task
+from harbortrainer.tasks.task_folder import load_folder, load_task
+from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.warmup.replay import answers_of, replay
 from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 from harbortrainer.warmup.warmup import Rollouts, rollouts_of, warm_up
@@ -69,6 +71,25 @@ async def test_solution_that_is_not_text_is_reported(tmp_path: Path) -> None:
         report=lambda task, solved: reported.append(solved),
     )
     assert found == [] and reported == [False]
+
+
+def test_learns_the_training_side_of_a_split_by_default(tmp_path: Path) -> None:
+    text = (SAMPLES.parents[1] / "configs/laptop.toml").read_text()
+    text = text.replace('tasks = "outputs/demo/tasks/train"\n', "", 1)
+    for side, folder in (("train", "outputs/demo/tasks/train"), ("eval", "outputs/demo/tasks/heldout")):
+        text = text.replace(f'tasks_dir = "{folder}"', f'tasks_dir = "{SAMPLES}", split = "{side}"')
+    (tmp_path / "run.toml").write_text(text)
+    taught = rollouts_of(load(tmp_path / "run.toml")).training_tasks
+    side = select_tasks(TasksetKeys(id="harbor_env", tasks_dir=SAMPLES, split="train")).tasks
+    assert 0 < len(taught) < len(load_folder(SAMPLES))
+    assert sorted(task.name for task in taught) == [task.name for task in side]
+
+
+def test_training_tasks_without_a_solution_are_refused(tmp_path: Path) -> None:
+    config = WarmupConfig(model="no/such-model")
+    run = Rollouts(training_tasks=load_folder(SAMPLES / "incident-two-steps"))
+    with pytest.raises(UserError, match=r"the training tasks: no task has a solution/solve\.sh"):
+        warm_up(config, tmp_path / "policy", rollouts=run)
 
 
 def test_answers_are_as_in_the_run() -> None:

@@ -25,16 +25,17 @@ class WarmupConfig(Table):
     """Python file with `make_policy()`, next to the tasks that the policy is made for."""
 
     tasks: Path | None = None
-    """Folder of Harbor tasks with oracle solutions. Each solution is replayed in a real trial to get its transcript."""
+    """Folder of Harbor tasks with oracle solutions; by default the tasks that the run trains on. Each solution is
+    replayed in a real trial to get its transcript."""
 
     run: Path | None = None
     """Run folder whose good trials are trained on (rejection sampling). Multi-step tasks are supported."""
 
     agent: str = TRAINABLE_TERMINUS
-    """With `tasks`: the agent to teach, `plain` or Terminus-2. A run must train the same one."""
+    """With solutions: the agent to teach, `plain` or Terminus-2. A run must train the same one."""
 
     target: float | None = Field(None, gt=0, lt=1)
-    """With `tasks`: stop at this success rate of sampled answers, measured in `trials` real trials every 5 steps."""
+    """With solutions: stop at this success rate of sampled answers, measured in `trials` real trials every 5 steps."""
 
     min_reward: float = 1.0
     """With `run`: minimum reward of a trial to train on."""
@@ -70,6 +71,11 @@ class WarmupConfig(Table):
     trusted_tasks: list[str] = Field(default_factory=list)
     """Names or shell patterns of tasks that may access this machine, as in `env.agent.harness`."""
 
+    @property
+    def learns_solutions(self) -> bool:
+        """Whether the policy learns the solutions of tasks: of a folder, or of the run's training tasks."""
+        return self.family is None and self.run is None
+
     @field_validator("agent")
     @classmethod
     def _replace_short_name(cls, name: str) -> str:
@@ -77,12 +83,12 @@ class WarmupConfig(Table):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if sum(given is not None for given in (self.family, self.tasks, self.run)) != 1:
-            raise ValueError("needs exactly one of family, tasks and run")
-        if self.tasks is not None and self.model is None:
-            raise ValueError("tasks needs model, the model to train on the solutions")
-        if self.target is not None and (self.tasks is None or not self.trials):
-            raise ValueError("target needs tasks, and trials of 1 or more")
+        if sum(given is not None for given in (self.family, self.tasks, self.run)) > 1:
+            raise ValueError("takes only one of family, tasks and run")
+        if self.learns_solutions and self.model is None:
+            raise ValueError("needs model, the model to train on the tasks' solutions")
+        if self.target is not None and not (self.learns_solutions and self.trials):
+            raise ValueError("target needs solutions of tasks, and trials of 1 or more")
         if self.agent not in TAUGHT:
             raise ValueError(f"cannot teach agent {self.agent!r}; use plain, or leave the key out for Terminus-2")
         if self.lora_rank and self.family is not None:

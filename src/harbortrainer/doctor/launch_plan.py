@@ -62,6 +62,12 @@ class LaunchPlan:
         """The tasks of each taskset, by the taskset's dotted key; empty where they cannot be read."""
         return tasks_by_taskset(self.tasksets)
 
+    @property
+    def training_tasks(self) -> list[TaskRef]:
+        """The tasks of all training sources, each once."""
+        found = [tasks for key, tasks in self.tasks.items() if key.startswith("orchestrator.train.")]
+        return list({task.path: task for tasks in found for task in tasks}.values())
+
     @cached_property
     def harnesses(self) -> dict[str, HarnessKeys]:
         """The plugin's harness tables by their dotted keys."""

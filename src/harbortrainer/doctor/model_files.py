@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harbortrainer.config.run_sections import WarmupConfig
@@ -14,8 +14,8 @@ from harbortrainer.engines.engine_choice import require_bitsandbytes
 from harbortrainer.engines.model_folder import missing_files
 from harbortrainer.errors import UserError
 from harbortrainer.runs.provenance import hub_folder
-from harbortrainer.tasks.task_folder import BadTasksError
-from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
+from harbortrainer.tasks.task_folder import BadTasksError, TaskRef
+from harbortrainer.warmup.tasks_with_solution import TRAINING_TASKS, tasks_with_solution, with_solution
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TIMEOUT_S = 5.0
@@ -28,7 +28,8 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
     if plan.run is None:
         return
     if isinstance(plan.run, RunConfig) and plan.run.warmup is not None:
-        yield from check_warmup(plan.run.warmup, plan.where)
+        own_tasks = plan.run.warmup.learns_solutions and plan.run.warmup.tasks is None
+        yield from check_warmup(plan.run.warmup, plan.where, plan.training_tasks if own_tasks else ())
         return
     name, where = plan.run.model.name, plan.where("model.name")
     if Path(name).is_dir():
@@ -58,8 +59,16 @@ def check_hub(plan: LaunchPlan) -> Iterator[Finding]:
         yield on_hub(name, plan.where(key))
 
 
-def check_warmup(warmup: WarmupConfig, where: Callable[[str], str]) -> Iterator[Finding]:
-    """Check the inputs of a warm-up. `where` names the place of a key, for messages."""
+def check_warmup(
+    warmup: WarmupConfig, where: Callable[[str], str], trained: Sequence[TaskRef] = ()
+) -> Iterator[Finding]:
+    """Check the inputs of a warm-up.
+
+    Args:
+        warmup: The table.
+        where: Names the place of a key, for messages.
+        trained: The run's training tasks; empty if they are unknown.
+    """
     named = {"family": warmup.family, "tasks": warmup.tasks, "heldout": warmup.heldout, "run": warmup.run}
     if warmup.model is not None and "/" in warmup.model and not is_hub_id(warmup.model):
         named["model"] = Path(warmup.model)
@@ -70,16 +79,19 @@ def check_warmup(warmup: WarmupConfig, where: Callable[[str], str]) -> Iterator[
         return
     if warmup.model is not None and Path(warmup.model).is_dir():
         yield in_folder(Path(warmup.model), where("warmup.model"))
-    if warmup.tasks is not None and (error := solution_error(warmup.tasks)):
+    if warmup.learns_solutions and (error := solution_error(warmup.tasks, trained)):
         yield red("warm-up", f"{error.where}: {error.what}", error.do, where("warmup.tasks"))
         return
     yield green("model", "created by [warmup]")
 
 
-def solution_error(tasks: Path) -> UserError | None:
-    """Return why the tasks' solutions cannot be used for a warm-up; None if they can."""
+def solution_error(folder: Path | None, trained: Sequence[TaskRef]) -> UserError | None:
+    """Return why the solutions of a folder, or else of the training tasks, cannot be learned; None if they can."""
     try:
-        tasks_with_solution(tasks)
+        if folder is not None:
+            tasks_with_solution(folder)
+        elif trained:
+            with_solution(trained, TRAINING_TASKS)
     except BadTasksError as errors:
         return errors.problems[0]
     except UserError as error:

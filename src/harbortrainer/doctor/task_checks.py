@@ -277,14 +277,12 @@ def check_leftovers(plan: LaunchPlan) -> Iterator[Finding]:
 
 def check_contamination(plan: LaunchPlan) -> Iterator[Finding]:
     """Compare the tasks of each evaluation with all training tasks."""
-    trained = {
-        task.path: task for key, tasks in plan.tasks.items() if key.startswith("orchestrator.train.") for task in tasks
-    }
+    trained = plan.training_tasks
     for key, held_out in plan.tasks.items():
         if not held_out:
             yield from empty_side(plan, key)
         elif key.startswith("orchestrator.eval."):
-            yield contamination(plan, key, list(trained.values()), held_out)
+            yield contamination(plan, key, trained, held_out)
 
 
 def empty_side(plan: LaunchPlan, key: str) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from harbortrainer.config.agent_table import PLAIN_AGENT
+from harbortrainer.config.prime_rl_run import plugin_envs
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import lookup
@@ -27,13 +28,14 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display, name_first
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.trials.plain_format import SYSTEM_PROMPT
 from harbortrainer.warmup.demonstrations import Demonstration
 from harbortrainer.warmup.encoding import Encoded
 from harbortrainer.warmup.replay import replay
 from harbortrainer.warmup.sampled_trials import measure_rewards
 from harbortrainer.warmup.supervised import BasePolicy, SupervisedTrainer, load_policy
-from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
+from harbortrainer.warmup.tasks_with_solution import TRAINING_TASKS, tasks_with_solution, with_solution
 from harbortrainer.warmup.trial_sequences import encoded_trials, model_for
 
 _STEPS_BETWEEN = 5
@@ -78,23 +80,38 @@ class Rollouts:
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer; None if only `max_length` limits it.
         max_turns: Most turns of a trial; None if the run sets no limit.
+        training_tasks: The tasks that the run trains on, if `[warmup]` names nothing else to learn from.
     """
 
     renderer: Mapping[str, object] | None = None
     max_length: int = 2048
     answer_length: int | None = None
     max_turns: int | None = None
+    training_tasks: Sequence[TaskRef] = ()
 
 
 def rollouts_of(run: RunConfig) -> Rollouts:
-    """Return what the warm-up takes from a run file."""
+    """Return what the warm-up takes from a run file.
+
+    Raises:
+        UserError: The warm-up learns from the training tasks, and they cannot be read.
+    """
     env = run.orchestrator.train.source[0].env
+    own_tasks = run.warmup is not None and run.warmup.learns_solutions and run.warmup.tasks is None
     return Rollouts(
         renderer=with_chat_format(run).orchestrator.renderer,
         max_length=run.seq_len,
         answer_length=run.orchestrator.train.sampling.max_completion_tokens,
         max_turns=lookup(env, "agent.max_turns", lookup(env, "agent.harness.max_turns", None)),
+        training_tasks=_training_tasks(run) if own_tasks else (),
     )
+
+
+def _training_tasks(run: RunConfig) -> list[TaskRef]:
+    """Return the tasks of all training sources, each once; the held-out side of a split is not among them."""
+    sources = {key: env for key, env in plugin_envs(run, "").items() if key.startswith("orchestrator.train.")}
+    tasks = [task for env in sources.values() for task in select_tasks(env.taskset).tasks]
+    return list({task.key: task for task in tasks}.values())
 
 
 def warm_up(
@@ -107,9 +124,9 @@ def warm_up(
 ) -> Path:
     """Make a policy, save it to `out_dir`, and return `out_dir`.
 
-    With `family`, the family's file makes the policy. With `tasks`, the model is trained on replayed solutions until
-    it reaches `config.target`, or for `config.steps` steps; with `run`, on that run's good trials. Without a target,
-    these two guarantee no success rate.
+    With `family`, the family's file makes the policy. With `run`, the model is trained on that run's good trials; else
+    on replayed solutions, until it reaches `config.target`, or for `config.steps` steps. Without a target, these two
+    guarantee no success rate.
 
     Args:
         config: The table.
@@ -138,11 +155,14 @@ def warm_up(
 
 
 def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: int, display: Display) -> None:
-    assert config.tasks is not None and config.model is not None
+    assert config.model is not None
     if config.agent == PLAIN_AGENT and (rollouts.max_turns or 1) > 1:
         what = "the warm-up teaches the plain agent one answer per trial, but the run has more turns"
         raise UserError(what, where="warmup.agent", do="set env.agent.max_turns to 1, or remove [warmup]")
-    tasks = tasks_with_solution(config.tasks, display.line)
+    if config.tasks is not None:
+        tasks = tasks_with_solution(config.tasks, display.line)
+    else:
+        tasks = with_solution(rollouts.training_tasks, TRAINING_TASKS, display.line)
     start = load_policy(config.model, rollouts.renderer)
     found = _replay_solutions(tasks, config, folder, display)
     system = SYSTEM_PROMPT if config.agent == PLAIN_AGENT else ""
@@ -242,8 +262,8 @@ def _replay_solutions(
     if not found:
         raise UserError(
             "no solution reaches the top reward when the agent runs it",
-            where=str(config.tasks),
-            do="run `harbortrainer tasks check` on this folder",
+            where=str(config.tasks or TRAINING_TASKS),
+            do="run `harbortrainer tasks check` on these tasks",
         )
     if failed:
         display.line(
