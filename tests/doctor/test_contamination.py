@@ -15,14 +15,14 @@ SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"
 def found(plan):
     """Check a run with one taskset for training and one for evaluation."""
 
-    def check(trained: dict, measured: dict):
+    def check(trained: dict, measured: dict, **run):
         def env(keys: dict) -> dict:
             taskset = {"id": "harbor_env"} | {key: str(value) for key, value in keys.items() if key == "tasks_dir"}
             return {"env": {"taskset": keys | taskset, "agent": {"harness": {"environment_type": "local"}}}}
 
         return list(
             task_checks.check_contamination(
-                plan(sources=[env(trained)], orchestrator={"eval": {"source": [env(measured)]}})
+                plan(sources=[env(trained)], orchestrator={"eval": {"source": [env(measured)]}}, **run)
             )
         )
 
@@ -57,6 +57,16 @@ def test_may_overlap_makes_overlap_yellow(found, copied):
     assert finding.level is Level.YELLOW and "5 of 5" in finding.what
     (finding,) = found({"tasks_dir": SAMPLES, "exclude": ["j*", "m*", "s*", "c*"]}, {"tasks_dir": copied})
     assert finding.level is Level.GREEN
+
+
+def test_warmup_on_held_out_solutions_is_red(found):
+    sides = [{"tasks_dir": SAMPLES, "split": side, "eval_share": 0.3} for side in ("train", "eval")]
+    good, finding = found(*sides, warmup={"model": "a/b", "tasks": str(SAMPLES)})
+    assert good.level is Level.GREEN and finding.level is Level.RED
+    assert finding.what.startswith("the warm-up teaches solutions of 3 of 3 held-out tasks: ")
+    assert finding.where == "run.toml: warmup.tasks"
+    assert len(found(*sides, warmup={"model": "a/b"})) == 1
+    assert len(found(sides[0], sides[1] | {"may_overlap": True}, warmup={"model": "a/b", "tasks": str(SAMPLES)})) == 1
 
 
 def test_split_has_no_overlap_and_an_empty_side_is_red(found):

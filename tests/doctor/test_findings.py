@@ -55,6 +55,7 @@ IN_OTHER_TESTS = {
     "empty_side",
     "contamination",
     "evaluation_error",
+    "taught_solutions",
     "unparsed_thinking",
     "unservable",
 }

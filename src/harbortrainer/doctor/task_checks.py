@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from harbortrainer.config.agent_table import SHORT_NAMES, is_class
 from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, is_trusted, trust_remedy
 from harbortrainer.doctor.finding import Finding, green, red, stop_on_red, warn, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
@@ -28,6 +29,7 @@ from harbortrainer.tasks.split import select_side
 from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_limits import available_tasks
+from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 
 _SET_VARIABLES = "export them, or add them to .env"
 _ACCEPT_HOST_NETWORK = "or accept it: environment_kwargs = { network = 'host' }"
@@ -276,13 +278,35 @@ def check_leftovers(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def check_contamination(plan: LaunchPlan) -> Iterator[Finding]:
-    """Compare the tasks of each evaluation with all training tasks."""
-    trained = plan.training_tasks
+    """Compare the tasks of each evaluation with all training tasks and with the tasks that a warm-up teaches."""
+    trained, taught = plan.training_tasks, taught_tasks(plan)
     for key, held_out in plan.tasks.items():
         if not held_out:
             yield from empty_side(plan, key)
         elif key.startswith("orchestrator.eval."):
             yield contamination(plan, key, trained, held_out)
+            yield from taught_solutions(plan, key, taught, held_out)
+
+
+def taught_tasks(plan: LaunchPlan) -> list[TaskRef]:
+    """The tasks of the folder whose solutions a warm-up teaches; empty without one, or if it cannot be read."""
+    folder = plan.run.warmup.tasks if isinstance(plan.run, RunConfig) and plan.run.warmup is not None else None
+    try:
+        return [] if folder is None else tasks_with_solution(folder)
+    except UserError:
+        return []  # `model_files.check` reports it
+
+
+def taught_solutions(plan: LaunchPlan, key: str, taught: list[TaskRef], held_out: list[TaskRef]) -> Iterator[Finding]:
+    """Compare one evaluation's tasks with those whose solutions the warm-up teaches."""
+    table = plan.tasksets[key]
+    copies = overlap(taught, held_out, table.near_copy)
+    if copies and not table.may_overlap:
+        what = (
+            f"the warm-up teaches solutions of {len(copies)} of {len(held_out)} held-out tasks: {name_copies(copies)}"
+        )
+        do = "remove warmup.tasks, so that it learns the training tasks; may_overlap = true evaluates on them anyway"
+        yield red(_EVALUATION, what, do, plan.where("warmup.tasks"))
 
 
 def empty_side(plan: LaunchPlan, key: str) -> Iterator[Finding]:
