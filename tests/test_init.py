@@ -198,6 +198,23 @@ def test_saved_split_without_held_out_tasks_gives_a_file_that_train_accepts(fold
     assert "tasks: its split leaves no task that can run here to train on" in capfd.readouterr().err
 
 
+def test_warmup_option_teaches_the_training_tasks(folder, capfd):
+    build_tiny_model(folder / "model")
+    assert main(["init", str(SAMPLES), "--model", "model", "--warmup"]) == 0
+    assert "harbortrainer train --config run.toml" in capfd.readouterr().out
+    config = load("run.toml")
+    assert config.warmup is not None and config.warmup.tasks is None and config.warmup.model == "model"
+    assert config.model.name == "warmup" and "init " in (text := Path("run.toml").read_text()) and "--warmup" in text
+    assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
+    message = "error: --warmup: only the embedded engine has a [warmup]"
+    assert message in error_of(
+        capfd, str(SAMPLES), "--model", "model", "--warmup", "--gpus", "2", "--gpu-memory", "80", "--output", "b.toml"
+    )
+    write_task(folder / "unsolved/one", "Do it.")
+    message = "error: --warmup: the training tasks: no task has a solution/solve.sh"
+    assert message in error_of(capfd, "unsolved", "--model", "model", "--warmup", "--output", "b.toml")
+
+
 def test_run_gets_a_folder_of_its_own(folder):
     build_tiny_model(folder / "model")
     (folder / "outputs/harbor_tasks").mkdir(parents=True)

@@ -74,12 +74,9 @@ def global_options(
 def init(
     tasks: Annotated[str | None, typer.Argument(help=f"{TASKS_HELP} Default: {DEFAULT_TASKS}.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub id. Default: Prime-RL's.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Training engine: prime-rl or local. Default: by the GPUs.")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs of the machine that trains. Default: this one's.")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="prime-rl or local. Default: by the GPUs.")] = None,
+    warmup: Annotated[bool, typer.Option("--warmup", help="First teach the solutions of the training tasks.")] = False,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs that train. Default: this machine's.")] = None,
     gpu_memory: Annotated[float | None, typer.Option(min=1, max=1e6, help="GB of each of these GPUs.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Run file to write.")] = Path("run.toml"),
 ) -> None:
@@ -87,8 +84,8 @@ def init(
     from harbortrainer.commands.init import InitOrder
     from harbortrainer.commands.init import init as write_run_file
 
-    order = InitOrder(tasks=tasks, model=model, engine=engine, gpus=gpus, gpu_memory=gpu_memory, output=output)
-    raise typer.Exit(write_run_file(order))
+    machine = {"engine": engine, "gpus": gpus, "gpu_memory": gpu_memory}
+    raise typer.Exit(write_run_file(InitOrder(tasks=tasks, model=model, warmup=warmup, output=output, **machine)))
 
 
 @app.command(context_settings=PASS_ON, epilog=examples("train"))

@@ -27,6 +27,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.display import name_first, next_lines, plural
 from harbortrainer.tasks.task_check import passed_keys
 from harbortrainer.tasks.task_limits import agent_seconds
+from harbortrainer.warmup.tasks_with_solution import TRAINING_TASKS, with_solution
 
 DEFAULT_OUTPUT = Path("run.toml")
 OUTPUT_DIR: Path = RunBasics.model_fields["output_dir"].default
@@ -42,6 +43,8 @@ class InitOrder:
 
     tasks: str | None
     model: str | None
+    warmup: bool = False
+    """Whether a warm-up teaches the solutions of the training tasks first."""
     engine: str | None
     gpus: int | None
     gpu_memory: float | None
@@ -62,6 +65,8 @@ def init(order: InitOrder) -> int:
     gpus = planned_gpus(order)
     choice = planned_engine(order, gpus)
     tasks = choose_tasks(order.tasks)
+    if order.warmup:
+        check_warmup_order(tasks, choice)
     policy = choose_policy(order.model, gpus=gpus, on_prime_rl=choice.engine == "prime-rl")
     choices = run_choices(order, tasks, policy, choice, gpus)
     text = run_file(choices)
@@ -72,6 +77,17 @@ def init(order: InitOrder) -> int:
     for line in [*summary(order, choices, choice), *warnings(tasks, findings), *next_commands(order, choices)]:
         print(line)
     return 0
+
+
+def check_warmup_order(tasks: ChosenTasks, choice: EngineChoice) -> None:
+    """Raise `UserError` if the run's engine has no warm-up, or no training task has a solution."""
+    if choice.engine != "local":
+        do = "run `harbortrainer warmup` first, or pass --engine local"
+        raise UserError("only the embedded engine has a [warmup]", where="--warmup", do=do)
+    try:
+        with_solution(tasks.train, TRAINING_TASKS)
+    except UserError as error:
+        raise UserError(f"{error.where}: {error.what}", where="--warmup", do="leave the option out") from None
 
 
 def planned_gpus(order: InitOrder) -> list[Gpu]:
@@ -117,6 +133,7 @@ def run_choices(
         num_train_gpus=train,
         num_infer_gpus=len(gpus) - train,
         timeout_multiplier=timeout_multiplier(tasks, policy),
+        warmup=order.warmup,
     )
 
 
@@ -149,7 +166,8 @@ def command_of(order: InitOrder) -> str:
         "--gpu-memory": None if order.gpu_memory is None else f"{order.gpu_memory:g}",
         "--output": None if order.output == DEFAULT_OUTPUT else order.output,
     }
-    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    words = ["--warmup"] * order.warmup
+    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return shlex.join(["harbortrainer", "init", *([order.tasks] if order.tasks else []), *words])
 
 
@@ -188,6 +206,8 @@ def summary(order: InitOrder, choices: RunChoices, choice: EngineChoice) -> Iter
     yield f"  model    {policy.name}, LoRA, samples of up to {policy.seq_len} tokens ({policy.seq_len_reason})"
     if policy.needs_plain_agent:
         yield "  agent    plain: one shell command per answer; this model is too small for Terminus-2 (docs/agents.md)"
+        if not order.warmup:
+            yield "  warm-up  none; such a model may never succeed and then learns nothing: --warmup teaches solutions"
     yield f"  engine   {choice.engine} ({choice.reason})"
     yield f"  step     {plural(choices.groups, 'task')} x {GROUP} trials, {choices.inflight} at once"
 

@@ -54,6 +54,8 @@ class RunChoices:
     num_train_gpus: int
     num_infer_gpus: int
     timeout_multiplier: float
+    warmup: bool = False
+    """Whether a warm-up makes the policy."""
 
     @property
     def answer(self) -> int:
@@ -120,7 +122,10 @@ def _tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
         ],
     )
     yield "run", [Key("name", choices.name, "the folder in outputs/; a run with a name can be resumed")]
-    yield "model", [Key("name", policy.name, "a hub id, or a folder")]
+    if choices.warmup:
+        yield "warmup", list(_warmup(choices))
+    name = Key("name", "warmup", "the policy that [warmup] makes")
+    yield "model", [name if choices.warmup else Key("name", policy.name, "a hub id, or a folder")]
     if choices.on_prime_rl:
         yield from _prime_rl_tables(choices)
     lora = LoraSettings()
@@ -177,6 +182,22 @@ def _tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
             Key("keep_last", 3, "older ones are deleted"),
         ],
     )
+
+
+def _warmup(choices: RunChoices) -> Iterator[Key]:
+    policy, sandbox = choices.policy, choices.tasks.sandbox
+    yield Key("model", policy.name, "a hub id, or a folder; it learns the solutions of the training tasks")
+    if policy.needs_plain_agent:
+        yield Key("agent", "plain", "as in training")
+    yield Key("target", 0.3, "it stops at this success rate, so that rewards differ within a group")
+    yield Key("steps", 80, "at most")
+    yield Key("batch_size", 8, "solutions per step")
+    yield Key("lr", max(1e-4, policy.lr), "of a LoRA")
+    yield Key("lora_rank", LoraSettings().rank, "merged at the end; 0 trains every weight")
+    if sandbox.kind != "local":
+        yield Key("environment_type", sandbox.kind, "as in training")
+    if sandbox.kwargs:
+        yield Key("environment_kwargs", sandbox.kwargs, "as in training")
 
 
 def _prime_rl_tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
