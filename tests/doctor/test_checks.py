@@ -233,6 +233,8 @@ def test_missing_tasks_are_red_and_unchecked_tasks_yellow(plan, tmp_path, monkey
     assert levels(machine_checks.check_tasks(run)) == [GREEN]
     (tmp_path / "t" / "one" / "instruction.md").write_text("do it otherwise")
     assert levels(machine_checks.check_tasks(run)) == [GREEN, YELLOW], "a changed task is another task"
+    run = plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "t", "checked_only": True}}}])
+    assert levels(machine_checks.check_tasks(run)) == [GREEN], "the run does not use it"
 
 
 def test_each_bad_task_is_red_or_with_skip_bad_yellow(plan, tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ import pytest
 
 from harbortrainer.doctor import task_checks
 from harbortrainer.doctor.finding import Level
+from harbortrainer.tasks.task_check import record_passed
+from harbortrainer.tasks.task_folder import load_folder
 
 SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"
 
@@ -76,6 +78,17 @@ def test_split_has_no_overlap_and_an_empty_side_is_red(found):
     (finding,) = found(sides[0], sides[1] | {"eval_share": 0.00001})
     assert finding.level is Level.RED and "none of the 13 tasks is on the 'eval' side" in finding.what
     assert finding.where == "run.toml: orchestrator.eval.source[0].env.taskset.split"
+
+
+def test_only_checked_tasks_are_compared(found, copied, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained, measured = {"tasks_dir": SAMPLES, "include": ["s*"]}, {"tasks_dir": copied, "checked_only": True}
+    (finding,) = found(trained, measured)
+    assert finding.level is Level.RED and "none of these tasks passed the check" in finding.what
+    assert finding.where == "run.toml: orchestrator.eval.source[0].env.taskset.checked_only"
+    record_passed([task for task in load_folder(copied) if task.name in ("table", "json-to-env")])
+    (finding,) = found(trained, measured)
+    assert finding.level is Level.GREEN and "none of 2 held-out tasks" in finding.what
 
 
 def test_unreadable_tasks_have_no_contamination_finding(found):

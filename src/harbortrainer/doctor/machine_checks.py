@@ -147,6 +147,7 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
     seen: list[TasksetKeys] = []
     tasks: dict[str, list[TaskRef]] = {}
     reported: set[str] = set()
+    loaded: set[str] = set()
     for key, table in plan.tasksets.items():
         if table in seen:
             continue
@@ -174,10 +175,12 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
             what = f"{source}: {len(new) - _SHOWN} more tasks are unreadable or duplicates"
             yield yellow("tasks", what, f"`harbortrainer tasks list {source}` names them", where)
         yield from check_pass_rates(table, found, plan.where(f"{key}.difficulty"))
-        if source not in tasks:
+        if source not in loaded:
+            loaded.add(source)
             count = f"{len(found)} of {len(found) + len(skipped)}" if skipped else f"{len(found)}"
             yield green("tasks", f"{source}: {count} tasks loaded")
-        tasks.setdefault(source, []).extend(found)
+        if not (table.checked_only or table.audited):
+            tasks.setdefault(source, []).extend(found)
     yield from unchecked(tasks)
 
 
@@ -200,14 +203,15 @@ def check_pass_rates(table: TasksetKeys, found: list[TaskRef], where: str) -> It
 
 
 def unchecked(tasks: dict[str, list[TaskRef]]) -> Iterator[Finding]:
-    """Warn about sources with tasks that never passed `tasks check` on this machine."""
+    """Warn about sources with tasks that did not pass `tasks check` on this machine, and would be used."""
     from harbortrainer.tasks.task_check import passed_keys
 
     good = passed_keys()
     folders = [source for source, found in tasks.items() if any(task.key not in good for task in found)]
     if folders:
-        what = f"not all tasks of {', '.join(folders)} were checked on this machine"
-        yield yellow("tasks", what, f"run `harbortrainer tasks check {shlex.quote(folders[0])}`")
+        what = f"not all tasks of {', '.join(folders)} passed `tasks check` on this machine"
+        do = f"run `harbortrainer tasks check {shlex.quote(folders[0])}`, or set checked_only = true"
+        yield yellow("tasks", what, do)
 
 
 def check_run_folder(plan: LaunchPlan) -> Iterator[Finding]:

@@ -316,10 +316,15 @@ def empty_side(plan: LaunchPlan, key: str) -> Iterator[Finding]:
         found = available_tasks(table)
     except UserError:
         return  # `machine_checks.check_tasks` reports it
+    from harbortrainer.tasks.task_selection import checked_tasks  # slow to import
+
+    setting = "split"
     try:
-        select_side(found, table) if found else None
+        side = select_side(found, table) if found else []
+        setting = "checked_only" if table.checked_only else "audited"
+        checked_tasks(side, table) if side else None
     except UserError as error:
-        yield red("tasks", f"{error.where}: {error.what}", error.do, plan.where(f"{key}.split"))
+        yield red("tasks", f"{error.where}: {error.what}", error.do, plan.where(f"{key}.{setting}"))
 
 
 def contamination(plan: LaunchPlan, key: str, trained: list[TaskRef], held_out: list[TaskRef]) -> Finding:

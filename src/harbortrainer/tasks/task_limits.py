@@ -62,10 +62,18 @@ def tasks_by_taskset(tasksets: Mapping[str, TasksetKeys]) -> dict[str, list[Task
         try:
             if folder not in folders:
                 folders[folder] = available_tasks(table)
-            found[key] = filter_by_pass_rate(select_side(folders[folder], table), table)
+            found[key] = filter_by_pass_rate(_checked(select_side(folders[folder], table), table), table)
         except UserError:
             found[key] = []
     return found
+
+
+def _checked(tasks: list[TaskRef], table: TasksetKeys) -> list[TaskRef]:
+    if not tasks or not (table.checked_only or table.audited):
+        return tasks
+    from harbortrainer.tasks.task_selection import checked_tasks  # slow to import
+
+    return checked_tasks(tasks, table)
 
 
 def available_tasks(table: TasksetKeys) -> list[TaskRef]:

@@ -51,11 +51,20 @@ def select_tasks(table: TasksetKeys, *, report_progress: Callable[[str], None] =
     tasks = select_side(
         load_source(table.source, table.include, table.exclude, skip=skipping, report_progress=report_progress), table
     )
+    return TaskSelection(str(table.source), filter_by_pass_rate(checked_tasks(tasks, table), table), left_out)
+
+
+def checked_tasks(tasks: list[TaskRef], table: TasksetKeys) -> list[TaskRef]:
+    """Return the tasks that passed the checks which the taskset asks for.
+
+    Raises:
+        UserError: None passed.
+    """
     if table.checked_only:
         tasks = _passed(tasks, passed_keys(), "check", "checked_only", str(table.source))
     if table.audited:
         tasks = _passed(tasks, audited_keys(), "audit", "audited", str(table.source))
-    return TaskSelection(str(table.source), filter_by_pass_rate(tasks, table), left_out)
+    return tasks
 
 
 def _passed(tasks: list[TaskRef], good: set[str], command: str, key: str, source: str) -> list[TaskRef]:
