@@ -21,6 +21,7 @@ from harbortrainer.doctor.gpus import GIB, memory_plan
 from harbortrainer.engines.memory_plan import MemoryPlan
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.split import SavedSplit, assign_sides
+from harbortrainer.tasks.task_check import record_passed
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.task_selection import select_tasks
 
@@ -176,6 +177,19 @@ def test_tasks_that_cannot_run_are_left_out_by_name(folder, capfd):
     assert "warning: left out (exclude): 1 task: gpu[1] ([environment] gpus = 1)" in output
     assert "warning: unreadable or duplicates (skip_bad): 2 tasks: " in output
     assert {*selected("run.toml", "train"), *selected("run.toml", "eval")} == {f"good-{n}" for n in range(6)}
+
+
+def test_tasks_that_did_not_pass_the_check_are_left_out(folder, capfd):
+    build_tiny_model(folder / "model")
+    good = [task for task in load_folder(SAMPLES) if task.name[0] < "m"]
+    record_passed(good)
+    assert main(["init", str(SAMPLES), "--model", "model"]) == 0
+    out = capfd.readouterr().out
+    assert f"warning: left out (checked_only): {13 - len(good)} tasks that did not pass" in out
+    trained, held_out = selected("run.toml", "train"), selected("run.toml", "eval")
+    assert sorted(trained + held_out) == [task.name for task in good] and held_out
+    assert f"  tasks    {len(trained)} to train on, {len(held_out)} held out" in out
+    assert "harbortrainer doctor" in out, "the tasks are checked"
 
 
 def test_single_task_is_also_evaluated(folder, capfd):

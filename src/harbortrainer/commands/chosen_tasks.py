@@ -19,6 +19,7 @@ from harbortrainer.sandbox.images.image_choice import builder_problem
 from harbortrainer.sandbox.probe import missing_tools, problem
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.split import SavedSplit, assign_sides, read_split
+from harbortrainer.tasks.task_check import passed_keys
 from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_listing import task_row
@@ -58,6 +59,8 @@ class ChosenTasks:
     """Reason why a task cannot run, by its name."""
     unreadable: list[UserError]
     """Errors of unreadable and duplicate tasks."""
+    unchecked: int = 0
+    """Tasks left out because they did not pass `tasks check`, which others of them passed."""
 
 
 def choose_tasks(text: str | None) -> ChosenTasks:
@@ -86,21 +89,25 @@ def choose_tasks(text: str | None) -> ChosenTasks:
         name, reason = next(iter(left_out.items()))
         what = f"none of the {len(tasks)} tasks can run here ({name}: {reason})"
         raise UserError(what, where=str(source), do=f"`harbortrainer tasks check {source}` checks each task")
+    passed = passed_keys()
+    fit = [task for task in kept if task.key in passed] or kept
     saved = read_split(Path(source.where)) if source.kind == "folder" else None
-    split = choose_split(kept, saved)
+    split = choose_split(kept, saved, fit)
     sides = {task.name: "train" for task in kept} if split is None else assign_sides(kept, split)
+    sides = {task.name: sides[task.name] for task in fit}
     if "train" not in sides.values():
         what, do = "its split leaves no task that can run here to train on", "make another: `harbortrainer tasks split`"
         raise UserError(what, where=str(source), do=do)
     return ChosenTasks(
         source=source,
-        train=[task for task in kept if sides[task.name] == "train"],
-        held_out=[task for task in kept if sides[task.name] == "eval"],
+        train=[task for task in fit if sides[task.name] == "train"],
+        held_out=[task for task in fit if sides[task.name] == "eval"],
         split=split,
         saved=saved is not None,
         sandbox=sandbox,
         left_out=dict(sorted(left_out.items())),
         unreadable=unreadable,
+        unchecked=len(kept) - len(fit),
     )
 
 
@@ -111,27 +118,31 @@ def _default_folder() -> Path:
     raise UserError(f"no tasks named, and there is no {DEFAULT_FOLDER}", where="harbortrainer init", do=do)
 
 
-def choose_split(tasks: Sequence[TaskRef], saved: SavedSplit | None) -> SavedSplit | None:
+def choose_split(
+    tasks: Sequence[TaskRef], saved: SavedSplit | None, fit: Sequence[TaskRef] | None = None
+) -> SavedSplit | None:
     """Choose the split that holds out a number of tasks near the default share; None if it cannot hold out any.
 
     Args:
         tasks: The tasks that can run.
         saved: The split saved in their folder, which overrides any other.
+        fit: Those of them that the run uses; by default all.
     """
     if saved is not None:
         return saved
     shares = _SHARES if len(tasks) < _ENOUGH_TASKS else _SHARES[:1]
-    counts = {share: _count_held_out(tasks, share) for share in shares}
-    usable = [share for share in shares if 0 < counts[share] < len(tasks)]
+    used = {task.name for task in tasks if fit is None or task in fit}
+    counts = {share: _count_held_out(tasks, used, share) for share in shares}
+    usable = [share for share in shares if 0 < counts[share] < len(used)]
     if not usable:
         return None
-    best = min(usable, key=lambda share: abs(counts[share] - _EVAL_SHARE * len(tasks)))
+    best = min(usable, key=lambda share: abs(counts[share] - _EVAL_SHARE * len(used)))
     return SavedSplit(eval_share=best, near_copy=NEAR_COPY)
 
 
-def _count_held_out(tasks: Sequence[TaskRef], share: float) -> int:
+def _count_held_out(tasks: Sequence[TaskRef], used: set[str], share: float) -> int:
     sides = assign_sides(tasks, SavedSplit(eval_share=share, near_copy=NEAR_COPY))
-    return sum(side == "eval" for side in sides.values())
+    return sum(side == "eval" for name, side in sides.items() if name in used)
 
 
 def choose_sandbox(tasks: Sequence[TaskRef]) -> tuple[SandboxChoice, dict[str, str]]:

@@ -217,6 +217,8 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
     if tasks.left_out:
         named = name_first([f"{name} ({reason})" for name, reason in tasks.left_out.items()])
         yield _printable(f"warning: left out (exclude): {plural(len(tasks.left_out), 'task')}: {named}")
+    if tasks.unchecked:
+        yield f"warning: left out (checked_only): {plural(tasks.unchecked, 'task')} that did not pass `tasks check`"
     if tasks.unreadable:
         named = name_first([f"{error.where}: {error.what}" for error in tasks.unreadable])
         yield _printable(
