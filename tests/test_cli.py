@@ -235,6 +235,8 @@ def test_config_upgrade_into_impossible_file(project, capfd, output):
         (["tasks", "check", "tasks", "--parallel", "-1"], "--parallel"),
         (["tasks", "audit", "tasks", "--parallel", "0"], "--parallel"),
         (["export", "run", "--sft", "new.jsonl", "--min-reward", "nan"], "--min-reward"),
+        (["export", "run", "--public"], "--public"),
+        (["serve", "model", "--max-model-len", "0"], "--max-model-len"),
     ],
 )
 def test_wrong_value_names_its_option(project, capfd, words, name):

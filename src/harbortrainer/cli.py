@@ -219,6 +219,8 @@ def export(
         raise typer.Exit(export_trials(run, sft, min_reward=min_reward, alone=alone))
     from harbortrainer.export.hub_push import HubRepo
 
+    if public and push is None:
+        raise UserError("needs --push", where="--public", do="add --push ORG/NAME, or leave --public out")
     repo = HubRepo(push, public) if push is not None else None
     raise typer.Exit(export_run(ExportOrder(run, step, merged, out, tuple(evaluated or ()), repo)))
 
@@ -227,7 +229,7 @@ def export(
 def serve(
     model: Annotated[str, typer.Argument(help="Run, export, adapter or model folder, or hub id.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
-    max_model_len: Annotated[int, typer.Option(help="Context length: prompt and completion together.")] = 4096,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Context length: prompt and completion.")] = 4096,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
 ) -> None:
     """Serve a run's policy or a model (OpenAI-compatible). Uses the embedded sampler, until Ctrl-C."""
