@@ -194,8 +194,7 @@ def _warmup(choices: RunChoices) -> Iterator[Key]:
     yield Key("batch_size", 8, "solutions per step")
     yield Key("lr", max(1e-4, policy.lr), "of a LoRA")
     yield Key("lora_rank", LoraSettings().rank, "merged at the end; 0 trains every weight")
-    if sandbox.kind != "local":
-        yield Key("environment_type", sandbox.kind, "as in training")
+    yield Key("environment_type", sandbox.kind, "as in training")
     if sandbox.kwargs:
         yield Key("environment_kwargs", sandbox.kwargs, "as in training")
 

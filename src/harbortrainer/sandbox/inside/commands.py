@@ -21,6 +21,7 @@ AGENT_OOM_SCORE, VERIFIER_OOM_SCORE = 800, 500
 """Values of oom_score_adj: when memory runs out, the kernel kills the highest first."""
 _INIT_OOM_SCORE = 200  # no process in the sandbox can lower its own below this
 _MAX_TABLE_B = 1 << 20
+_IGNORED_BY_PYTHON = signal.SIGPIPE, signal.SIGXFSZ  # in this process; `subprocess` restores them in a child
 _oom_score_fd = -1
 
 
@@ -54,7 +55,9 @@ def open_child_wakeup() -> int:
     for fd in (read, write):
         os.set_blocking(fd, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # commands would inherit an ignored signal
+    for number in signal.valid_signals():  # commands would inherit what is ignored, as by nohup
+        if signal.getsignal(number) is signal.SIG_IGN and number not in _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     return read
 
@@ -135,7 +138,7 @@ def _exec_child(command: Command, fds: list[int]) -> None:
         if (uid, gid) != (0, 0):
             _change_user(uid, gid, groups)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
+        for number in (signal.SIGCHLD, *_IGNORED_BY_PYTHON):
             signal.signal(number, signal.SIG_DFL)
         name, *arguments = command.argv
         if command.call:
