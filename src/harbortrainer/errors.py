@@ -62,8 +62,8 @@ def lines_of(error: UserError | OSError, arguments: Sequence[str]) -> str:
     """
     if isinstance(error, UserError):
         return "\n".join(f"error: {part}" for part in parts_of(error))
-    named = [Path(text.partition("=")[2] if text.startswith("-") else text).absolute() for text in arguments if text]
-    file = Path(str(error.filename)).absolute()
+    values = [text.partition("=")[2] if text.startswith("-") else text for text in arguments]
+    named, file = [Path(value).absolute() for value in values if value], Path(str(error.filename)).absolute()
     if error.filename is None or not any(file == path or file in path.parents for path in named):
         raise error
     return f"error: {error.filename}: {error.strerror}; pass another path"
