@@ -85,7 +85,6 @@ def test_sampling_memory_is_within_plan(truncates, min_bytes_per_logit):
 
 
 LORA = LoraSettings(rank=4, alpha=8)
-MAMBA = LoraSettings(rank=4, alpha=8, target_modules=["in_proj"])
 PLAIN = ["qwen3_5", "mamba", pytest.param("rwkv", marks=pytest.mark.long), "gemma2", "gpt_oss", "nemotron_h"]
 """Linear attention, Mamba, RWKV, plain attention twice (gpt-oss with sinks), and Mamba 2 with attention."""
 
@@ -124,14 +123,14 @@ def test_narrow_values_need_no_scores_on_a_gpu():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "lora"),
-    [("qwen3_5", LORA), ("gemma2", LORA), ("gpt_oss", LORA), pytest.param("mamba", MAMBA, marks=pytest.mark.long)],
+    "kind",
+    ["qwen3_5", "gemma2", "gpt_oss"],  # the profiler's events of a Mamba model's training take gigabytes
 )
-def test_training_memory_is_within_plan(tmp_path: Path, kind, lora, checkpointing):
+def test_training_memory_is_within_plan(tmp_path: Path, kind, checkpointing):
     folder, device_type = small_model(tmp_path, kind), "cuda" if checkpointing else "cpu"
-    plan = plan_memory(folder, lora, device_type=device_type, capacity=2**33, dtype="float32")
+    plan = plan_memory(folder, LORA, device_type=device_type, capacity=2**33, dtype="float32")
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    policy = LoraPolicy(base, lora, device=torch.device("cpu"), seed=0, checkpointing=checkpointing)
+    policy = LoraPolicy(base, LORA, device=torch.device("cpu"), seed=0, checkpointing=checkpointing)
     for tokens in (256, 500):
         sample = Sample([5] * tokens, [t > 0 for t in range(tokens)], [0.0] * tokens, [0] * tokens, 1.0, 1.0)
         (batch,) = pack([sample], 1000, torch.device("cpu"))
