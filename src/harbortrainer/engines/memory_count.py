@@ -213,7 +213,7 @@ class _TrainingStep(nn.Module):
 
     def forward(self, ids: Tensor, counted: Allocations) -> None:
         """Run a training step. The first moment is what was alive before the backward pass."""
-        states = self.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        states = self.decoder(input_ids=ids, use_cache=False)[0]  # Llama 4's decoder has the head: then the logits
         counted.moments = [counted.alive, max(counted.moments, key=sum)]
         torch.autograd.backward(states.sum())  # `Tensor.backward` would suspend `FusedAttention`
 

@@ -253,13 +253,13 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         self._phases.start_grading()
         await asyncio.to_thread(self._agent_logs.publish)
         await asyncio.to_thread(self._verifier_logs.attach)
-        if self._forbids_devices:
-            self._reward_watch.start(self.trial_paths.verifier_dir)
         await self._direct.close_shells()
         if short := await self.exhausted_limit():
             self.logger.warning("%s: killing the processes that the agent left running", short)
         if kill or short:
             await kill_leftovers(self._label)
+        if self._forbids_devices:  # from before the folder is emptied: a file that was opened earlier is then gone
+            self._reward_watch.start(self.trial_paths.verifier_dir)
 
     async def restore_limits(self) -> None:
         """Restore the agent's limits after grading, and count changed files from now on."""
