@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from harbortrainer.sandbox.containers.verifier_waits import mounts
 from harbortrainer.sandbox.inside.processes import read
 
 _CLASS_CONTENT, _CLOEXEC, _NONBLOCK = 0x04, 0x01, 0x02
@@ -45,18 +46,12 @@ def forbid_devices(pid: int) -> bool:
 
     Call it before the agent starts. Blocks.
     """
-    before = [mount for mount, (path, _) in _mounts(pid).items() if path == _FOLDER]
+    before = [mount for mount, (path, _) in mounts(pid).items() if path == _FOLDER]
     if len(before) != 1:
         return False  # not mounted, or moved by the image's own program
     command = [sys.executable, "-I", "-S", "-c", _REMOUNT, str(pid), _FOLDER]
     subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
-    return "nodev" in _mounts(pid).get(before[0], ("", []))[1]
-
-
-def _mounts(pid: int) -> dict[str, tuple[str, list[str]]]:
-    """Return path and options of each mount that a process sees, by the mount's id."""
-    lines = [line.split(" ") for line in read(f"/proc/{pid}/mountinfo").splitlines()]
-    return {fields[0]: (fields[4], fields[5].split(",")) for fields in lines if len(fields) > 5}
+    return "nodev" in mounts(pid).get(before[0], ("", []))[1]
 
 
 class RewardWatch:

@@ -64,8 +64,13 @@ class PhaseClock:
 
 def mount_points(pid: int) -> set[str]:
     """Return the paths at which something is mounted for a process; none if that cannot be read."""
-    lines = read(f"/proc/{pid}/mountinfo").splitlines()
-    return {fields[4] for line in lines if len(fields := line.split(" ")) > 4}
+    return {path for path, _ in mounts(pid).values()}
+
+
+def mounts(pid: int) -> dict[str, tuple[str, list[str]]]:
+    """Return path and options of each mount that a process sees, by the mount's id."""
+    lines = [line.split(" ") for line in read(f"/proc/{pid}/mountinfo").splitlines()]
+    return {fields[0]: (fields[4], fields[5].split(",")) for fields in lines if len(fields) > 5}
 
 
 def _stat_field(pid: int, place: int) -> int:
