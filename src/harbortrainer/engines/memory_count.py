@@ -192,7 +192,7 @@ def count_plain_training(base: PreTrainedModel, *, recomputes: bool) -> tuple[in
 
 
 def count_backward(base: PreTrainedModel) -> tuple[int, int]:
-    """Return the bytes per token and per pair of tokens that a backward pass adds to what is saved."""
+    """Return the bytes that a backward pass needs beside the saved activations: per token, and per pair of tokens."""
     decoder: nn.Module = base.get_decoder()
     with each_kind_of_layer(decoder, base.config), FakeTensorMode():
         step, weights = on_fake_tensors(_TrainingStep(decoder))

@@ -20,6 +20,6 @@ def command_of(answer: str, *, cut: bool = False) -> str:
 
 
 def _plain(line: str) -> str:
-    """Return a line without the backticks around it; those of a command substitution at one end stay."""
+    """Remove the backticks around a line. A command substitution at its beginning or end keeps its own."""
     substitutes = line.startswith("`") != line.endswith("`") and line.count("`") % 2 == 0
     return (line if substitutes else line.strip("`")).strip()

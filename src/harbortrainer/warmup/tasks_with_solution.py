@@ -34,7 +34,7 @@ def tasks_with_solution(folder: Path, report: Callable[[str], object] = lambda l
 def with_solution(
     tasks: Sequence[TaskRef], source: str, report: Callable[[str], object] = lambda line: None
 ) -> list[TaskRef]:
-    """Return those of the tasks with a single solution; `source` names them all in messages.
+    """Return the tasks that have a `solution/solve.sh`. Messages call the given tasks `source`.
 
     Raises:
         UserError: None has a solution.
