@@ -4,6 +4,7 @@
 
 MIRRORS has git directories named OWNER+NAME/repo. Nothing of the tasks is run: this is the static part of
 `harbortrainer tasks audit`. The report names repositories, commits, tasks and files, and has no text of theirs.
+Its part "Read by hand" stays when it is written again.
 """
 
 import argparse
@@ -25,9 +26,10 @@ INTRODUCTION = """# Audit of public tasks
 
 The static part of [`harbortrainer tasks audit`](../check-tasks.md#audit) on public repositories: answers in files of
 the image and in the instruction. No task was run, so this page says nothing about guesses, mutants, flaky verifiers or
-cheats. The findings are textual, and were not confirmed by hand. `audit.json` beside this page has all of them.
+cheats. The search is textual. `audit.json` beside this page has all findings.
 
 """
+BY_HAND = "\n## Read by hand\n"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ def main() -> None:
     sets = [one for mirror in sorted(options.mirrors.glob("*+*/repo")) if (one := audit(mirror)).tasks]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "audit.json").write_text(json.dumps([as_json(one) for one in sets], indent=1) + "\n")
-    (options.out / "index.md").write_text(page(sets))
+    report = options.out / "index.md"
+    _, heading, by_hand = (report.read_text() if report.exists() else "").partition(BY_HAND)
+    report.write_text(page(sets) + heading + by_hand)
 
 
 def audit(mirror: Path) -> AuditedSet:

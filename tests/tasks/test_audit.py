@@ -86,6 +86,49 @@ def test_unchanged_file_of_the_image_in_the_solution_is_no_leak(tmp_path: Path) 
 
 
 @pytest.mark.pure
+@pytest.mark.parametrize(
+    ("secret", "leaks"),
+    [
+        ("steps/first/solution/app/shapes.py", False),
+        ("tests/reference/shapes.py", False),
+        ("tests/check_shapes.py", True),
+        ("steps/first/tests/check_shapes.py", True),
+    ],
+)
+def test_unchanged_code_of_a_reference_is_no_leak(tmp_path: Path, secret: str, *, leaks: bool) -> None:
+    code = "def area(width, height):\n    return width * height\n"
+    Plan("Fix it.", {Path(secret).name: code}, "true", "true", "out").write(tmp_path)
+    (tmp_path / secret).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / secret).write_text(code)
+    assert bool(readable_answers(read_files(load_task(tmp_path)))) == leaks
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    ("instruction", "file", "text"),
+    [
+        ("Add them.", "expected.csv", "total\n73519\n"),
+        ("Write 73519 for an unknown total.", "notes.md", "The expected value is 73519."),
+        ("Compare actual.csv with expected.csv.", "expected.csv", "total\n73519\n"),
+        ("Add them.", "samples/expected.csv", "total\n73519\n"),
+        ("Add them.", "GoldenApp.swift", "let code = 73519"),
+    ],
+    ids=["leak", "value in the instruction", "file in the instruction", "example", "source code"],
+)
+def test_named_input_example_and_source_code_are_no_leak(
+    tmp_path: Path, instruction: str, file: str, text: str, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "environment/app").mkdir(parents=True)
+    Plan(instruction, {}, "true", "[ $total = 73519 ]", "out").write(tmp_path)
+    path = tmp_path / "environment/app" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    weak = [finding.what for finding in readable_answers(read_files(load_task(tmp_path))) if finding.severity == "weak"]
+    leak = [f"an expected value stands as an answer in environment/app/{file}"]
+    assert weak == (leak if request.node.callspec.id == "leak" else [])
+
+
+@pytest.mark.pure
 def test_guesses_name_the_tasks_files_and_common_values_of_its_tests(tmp_path: Path) -> None:
     test = "[ $(cat /app/a/out.txt) = 42 ] || [ $(cat /app/b) = 4711 ] || [ -f /usr/bin/x ] || [ -f /tests/y ]"
     Plan("Write notes.md and '/app/it is'.", {}, "true", test, "out").write(tmp_path)

@@ -22,7 +22,11 @@ MIN_COPY, MIN_NGRAMS, COPIED_SHARE = 24, 20, 0.9
 """Fewest characters of a copied file; fewest trigrams of a near copy, and the share of them that it has."""
 
 _ANSWER_WORD = re.compile(r"answer|expected|solution|golden|ground.?truth|oracle", re.IGNORECASE)
-_CODE = re.compile(r"\.(?:py|sh|bash|js|ts|rb|go|rs|java|c|cpp|pl)$")
+_CODE = re.compile(
+    r"\.(?:py|sh|bash|[jt]sx?|rb|go|rs|java|kts?|swift|c|h|cc|[ch]pp|cs|php|pl|lua|scala|hs|jl|cbl|f90|sql|tf)$"
+)
+_EXAMPLE = re.compile(r"sample|example|template", re.IGNORECASE)
+_TEST_CODE = re.compile(rf"(?i:test|spec|check|verif|grade|judge).*{_CODE.pattern}")
 _NO_ANSWER = ("Dockerfile", ".dockerignore", "__init__.py", "docker-compose.yaml", "docker-compose.yml")
 _COMPARED = (
     re.compile(r"[=!]=\s*[rbf]?([\"'])(?P<value>[^\"'\n]+?)\1"),
@@ -112,7 +116,7 @@ def readable_answers(files: AuditedFiles) -> list[Finding]:
         found.append(weak("task", f"the image may have copies: {pairs}{more}"))
     if named := sorted({file.name for file in files.environment if file.name not in copied and _names(file, files)}):
         found.append(weak("task", f"an expected value stands as an answer in {', '.join(named[:MAX_NAMED])}"))
-    if _tells(files.instruction, files) or any(
+    if _tells(files.instruction, [value for value in files.values if _is_specific(value)]) or any(
         file.code in _without_comments(files.instruction) for file in files.solution if len(file.code) >= MIN_COPY
     ):
         found.append(weak("task", "the instruction has the answer"))
@@ -131,19 +135,22 @@ def _is_copy(secret: TextFile, file: TextFile) -> bool:
     """Whether a file has all code of a secret one, or nearly all words of test code.
 
     A solution often has files of the image, some of them with a changed line. So near copies of it mean nothing, and
-    equal files of one name neither.
+    equal files of one name neither. The same is true of a reference beside the tests: code that tests nothing.
     """
-    unchanged = secret.name.startswith("solution/") and Path(secret.name).name == Path(file.name).name
-    if unchanged and not Path(secret.name).name.startswith("solve."):
+    name = Path(secret.name).name
+    in_tests = "tests" in Path(secret.name).parts
+    test_code = in_tests and _TEST_CODE.search(name) is not None
+    reference = not in_tests or (_CODE.search(name) and not test_code)
+    if reference and name == Path(file.name).name and not name.startswith("solve."):
         return False
     if Path(file.name).name in _NO_ANSWER and Path(file.name).name != "Dockerfile":
         return False
     code = secret.code
     if len(code) >= MIN_COPY and code in file.code:
         return True
-    if _ANSWER_WORD.search(Path(secret.name).name) and len(code) > 3 and code == file.code:
+    if _ANSWER_WORD.search(name) and len(code) > 3 and code == file.code:
         return True
-    if not secret.name.startswith("tests/") or not _CODE.search(secret.name):
+    if not test_code:
         return False
     fewest = max(MIN_NGRAMS, COPIED_SHARE * len(secret.ngrams))
     return len(secret.ngrams & file.ngrams) >= fewest
@@ -155,14 +162,20 @@ def _without_comments(text: str) -> str:
 
 
 def _names(file: TextFile, files: AuditedFiles) -> bool:
-    """Whether a file of the image names an expected value as an answer, by its own name or in the same line."""
-    if _ANSWER_WORD.search(Path(file.name).name):
-        return any(_is_specific(value) and value in file.text for value in files.values)
-    return _tells(file.text, files)
+    """Whether a file of the image names an expected value as an answer, by its own name or in the same line.
+
+    A value or a file that the instruction names is no secret. Examples show a format, and source code is called by
+    what it is for.
+    """
+    values = [value for value in files.values if _is_specific(value) and value not in files.instruction]
+    name = Path(file.name).name
+    if not _ANSWER_WORD.search(name) or _CODE.search(name):
+        return _tells(file.text, values)
+    known = name in files.instruction or _EXAMPLE.search(file.name)
+    return not known and any(value in file.text for value in values)
 
 
-def _tells(text: str, files: AuditedFiles) -> bool:
-    values = [value for value in files.values if _is_specific(value)]
+def _tells(text: str, values: list[str]) -> bool:
     lines = [line for line in text.split("\n") if _ANSWER_WORD.search(line)]
     return any(_states(line, value) for line in lines for value in values)
 
