@@ -218,6 +218,8 @@ def test_warmup_option_teaches_the_training_tasks(folder, capfd):
     assert "harbortrainer train --config run.toml" in capfd.readouterr().out
     config = load("run.toml")
     assert config.warmup is not None and config.warmup.tasks is None and config.warmup.model == "model"
+    harness = config.orchestrator.train.source[0].env["agent"]["harness"]
+    assert config.warmup.environment_type == harness["environment_type"]
     assert config.model.name == "warmup" and "init " in (text := Path("run.toml").read_text()) and "--warmup" in text
     assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
     message = "error: --warmup: only the embedded engine has a [warmup]"

@@ -185,18 +185,13 @@ def _tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
 
 
 def _warmup(choices: RunChoices) -> Iterator[Key]:
-    policy, sandbox = choices.policy, choices.tasks.sandbox
+    policy = choices.policy
     yield Key("model", policy.name, "a hub id, or a folder; it learns the solutions of the training tasks")
-    if policy.needs_plain_agent:
-        yield Key("agent", "plain", "as in training")
     yield Key("target", 0.3, "it stops at this success rate, so that rewards differ within a group")
     yield Key("steps", 80, "at most")
     yield Key("batch_size", 8, "solutions per step")
     yield Key("lr", max(1e-4, policy.lr), "of a LoRA")
     yield Key("lora_rank", LoraSettings().rank, "merged at the end; 0 trains every weight")
-    yield Key("environment_type", sandbox.kind, "as in training")
-    if sandbox.kwargs:
-        yield Key("environment_kwargs", sandbox.kwargs, "as in training")
 
 
 def _prime_rl_tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:

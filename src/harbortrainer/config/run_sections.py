@@ -3,16 +3,21 @@
 `[warmup]` and `[prices]` are our own; Prime-RL never sees them. This module imports neither torch nor harbor.
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from harbortrainer.config.agent_table import PLAIN_AGENT, SHORT_NAMES, TRAINABLE_TERMINUS
-from harbortrainer.config.table import Table
+from harbortrainer.config.agent_table import PLAIN_AGENT, SHORT_NAMES, TRAINABLE_TERMINUS, is_class
+from harbortrainer.config.environment_table import unknown_type
+from harbortrainer.config.plugin import AgentKeys, HarnessKeys
+from harbortrainer.config.table import Table, error_at
 
 TAUGHT = frozenset({TRAINABLE_TERMINUS, PLAIN_AGENT})
 """Agents for which the warm-up makes demonstrations."""
+_NAMES = SHORT_NAMES | {"terminus-2": TRAINABLE_TERMINUS}
+"""Agents that answer alike, by the names that a user may write."""
 
 
 class WarmupConfig(Table):
@@ -32,7 +37,7 @@ class WarmupConfig(Table):
     """Run folder whose good trials are trained on (rejection sampling). Multi-step tasks are supported."""
 
     agent: str = TRAINABLE_TERMINUS
-    """With solutions: the agent to teach, `plain` or Terminus-2. A run must train the same one."""
+    """With solutions: the agent to teach, `plain` or Terminus-2; in a run file, by default the one that it trains."""
 
     target: float | None = Field(None, gt=0, lt=1)
     """With solutions: stop at this success rate of sampled answers, measured in `trials` real trials every 5 steps."""
@@ -63,13 +68,14 @@ class WarmupConfig(Table):
     likelihood), and for `target`."""
 
     environment_type: str = "local"
-    """Sandbox type of these trials and of replayed solutions."""
+    """Sandbox type of these trials and of replayed solutions; in a run file, by default the one that it trains in."""
 
     environment_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    """Extra keyword arguments of the sandbox class."""
+    """Extra keyword arguments of the sandbox class; in a run file, by default those of training, for the same type."""
 
     trusted_tasks: list[str] = Field(default_factory=list)
-    """Names or shell patterns of tasks that may access this machine, as in `env.agent.harness`."""
+    """Names or shell patterns of tasks that may access this machine. By default those of `env.agent.harness`, if the
+    warm-up learns the training tasks."""
 
     @property
     def learns_solutions(self) -> bool:
@@ -79,7 +85,14 @@ class WarmupConfig(Table):
     @field_validator("agent")
     @classmethod
     def _replace_short_name(cls, name: str) -> str:
-        return SHORT_NAMES.get(name, name)
+        return _NAMES.get(name, name)
+
+    @field_validator("environment_type")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if wrong := unknown_type(name):
+            raise ValueError("; ".join(wrong))
+        return name
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -90,7 +103,7 @@ class WarmupConfig(Table):
         if self.target is not None and not (self.learns_solutions and self.trials):
             raise ValueError("target needs solutions of tasks, and trials of 1 or more")
         if self.agent not in TAUGHT:
-            raise ValueError(f"cannot teach agent {self.agent!r}; use plain, or leave the key out for Terminus-2")
+            raise ValueError(f"cannot teach agent {self.agent!r}; use plain or terminus-2")
         if self.lora_rank and self.family is not None:
             raise ValueError("lora_rank needs tasks or run; a family always uses full fine-tuning")
         if self.heldout is not None and self.family is None:
@@ -99,6 +112,67 @@ class WarmupConfig(Table):
         if not 0 < low < high < 1:
             raise ValueError("success must be two increasing numbers between 0 and 1")
         return self
+
+
+def as_in_training(warmup: WarmupConfig, trained: Sequence[AgentKeys]) -> WarmupConfig:
+    """Return `[warmup]` with the keys that the file leaves out taken from training.
+
+    Args:
+        warmup: The table of the run file.
+        trained: `env.agent` of each training source.
+
+    Raises:
+        ValidationError: The table contradicts a source, or the sources differ in a key that it leaves out.
+    """
+    harnesses = [agent.harness for agent in trained if agent.harness is not None]
+    if not harnesses:
+        return warmup
+    given, update = warmup.model_fields_set, {}
+    if warmup.learns_solutions:
+        update["agent"] = _taught_agent(warmup, harnesses)
+    if "environment_type" not in given:
+        update["environment_type"] = _only(harnesses, "environment_type")
+    kind = update.get("environment_type", warmup.environment_type)
+    if "environment_kwargs" not in given and (alike := [one for one in harnesses if one.environment_type == kind]):
+        update["environment_kwargs"] = _only(alike, "environment_kwargs")
+    if "trusted_tasks" not in given and warmup.learns_solutions and warmup.tasks is None:
+        update["trusted_tasks"] = _only(harnesses, "trusted_tasks")
+    if update.get("agent") == PLAIN_AGENT and any(_turns(agent) > 1 for agent in trained):
+        what = "the warm-up teaches the plain agent one answer per trial, but the run has more turns"
+        raise error_at(("warmup", "agent"), PLAIN_AGENT, f"{what}; set env.agent.max_turns to 1, or remove [warmup]")
+    return warmup.model_copy(update=update)
+
+
+def _taught_agent(warmup: WarmupConfig, harnesses: Sequence[HarnessKeys]) -> str:
+    """Return the agent to teach: the table's own, or the one that the run trains."""
+    key, given = ("warmup", "agent"), "agent" in warmup.model_fields_set
+    trained = {_NAMES.get(one.agent, one.agent) for one in harnesses}
+    taught = sorted(trained & TAUGHT)
+    if any(is_class(name) for name in trained - TAUGHT):  # a class may answer like Terminus-2
+        return warmup.agent if given or not taught else taught[0]
+    if not taught:
+        what = f"the warm-up teaches plain or terminus-2, but the run trains {', '.join(sorted(trained))}"
+        raise error_at(key, None, f"{what}; remove [warmup]")
+    if not given and len(taught) > 1:
+        raise error_at(key, None, "the training sources have different agents; set it to one of them")
+    if given and warmup.agent not in taught:
+        named = "plain" if PLAIN_AGENT in taught else "terminus-2"
+        what = f"the warm-up would teach another agent than the run trains; set it to {named!r}, or leave it out"
+        raise error_at(key, warmup.agent, what)
+    return warmup.agent if given else taught[0]
+
+
+def _only(harnesses: Iterable[HarnessKeys], key: str) -> object:
+    """Return the value of a key in all sources."""
+    values = [getattr(harness, key) for harness in harnesses]
+    if any(value != values[0] for value in values):
+        raise error_at(("warmup", key), None, f"the training sources have different {key}; set it for the warm-up")
+    return values[0]
+
+
+def _turns(agent: AgentKeys) -> int:
+    limits = [agent.max_turns, agent.harness.max_turns if agent.harness is not None else None]
+    return min((limit for limit in limits if limit is not None), default=1)
 
 
 PROJECT = "prime-rl"

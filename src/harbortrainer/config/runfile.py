@@ -14,11 +14,12 @@ from typing import Literal, Self
 import tomlkit
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from harbortrainer.config.agent_table import SHORT_NAMES, TRAINABLE_TERMINUS
 from harbortrainer.config.orchestrator_config import OrchestratorConfig, SourceConfig
-from harbortrainer.config.run_sections import TAUGHT, MonitorsConfig, Prices, WarmupConfig
-from harbortrainer.config.table import Table, error_at, lookup, nulls_as_text, with_value
+from harbortrainer.config.plugin import plugin_env
+from harbortrainer.config.run_sections import MonitorsConfig, Prices, WarmupConfig, as_in_training
+from harbortrainer.config.table import Table, error_at, nulls_as_text, with_value
 from harbortrainer.config.trainer_table import LoraSettings, TrainerConfig, check_scheduler
+from harbortrainer.errors import UserError
 
 FOLDER_NAME = re.compile(r"[\w+@=,-][\w+@=, .-]{0,199}")
 """Valid name of a run folder: no slash, no leading dot."""
@@ -247,15 +248,16 @@ class RunConfig(RunBasics):
         raise error_at(("model", "name"), name, f"{what}; {start}, or leave this key out")
 
     @model_validator(mode="after")
-    def _check_taught_agent(self) -> Self:
-        """Refuse a warm-up that teaches another agent's answers than the run trains."""
-        if self.warmup is None or self.warmup.tasks is None or not self.orchestrator.train.source:
+    def _warm_up_as_in_training(self) -> Self:
+        """Complete `[warmup]` from the training sources. Their own errors are reported elsewhere."""
+        sources = [source.env for source in self.orchestrator.train.source]
+        if self.warmup is None or self.warmup.run is not None:
             return self
-        named = lookup(self.orchestrator.train.source[0].env, "agent.harness.agent", TRAINABLE_TERMINUS)
-        trained = SHORT_NAMES.get(str(named), str(named))
-        if trained in TAUGHT and trained != self.warmup.agent:
-            what = f"the warm-up would teach another agent than the run trains; set it to {named!r}"
-            raise error_at(("warmup", "agent"), self.warmup.agent, what)
+        try:
+            envs = [plugin_env(env, file="", key="") for env in sources]
+        except UserError:
+            return self
+        self.warmup = as_in_training(self.warmup, [env.agent for env in envs if env is not None])
         return self
 
     @model_validator(mode="after")

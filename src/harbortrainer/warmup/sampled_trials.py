@@ -30,6 +30,7 @@ def measure_rewards(
     max_turns: int | None,
     max_length: int,
     answer_length: int | None = None,
+    timeout_multiplier: float = 1.0,
 ) -> list[float]:
     """Play one trial on each task and return the rewards of the graded ones.
 
@@ -43,6 +44,7 @@ def measure_rewards(
         max_turns: Most turns of a trial; None for no limit.
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer.
+        timeout_multiplier: Factor on the tasks' time limits.
 
     Raises:
         UserError: Fewer than half of the trials were graded.
@@ -56,6 +58,7 @@ def measure_rewards(
                 agent=config.agent,
                 agent_kwargs={"llm_kwargs": {"max_tokens": answer_length}} if answer_length else {},
                 max_turns=max_turns,
+                timeout_multiplier=timeout_multiplier,
                 environment_type=config.environment_type,
                 environment_kwargs=dict(config.environment_kwargs),
                 trusted=is_trusted(task.name, config.trusted_tasks),

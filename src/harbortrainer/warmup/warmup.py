@@ -80,6 +80,7 @@ class Rollouts:
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer; None if only `max_length` limits it.
         max_turns: Most turns of a trial; None if the run sets no limit.
+        timeout_multiplier: Factor on the tasks' time limits, where a trial is played to measure a reward.
         training_tasks: The tasks that the run trains on, if `[warmup]` names nothing else to learn from.
     """
 
@@ -87,6 +88,7 @@ class Rollouts:
     max_length: int = 2048
     answer_length: int | None = None
     max_turns: int | None = None
+    timeout_multiplier: float = 1.0
     training_tasks: Sequence[TaskRef] = ()
 
 
@@ -103,6 +105,7 @@ def rollouts_of(run: RunConfig) -> Rollouts:
         max_length=run.seq_len,
         answer_length=run.orchestrator.train.sampling.max_completion_tokens,
         max_turns=lookup(env, "agent.max_turns", lookup(env, "agent.harness.max_turns", None)),
+        timeout_multiplier=lookup(env, "agent.harness.timeout_multiplier", 1.0),
         training_tasks=_training_tasks(run) if own_tasks else (),
     )
 
@@ -156,9 +159,6 @@ def warm_up(
 
 def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: int, display: Display) -> None:
     assert config.model is not None
-    if config.agent == PLAIN_AGENT and (rollouts.max_turns or 1) > 1:
-        what = "the warm-up teaches the plain agent one answer per trial, but the run has more turns"
-        raise UserError(what, where="warmup.agent", do="set env.agent.max_turns to 1, or remove [warmup]")
     if config.tasks is not None:
         tasks = tasks_with_solution(config.tasks, display.line)
     else:
@@ -179,6 +179,7 @@ def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: i
             max_turns=rollouts.max_turns,
             max_length=rollouts.max_length,
             answer_length=rollouts.answer_length,
+            timeout_multiplier=rollouts.timeout_multiplier,
         )
     _learn(what, start, sequences, config, folder, seed, display, measure)
 
