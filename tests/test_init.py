@@ -111,7 +111,7 @@ def test_sample_tasks_give_a_file_that_the_dry_run_accepts(folder, capfd):
     trained, held_out = selected("run.toml", "train"), selected("run.toml", "eval")
     assert len(trained) + len(held_out) == 13 and not {*trained} & {*held_out} and 2 <= len(held_out) <= 4
     config = load("run.toml")
-    assert config.seq_len == 2048, "the context of this model"
+    assert config.seq_len == 1024, "what the longest prompt and one command need"
     assert config.orchestrator.batch_size == 8 * config.orchestrator.group_size
     assert config.orchestrator.concurrency.max_inflight == 16
 
@@ -254,6 +254,23 @@ def test_model_that_is_too_small_for_terminus_gets_the_plain_agent(folder, hub, 
         assert (table["max_turns"], table["harness"].get("agent")) == (1 if agent else 20, agent)
 
 
+def test_small_model_gets_short_samples_and_a_high_rate(folder, hub, capfd):
+    config = qwen3(512, 1536, 4, 16, tied=True)
+    config.max_position_embeddings = 8192
+    config.save_pretrained(hub / "models--me--small-135M/snapshots/one")
+    write_task(folder / "tasks/sort", "Sort the words. " * 30)
+    write_task(folder / "tasks/copy", "Copy the file.")
+    for name in ("sort", "copy"):
+        (folder / "tasks" / name / "solution").mkdir()
+        (folder / "tasks" / name / "solution/solve.sh").write_text("sort words > sorted\n")
+    assert main(["init", "tasks", "--model", "me/small-135M"]) == 0
+    run = load("run.toml")
+    assert run.seq_len == 512 and run.orchestrator.train.sampling.max_completion_tokens == 32
+    assert "samples of up to 512 tokens (the longest prompt and a command of 32 need " in capfd.readouterr().out
+    assert 4e-4 <= run.trainer.optim.lr <= 6e-4
+    assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
+
+
 @pytest.mark.parametrize("name", ["gpu_16gb.toml", pytest.param("gpu_48gb.toml", marks=pytest.mark.long)])
 def test_shipped_gpu_file_is_what_init_writes_and_fits(folder, hub, monkeypatch, name):
     model, gigabytes = CARDS[name]
@@ -296,8 +313,8 @@ def test_prime_rl_gets_its_gpus_divided(folder, hub, capfd):
 def test_unreachable_hub_gives_estimated_lengths(folder, capfd, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
-    assert main(["init", str(SAMPLES), "--model", "me/mine-0.1B", "--engine", "local"]) == 0
-    assert "lengths are estimated: to have them counted, run `hf download me/mine-0.1B`" in capfd.readouterr().out
+    assert main(["init", str(SAMPLES), "--model", "me/mine-0.5B", "--engine", "local"]) == 0
+    assert "lengths are estimated: to have them counted, run `hf download me/mine-0.5B`" in capfd.readouterr().out
     assert load("run.toml").seq_len == 8192
     assert tomllib.loads(Path("run.toml").read_text())["orchestrator"]["renderer"]["name"] == "custom"
 

@@ -6,7 +6,7 @@ config is not on this machine) they are the model's own context, bounded.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,12 @@ from harbortrainer.doctor.finding import Level
 from harbortrainer.doctor.gpus import config_folders, memory_plan, parameters, usable_memory
 from harbortrainer.doctor.model_files import HUB, in_folder, is_hub_id, on_hub
 from harbortrainer.doctor.pace import TYPICAL
-from harbortrainer.doctor.policy_checks import ChatFormat, choose_chat_format
+from harbortrainer.doctor.policy_checks import ChatFormat, choose_chat_format, local_tokenizer
 from harbortrainer.engines.engine_choice import Gpu
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.trials.plain_format import SYSTEM_PROMPT
+from harbortrainer.warmup.tasks_with_solution import SOLUTION
 
 if TYPE_CHECKING:
     from harbortrainer.engines.memory_plan import MemoryPlan
@@ -39,6 +42,10 @@ _UNPLANNED = 8192
 """Length if the model's config is not on this machine."""
 _INFLIGHT = {"GPU": 24, "CPU": 16}
 """Most trials that one device samples for."""
+LONGEST_COMMAND, _SHORT_COMMAND = 256, 32
+"""Limits of the answer length of a model that writes one command."""
+_ROLES, _COMMAND_SEQ_LEN = 64, 256
+"""Tokens of a chat format around a prompt, at most. The shortest samples of a model that writes one command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,8 @@ class ChosenPolicy:
     """Trials at once that the sampler holds, at least a group."""
     size: float | None
     """Number of parameters, if it is known."""
+    command: int = LONGEST_COMMAND
+    """Most tokens of an answer of the plain agent."""
 
     @property
     def needs_plain_agent(self) -> bool:
@@ -77,18 +86,33 @@ class ChosenPolicy:
 
     @property
     def lr(self) -> float:
-        """Learning rate of a LoRA, rounded to one digit: 1e-5 for 8 billion parameters, 2e-3 for 0.65 million."""
-        rate = 1e-5 * (8e9 / (self.size or 8e9)) ** 0.58
+        """Learning rate of a LoRA, rounded to one digit.
+
+        1e-5 for 8 billion parameters. Small models have the rates of the shipped run files: 5e-4 for SmolLM2-135M, and
+        2.5e-3 for 0.65 million.
+        """
+        size = self.size or 8e9
+        rate = 5e-4 * (1.35e8 / size) ** 0.3 if size < _SMALL else 1e-5 * (8e9 / size) ** 0.58
         return float(f"{rate:.0e}")
 
+    @property
+    def lr_reason(self) -> str:
+        """Why the learning rate has this value."""
+        if (self.size or _SMALL) < _SMALL:
+            return "high, since the model is small: 5e-4 was measured for 135 million parameters"
+        return "1e-5 for 8 billion parameters, higher for smaller models"
 
-def choose_policy(name: str | None, *, gpus: Sequence[Gpu], on_prime_rl: bool) -> ChosenPolicy:
+
+def choose_policy(
+    name: str | None, *, gpus: Sequence[Gpu], on_prime_rl: bool, tasks: Sequence[TaskRef] = ()
+) -> ChosenPolicy:
     """Check the model and choose its chat format and lengths.
 
     Args:
         name: A folder or a hub id; None for the default model.
         gpus: The GPUs of the machine that trains; none for its CPU.
         on_prime_rl: Whether Prime-RL trains.
+        tasks: The tasks of the run, whose prompts must fit.
 
     Raises:
         UserError: There is no such model, it has no usable chat format, or it does not fit.
@@ -103,7 +127,7 @@ def choose_policy(name: str | None, *, gpus: Sequence[Gpu], on_prime_rl: bool) -
         )
     except UserError as error:
         raise UserError(error.what, where=f"--model {model}", do=error.do) from error
-    return ChosenPolicy(
+    policy = ChosenPolicy(
         name=model,
         chat_format=chat_format,
         device="GPU" if gpus else "CPU",
@@ -113,6 +137,38 @@ def choose_policy(name: str | None, *, gpus: Sequence[Gpu], on_prime_rl: bool) -
         inflight=inflight,
         size=parameters(model),
     )
+    return _shortened(policy, plan, tasks) if policy.needs_plain_agent and tasks else policy
+
+
+def _shortened(policy: ChosenPolicy, plan: "MemoryPlan | None", tasks: Sequence[TaskRef]) -> ChosenPolicy:
+    """Return a policy whose samples are as long as the longest prompt and a command need.
+
+    A command gets twice the tokens of the longest solution. Longer samples would take memory and time for nothing.
+    """
+    prompts = [f"{SYSTEM_PROMPT}\n{task.instruction}" for task in tasks]
+    files = [task.path / SOLUTION for task in tasks]
+    solutions = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()]
+    longest = 2 * _most_tokens(policy.name, solutions) if len(solutions) == len(tasks) else LONGEST_COMMAND
+    command = min(max(_SHORT_COMMAND, 8 * math.ceil(longest / 8)), LONGEST_COMMAND)
+    needed = _most_tokens(policy.name, prompts) + _ROLES + command
+    seq_len = max(_COMMAND_SEQ_LEN, 2 ** math.ceil(math.log2(needed)))
+    if seq_len >= policy.seq_len:
+        return replace(policy, command=min(command, policy.seq_len // 4))
+    return replace(
+        policy,
+        seq_len=seq_len,
+        seq_len_reason=f"the longest prompt and a command of {command} need {needed}",
+        command=command,
+        inflight=_inflight(plan, seq_len, policy.device) if plan else policy.inflight,
+    )
+
+
+def _most_tokens(model: str, texts: Sequence[str]) -> int:
+    """Return the number of tokens of the longest text; an upper estimate if the tokenizer is not on this machine."""
+    tokenizer = local_tokenizer(model)
+    if tokenizer is None:
+        return max(len(text.encode()) for text in texts) // 2
+    return max(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
 
 def check_model(name: str) -> None:
@@ -151,8 +207,13 @@ def _planned_lengths(plan: "MemoryPlan", gpus: Sequence[Gpu]) -> tuple[int, str,
             reason = f"the cache of {_memory(gpus)} holds a group of such trials"
     else:
         seq_len, reason = min(plan.max_length, _SHORT), f"little fits into {_memory(gpus)}: fewer trials sample at once"
+    return seq_len, reason, _inflight(plan, seq_len, "GPU" if gpus else "CPU")
+
+
+def _inflight(plan: "MemoryPlan", seq_len: int, device: str) -> int:
+    """Return the number of concurrent trials whose samples fit."""
     fitting = int(plan.cache(seq_len, seq_len) / (seq_len * TYPICAL))
-    return seq_len, reason, max(GROUP, min(fitting, _INFLIGHT["GPU" if gpus else "CPU"]))
+    return max(GROUP, min(fitting, _INFLIGHT[device]))
 
 
 def _own_lengths(model: str, gpus: Sequence[Gpu], *, on_prime_rl: bool) -> tuple[int, str, int]:

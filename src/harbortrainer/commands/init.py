@@ -67,7 +67,8 @@ def init(order: InitOrder) -> int:
     tasks = choose_tasks(order.tasks)
     if order.warmup:
         check_warmup_order(tasks, choice)
-    policy = choose_policy(order.model, gpus=gpus, on_prime_rl=choice.engine == "prime-rl")
+    played = [*tasks.train, *tasks.held_out]
+    policy = choose_policy(order.model, gpus=gpus, on_prime_rl=choice.engine == "prime-rl", tasks=played)
     choices = run_choices(order, tasks, policy, choice, gpus)
     text = run_file(choices)
     plan = read_text(text, order.output, choice, gpus)

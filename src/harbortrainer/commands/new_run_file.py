@@ -24,7 +24,7 @@ ENOUGH_TASKS = math.ceil(0.25 / LARGEST_ERROR**2)
 """Held-out tasks that the doctor asks for."""
 DOCKER_TRIALS = 24
 """Trials at once in Docker, which has 30 networks by default."""
-_ANSWER_SHARE, _LONGEST_ANSWER, _LONGEST_COMMAND = 4, 4096, 256
+_ANSWER_SHARE, _LONGEST_ANSWER = 4, 4096
 _GROUPS = {"GPU": 16, "CPU": 8}
 _STEPS = {"GPU": 100, "CPU": 20}
 _EVAL_TRIALS = 4
@@ -60,8 +60,9 @@ class RunChoices:
     @property
     def answer(self) -> int:
         """Max tokens of an answer."""
-        longest = _LONGEST_COMMAND if self.policy.needs_plain_agent else _LONGEST_ANSWER
-        return min(longest, self.policy.seq_len // _ANSWER_SHARE)
+        if self.policy.needs_plain_agent:
+            return self.policy.command
+        return min(_LONGEST_ANSWER, self.policy.seq_len // _ANSWER_SHARE)
 
     @property
     def answer_reason(self) -> str:
@@ -147,7 +148,7 @@ def _tables(choices: RunChoices) -> Iterator[tuple[str, Sequence[Key]]]:
     yield (
         "trainer.optim",
         [
-            Key("lr", policy.lr, "1e-5 for 8 billion parameters, higher for smaller models"),
+            Key("lr", policy.lr, policy.lr_reason),
             Key("weight_decay", 0.0, "an adapter is small already"),
         ],
     )

@@ -73,7 +73,7 @@ def check_chat_format(plan: LaunchPlan) -> Iterator[Finding]:
         return
     name = run.model.name
     try:
-        tokenizer = _tokenizer(name)
+        tokenizer = local_tokenizer(name)
     except Exception as error:  # noqa: BLE001 - transformers raises many types for a broken tokenizer
         if isinstance(run, RunConfig):  # Prime-RL can load a tokenizer with the model's own code
             what = f"the tokenizer of {name} cannot be read: {_first_line(error)}"
@@ -145,7 +145,8 @@ def _max_turns(plan: LaunchPlan) -> int:
     return max((turns_of(plan, source) for source in sources), default=1)
 
 
-def _tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
+def local_tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
+    """Return the tokenizer of a folder or hub id; None if it is not on this machine."""
     if Path(model).is_dir() and not has_tokenizer(Path(model)):
         return None  # `model_files` reports it
     try:
@@ -222,7 +223,7 @@ def choose_chat_format(model: str) -> ChatFormat:
 
     known = known_format(model)
     try:
-        tokenizer = _tokenizer(model)
+        tokenizer = local_tokenizer(model)
     except Exception as error:
         do = "download tokenizer.json and tokenizer_config.json again"
         raise UserError(f"the tokenizer of {model} cannot be read: {_first_line(error)}", do=do) from error
