@@ -85,6 +85,13 @@ def test_endpoint_refusal_with_reward_is_the_limit():
     assert classify(rewards=None, exception="BadRequestError", message=message) is Outcome.agent_error
 
 
+def test_text_of_a_program_is_no_refusal_of_the_endpoint():
+    """The program of an installed agent prints what its model says."""
+    for said in ("rollout stopped: max_turns", "rollout stopped: all_done"):
+        found = classify(rewards=ONE, exception="NonZeroAgentExitCodeError", message=f"Command failed (exit 1): {said}")
+        assert found is Outcome.agent_error, said
+
+
 def test_context_length_error_is_limit_only_with_reward():
     assert classify(rewards=ONE, exception="ContextLengthExceededError") is Outcome.context_limit
     assert classify(rewards=None, exception="ContextLengthExceededError") is Outcome.agent_error

@@ -21,6 +21,8 @@ from harbortrainer.trials.outcome import (
     RewardRule,
     all_finite,
     classify,
+    outcome_of_refusal,
+    outcome_of_stop,
     scalar_reward,
     worst,
 )
@@ -122,7 +124,7 @@ def record_from_result(
     self_inflicted = outcome in EXAMINED_OUTCOMES and post_mortem is not None and post_mortem.agent_at_fault
     if self_inflicted:
         outcome = Outcome.self_inflicted
-    records = [_step(step, stop if step is steps[-1] else None, rule) for step in steps]
+    records = [_step(step, _stop_in(step, steps, stop), rule) for step in steps]
     failure = next((part.exception_info for part in [result, *steps] if part.exception_info), None)
     return TrialRecord(
         outcome=outcome,
@@ -183,10 +185,17 @@ def pop_turn_tokens(result: "TrialResult") -> list[TurnTokens]:
 def _outcome(result: "TrialResult", rewards: dict[str, Any] | None, stop: str | None, rule: RewardRule) -> Outcome:
     steps = result.step_results or []
     own = _classify(result, rewards, stop, rule) if result.exception_info or not steps else None
-    step_outcomes = [_step(step, stop if step is steps[-1] else None, rule).outcome for step in steps]
+    step_outcomes = [_step(step, _stop_in(step, steps, stop), rule).outcome for step in steps]
     outcome = worst([*step_outcomes, *([own] if own else [])])
     # Each step may have rewards although Harbor's combination of them is none.
     return Outcome.verifier_error if outcome.trains and scalar_reward(rewards, *rule) is None else outcome
+
+
+def _stop_in(step: "StepResult", steps: "list[StepResult]", stop: str | None) -> str | None:
+    """Return the trial's stop condition if it ended this step: the last one, or one whose error names it."""
+    message = step.exception_info.exception_message if step.exception_info else ""
+    named = stop is not None and outcome_of_refusal(message) is outcome_of_stop(stop)
+    return stop if step is steps[-1] or named else None
 
 
 def _step(step: "StepResult", stop: str | None, rule: RewardRule) -> StepRecord:

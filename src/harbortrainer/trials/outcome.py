@@ -299,7 +299,7 @@ def classify(
     Args:
         rewards: The verifier's rewards; None if there are none.
         exception: Type name of the exception that Harbor recorded, such as `NonZeroAgentExitCodeError`.
-        message: The exception's message.
+        message: The exception's message. Without effect if an installed agent's program printed it.
         phase: Phase of the trial in which it was raised.
         ending: Limit at which the agent reports that it ended.
         stop: Condition with which the interception endpoint stopped the rollout (`max_turns`, ...).
@@ -309,7 +309,8 @@ def classify(
     Returns:
         An outcome that trains only if all rewards are finite numbers and the scalar reward is within the bound.
     """
-    limit = ending or outcome_of_stop(stop) or outcome_of_refusal(message)
+    refusal = None if exception in AGENT_EXIT else outcome_of_refusal(message)
+    limit = ending or outcome_of_stop(stop) or refusal
     cause = _cause(exception, phase, limit) if exception else limit or Outcome.completed
     if cause.trains and scalar_reward(rewards, bound, reward_key) is None:
         return _without_reward(exception, cause)
