@@ -167,6 +167,18 @@ async def test_late_completion_does_not_train(tmp_path: Path, tokenizer_dir: Pat
     assert sampled_turns(trace) == [(s.prompt_ids, s.token_ids, s.logprobs) for s in engine.samples[:1]]
 
 
+@pytest.mark.parametrize("status", [400, 500])
+async def test_call_that_fails_during_grading_keeps_the_reward(
+    tmp_path: Path, tokenizer_dir: Path, status: int
+) -> None:
+    make_task(tmp_path / "tasks" / "answer", agent_timeout_s=2.0, test="sleep 4; echo 1 > /logs/verifier/reward.txt")
+    fails = by_turn([keys("ls"), Answer(status=status, delay_s=4.0)])
+    with ScriptedEngine(tokenizer_dir, fails) as engine:
+        trace = await play_one(config(tmp_path / "tasks", tmp_path / "trials"), engine)
+    assert trace.ok, trace.errors
+    assert (trace.info["harbor"]["outcome"], trace.reward) == ("agent_timeout", 1.0)
+
+
 async def test_unstartable_sandbox_is_retried_without_reward(tmp_path: Path, tokenizer_dir: Path) -> None:
     make_task(tmp_path / "tasks" / "answer")
     harness = {"environment_type": "e2e_environments:WillNotStart"}

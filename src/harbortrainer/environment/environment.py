@@ -26,8 +26,14 @@ from harbortrainer.environment.model_proxy.server import translate_example
 from harbortrainer.environment.model_server import WorkerState
 from harbortrainer.environment.plugin_config import HarborEnvConfig, HarborHarnessConfig, HarborTasksetConfig
 from harbortrainer.environment.request_check import RUN_KEY_VARIABLE, RequestRefusedError, RunKey, check_unsigned
+from harbortrainer.environment.rollout_state import HarborState
 from harbortrainer.environment.taskset import HarborTask
-from harbortrainer.environment.verifiers_compat import PRIVATE_APIS, adapt_train_clients, with_flat_sampling
+from harbortrainer.environment.verifiers_compat import (
+    PRIVATE_APIS,
+    adapt_train_clients,
+    ignore_call_errors,
+    with_flat_sampling,
+)
 from harbortrainer.harbor_compat import keep_litellm_offline
 from harbortrainer.runs.memory import freeze_gc
 from harbortrainer.runs.open_files import raise_open_files_limit
@@ -50,6 +56,7 @@ class HarborEnvironment(Env[HarborEnvConfig]):
         PRIVATE_APIS.check()
         raise_open_files_limit()
         adapt_train_clients()
+        ignore_call_errors(lambda trace: isinstance(trace.state, HarborState) and trace.state.failure is None)
         self._run_key, self._local_tasks = RunKey.of_process(), LocalTasks.of_process()
         if self._run_key is not None:
             os.environ[self._run_key.sampler_variable] = self._run_key.sampler_key

@@ -64,6 +64,8 @@ PRIVATE_APIS = PrivateApi(
         "verifiers.v1.serve:EnvClient.run(client, model, sampling, task_data, ...)",
         "verifiers.v1.serve:EnvClient.wait_for_server_startup(timeout, interval)",
         "verifiers.v1.clients.train:TrainClient.get_response(dialect, body, sampling, ...)",
+        "verifiers.v1.session:RolloutSession.error",
+        "verifiers.v1.session:RolloutSession.trace",
     ),
 )
 
@@ -255,6 +257,23 @@ def adapt_train_clients() -> None:
     sends_salt = SALT in TrainClient.get_response.__code__.co_consts
     # `get_response` looks it up at each call.
     vars(client)["generate"] = generate if sends_salt else with_top_level_salt(generate)
+
+
+def ignore_call_errors(decided: Callable[[Trace], bool]) -> None:
+    """Make this process's rollouts ignore the error of the last model call, once the trace's outcome is decided.
+
+    verifiers fails a rollout whose last call failed, whoever made it and when. A call that was in flight when the
+    agent's time ended would discard the trial's reward.
+    """
+    from verifiers.v1.session import RolloutSession
+
+    def get(session: RolloutSession) -> object:
+        return None if decided(session.trace) else vars(session).get("error")
+
+    def put(session: RolloutSession, error: object) -> None:
+        vars(session)["error"] = error
+
+    setattr(RolloutSession, "error", property(get, put))  # noqa: B010 - it replaces the field of a dataclass
 
 
 def with_top_level_salt[T](generate: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
