@@ -224,3 +224,13 @@ async def test_hard_links_survive_writes(make_sandbox):
     first, second, *counts = result.stdout.split("\n")[:4]
     assert [first, second] == ["1", "more"]
     assert [line.split()[0] for line in counts] == ["2", "2"]
+
+
+@pytest.mark.parametrize(("line", "home"), [("", "/home/boss"), ("ENV HOME=/srv/own\n", "/srv/own")])
+async def test_home_of_root_is_as_the_image_says(make_sandbox, line, home):
+    entry = "root:x:0:0:root:/home/boss:/bin/bash"
+    sandbox = await make_sandbox(
+        dockerfile=f"FROM {BASE}\nRUN sed -i 's#^root:.*#{entry}#' /etc/passwd\n{line}", image="build"
+    )
+    assert (await sandbox.exec("echo $HOME")).stdout == f"{home}\n"
+    assert (await sandbox.exec("echo $HOME", user="root")).stdout == f"{home}\n"

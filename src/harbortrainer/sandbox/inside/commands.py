@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 
 from harbortrainer.sandbox.inside import file_calls
 from harbortrainer.sandbox.inside import messages as m
@@ -99,8 +100,12 @@ def _read_table(path: str, width: int) -> list[list[str]]:
     return [row for row in rows if len(row) >= width and row[2].isdecimal() and (width < 7 or row[3].isdecimal())]
 
 
-def spawn(command: Command, fds: list[int], oom_score: int) -> int:
-    """Start a command as root with vfork, which avoids the cost of copying this process."""
+def spawn(command: Command, fds: list[int], oom_score: int, home: str = "/root") -> int:
+    """Start a command as root with vfork, which avoids the cost of copying this process.
+
+    Args:
+        home: Root's home folder.
+    """
     with _child_oom_score(oom_score):
         process = subprocess.Popen(
             command.argv,
@@ -108,7 +113,7 @@ def spawn(command: Command, fds: list[int], oom_score: int) -> int:
             stdout=fds[1],
             stderr=fds[2],
             cwd=command.cwd,
-            env={"HOME": "/root", **command.env},
+            env={"HOME": home, **command.env},
             start_new_session=True,
         )
     process.returncode = 0  # `CommandRunner.reap` reaps it, not subprocess
@@ -178,6 +183,7 @@ class CommandRunner:
     def __init__(self, control: socket.socket, free_processes: Callable[[], None]) -> None:
         self._control, self._free_processes = control, free_processes
         self._running: dict[int, int] = {}  # process id -> id of the request
+        self._home = find_user(None)[3]  # root's of the image, whatever an agent writes into /etc/passwd
 
     def execute(self, command: m.Command, fds: list[int], oom_score: int) -> int | None:
         """Run a command. Return its process id; None if it needed no process or could not be started.
@@ -247,7 +253,8 @@ class CommandRunner:
 
         Otherwise a fork bomb of the agent would prevent the verifier from grading it.
         """
-        start = fork if command.call or command.groups or command.user not in ROOT_USERS else spawn
+        forks = command.call or command.groups or command.user not in ROOT_USERS
+        start = fork if forks else partial(spawn, home=self._home)
         for _ in range(_FORK_ATTEMPTS):
             try:
                 return start(command, fds, oom_score)
