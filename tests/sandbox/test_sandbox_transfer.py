@@ -31,6 +31,15 @@ async def test_file_round_trip(sandbox, tmp_path):
     assert (tmp_path / "c" / "d").read_text() == "one"
 
 
+@pytest.mark.parametrize("size", [10, 10_000_000], ids=["small", "large"])
+async def test_downloaded_file_is_executable_as_in_the_sandbox(sandbox, tmp_path, size):
+    await sandbox.exec(f"head -c {size} /dev/zero > /plain; cp /plain /run-me; chmod 4755 /run-me")
+    for name in ("plain", "run-me"):
+        await sandbox.download_file(f"/{name}", tmp_path / name)
+    modes = [(tmp_path / name).stat().st_mode & 0o7111 for name in ("plain", "run-me")]
+    assert modes == [0, 0o111]
+
+
 async def test_upload_replaces_existing_file(sandbox, tmp_path):
     (tmp_path / "a").write_text("one")
     await sandbox.exec("mkdir -p /x; ln -s /etc/passwd /x/b")

@@ -59,12 +59,17 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def copy_out(content: BinaryIO, target: Path) -> None:
-    """Write a downloaded file to `target` on the host, replacing an existing file or link."""
+    """Write a downloaded file to `target` on the host, replacing an existing file or link.
+
+    It is executable if it was so in the sandbox; `content` has its permissions.
+    """
     content.seek(0)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     with target.open("xb") as file:
         shutil.copyfileobj(content, file)
+        executable = os.fstat(content.fileno()).st_mode & 0o111
+        os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode | executable)
 
 
 def unpack(archive: BinaryIO, target: Path) -> None:

@@ -110,12 +110,15 @@ def _add(tar: tarfile.TarFile, path: str, name: str, limit: int) -> int:
 
 
 def send_file(fds: list[int], path: str, limit: str) -> int:
-    """Write one regular file to standard output."""
+    """Write one regular file to standard output, and give its permissions to an output in memory."""
     fd = open_regular(path, follow=True)
     try:
-        if os.fstat(fd).st_size > int(limit):
+        found = os.fstat(fd)
+        if found.st_size > int(limit):
             os.write(fds[2], f"{path}: too large\n".encode())
             return 1
+        if stat.S_ISREG(os.fstat(fds[1]).st_mode):
+            os.fchmod(fds[1], found.st_mode & 0o777)
         while os.sendfile(fds[1], fd, None, 1 << 20):
             pass
     finally:
