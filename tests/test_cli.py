@@ -172,6 +172,20 @@ def test_warmup_with_file_without_warmup_table(project, capfd):
     assert "no [warmup]" in error_line(capfd, "warmup", "--config", "run.toml")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--from", "nope"], "command line: --from: no such file or folder: nope"),
+        (["--from", "nope", "--warmup.run", "other"], "command line: --warmup.run: no such file or folder: other"),
+        (["--model", "m", "--tasks", "nope"], "command line: --tasks: no such file or folder: nope"),
+        (["--from", "nope", "--tasks", "nope"], "--tasks, --from: two sources of training data; leave one out"),
+        (["--config", "run.toml", "--from", "nope"], "--from: this option is for a warm-up without a run file"),
+    ],
+)
+def test_warmup_names_the_option_that_is_wrong(project, capfd, words, message):
+    assert message in error_line(capfd, "warmup", *words)
+
+
 def test_warmup_without_training_data(project, capfd):
     assert "--model and --tasks" in error_line(capfd, "warmup")
     line = error_line(capfd, "warmup", "--model", "model", "--tasks", "tasks", "--warmup.stepz", "3")

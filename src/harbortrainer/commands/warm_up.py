@@ -1,6 +1,6 @@
 """`harbortrainer warmup`: fine-tune a model on solutions or on a run's successful trials."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,6 +22,9 @@ from harbortrainer.runs.display import loading
 from harbortrainer.runs.good_trials import require_rollout_files
 from harbortrainer.runs.provenance import base_policy
 
+_OPTIONS = {"model": "--model", "tasks": "--tasks", "run": "--from"}
+"""Options of the command, by the key of `[warmup]` that they set."""
+
 
 def warm_up(
     file: Path | None,
@@ -33,10 +36,12 @@ def warm_up(
     run: Path | None = None,
 ) -> Path:
     """Fine-tune a model as `[warmup]` says, or on tasks or a run's trials; returns its folder."""
+    given = {key: value for key, value in {"model": model, "tasks": tasks, "run": run}.items() if value is not None}
+    for key in given if file else ():
+        do = f"use --warmup.{key}, or leave out --config"
+        raise UserError("this option is for a warm-up without a run file", where=_OPTIONS[key], do=do)
     run_file = _read_run_file(file, words) if file else None
-    config, seed = (
-        _config_of_options(words, model, tasks, run) if run_file is None else (run_file.warmup, run_file.seed)
-    )
+    config, seed = _config_of_options(words, given) if run_file is None else (run_file.warmup, run_file.seed)
     assert config is not None
     if config.run is not None:
         check_trials(config.run, config.model)
@@ -69,22 +74,34 @@ def check_trials(run: Path, model: str | None) -> None:
         check_model_folder(base_policy(run))
 
 
-def _config_of_options(
-    words: Sequence[str], model: str | None, tasks: Path | None, run: Path | None
-) -> tuple[WarmupConfig, int]:
+def _config_of_options(words: Sequence[str], options: Mapping[str, object]) -> tuple[WarmupConfig, int]:
+    """Return the table and the seed of a command without a run file.
+
+    Args:
+        words: Overrides, such as `--warmup.steps 50`.
+        options: Values of the command's own options, by key.
+    """
     found = parse(words)
     for override in found:
         if override.key.split(".")[0] not in OWN_KEYS:
             where = f"command line: {override.words[0]}"
             raise UserError("this option overrides a run file's key", where=where, do="add --config FILE")
-    options = {"model": model, "tasks": tasks, "run": run}
-    given = apply({"warmup": {key: value for key, value in options.items() if value is not None}}, found)
-    if run is None and (model is None or tasks is None):
+    given = apply({"warmup": dict(options)}, found)
+    if "run" not in options and not {"model", "tasks"} <= options.keys():
         do = "pass --config, --model and --tasks, or --from RUN"
         raise UserError("no training data given", where="harbortrainer warmup", do=do)
+    if {"run", "tasks"} <= options.keys():
+        raise UserError("two sources of training data", where="--tasks, --from", do="leave one out")
     try:
         config = WarmupConfig.model_validate(given["warmup"])
     except ValidationError as error:
         raise explain(error, "command line", prefix="--warmup") from None
-    stop_on_red(list(check_warmup(config, lambda key: f"command line: --{key.removeprefix('warmup.')}")))
+    overridden = {override.key for override in found}
+
+    def option(key: str) -> str:
+        name = key.removeprefix("warmup.")
+        own = name in options and key not in overridden
+        return f"command line: {_OPTIONS[name] if own else f'--{key}'}"
+
+    stop_on_red(list(check_warmup(config, option)))
     return config, int(given.get("seed", 0))
