@@ -186,6 +186,12 @@ def test_warmup_names_the_option_that_is_wrong(project, capfd, words, message):
     assert message in error_line(capfd, "warmup", *words)
 
 
+@pytest.mark.parametrize("command", ["list", "prune"])
+def test_images_of_a_missing_cache_folder(project, capfd, command):
+    line = error_line(capfd, "images", command, "--cache-dir", "missing")
+    assert "--cache-dir missing: no such folder" in line and not Path("missing").exists()
+
+
 def test_warmup_without_training_data(project, capfd):
     assert "--model and --tasks" in error_line(capfd, "warmup")
     line = error_line(capfd, "warmup", "--model", "model", "--tasks", "tasks", "--warmup.stepz", "3")
