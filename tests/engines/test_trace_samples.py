@@ -102,6 +102,23 @@ def test_echo_predicts_shared_message_once():
     assert cut.ce_weights is None
 
 
+def test_echo_predicts_shared_message_in_the_branch_that_trains():
+    """The second branch shares its message with the third, and its own answer lies behind `seq_len`."""
+    nodes = [
+        *ONE_BRANCH[:2],
+        *(node(1, [7]), node(2, [6, 14], 1, [-0.5])),
+        *(node(1, [4, 5]), node(4, [6, 6, 6, 6, 12], 1, [-0.3]), node(4, [8, 13], 1, [-0.4])),
+    ]
+    later = [(7, 14, -0.5), (11, 12, -0.3), (8, 13, -0.4)]
+    completions = [
+        COMPLETIONS[0],
+        *(Completion("t", f"r{length}", length, (token,), (logprob,), 5) for length, token, logprob in later),
+    ]
+    first, third = build_rollout(episode(nodes), completions, seq_len=9, roles=ECHO).samples
+    assert first.ce_weights == [0, 0, 0, 0, 0, 0.5, 0, 0]
+    assert third.ce_weights == [0, 0, 0, 0, 0, 0.5, 0.5, 0, 0]
+
+
 def test_shared_node_trains_once():
     two_branches = [*ONE_BRANCH, node(1, [7]), node(4, [8, 13], 1, [-0.4])]
     completions = [*COMPLETIONS, Completion("t", "r3", 7, (13,), (-0.4,), 6)]

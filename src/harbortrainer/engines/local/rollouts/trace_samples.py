@@ -76,7 +76,7 @@ def fill_rollout(
         versions = {index: completion.version for index, completion in matched.items()}
         check_unused_completions(trace, record, len(completions) - len(versions), where=where)
         rollout.reward, rollout.version = float(trace.reward), min(versions.values(), default=None)
-        whole = trace_samples(trace, versions, temperature, roles, task=name, trial=rollout.trial)
+        whole = trace_samples(trace, versions, temperature, roles, task=name, trial=rollout.trial, seq_len=seq_len)
         rollout.samples = [sample for sample in (truncate(it, seq_len) for it in whole) if any(sample.mask)]
         rollout.truncated_samples = sum(len(sample) > seq_len for sample in whole)
         rollout.truncated_tokens = trained_tokens(whole) - trained_tokens(rollout.samples)
@@ -147,8 +147,12 @@ def trace_samples(
     *,
     task: str,
     trial: str,
+    seq_len: int | None = None,
 ) -> list[Sample]:
-    """Return one sample per branch that has trainable tokens of its own, at full length and with advantage 0."""
+    """Return one sample per branch that has trainable tokens of its own, at full length and with advantage 0.
+
+    A branch without trainable tokens among its first `seq_len` will not train, so it predicts no messages.
+    """
     observations = Observations(trace, roles)
     index_of = {id(node): index for index, node in enumerate(trace.nodes)}
     trained: set[int] = set()
@@ -165,7 +169,7 @@ def trace_samples(
                 versions=[versions.get(index, 0) for index, own in path for _ in own],
                 temperature=temperature,
                 advantage=0.0,
-                ce_weights=observations.weights([index for index, _ in path]),
+                ce_weights=observations.weights([index for index, _ in path]) if any(mask[:seq_len]) else None,
                 task_key=task,
                 trial_name=trial,
             )
