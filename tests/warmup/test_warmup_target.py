@@ -52,3 +52,10 @@ def test_lora_goes_on_training_after_a_measurement(folder: Path, tmp_path: Path,
     measured += [[0.0], [1.0]]
     made = warmup.warm_up(config(folder, lora_rank=2), tmp_path / "warm")
     assert not measured and not list(made.glob("adapter*")), "the adapter is merged"
+
+
+def test_answers_that_the_run_cannot_sample_are_not_learned(
+    folder: Path, tmp_path: Path, measured: list[list[float]]
+) -> None:
+    with pytest.raises(UserError, match=r"max_completion_tokens: the run samples at most 3 tokens of an answer"):
+        warmup.warm_up(config(folder), tmp_path / "warm", rollouts=warmup.Rollouts(answer_length=3))

@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from harbortrainer.commands.new_task import new_task
+from harbortrainer.config.agent_table import PLAIN_AGENT
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.config.reader import load
@@ -15,7 +18,8 @@ from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.task_folder import load_folder, load_task
 from harbortrainer.tasks.task_selection import select_tasks
-from harbortrainer.warmup.replay import answers_of, replay
+from harbortrainer.trials.plain_format import command_of
+from harbortrainer.warmup.replay import answers_of, quoted_script, replay
 from harbortrainer.warmup.tasks_with_solution import tasks_with_solution
 from harbortrainer.warmup.warmup import Rollouts, rollouts_of, warm_up
 
@@ -55,6 +59,32 @@ def test_replayed_solution_keeps_the_lines_of_scripts_that_it_writes() -> None:
     written = f"cat > tool <<'END'\n{script}END\ncat <<< word\nchmod +x tool"
     (first, *_) = answers_of(f"#!/bin/bash\nset -e\n{written}\nset +e\nset -x\n./tool")
     assert json.loads(first)["commands"][0]["keystrokes"] == f"{written}\nset +e\n./tool\n"
+
+
+async def test_plain_agent_learns_a_solution_of_several_lines(tmp_path: Path) -> None:
+    new_task(tmp_path / "task")
+    script = "#!/bin/bash\n# Counted by hand\nset -e\ncat > /app/errors.txt <<'EOF'\nbilling 2\nsearch 1\nEOF\n"
+    (tmp_path / "task/solution/solve.sh").write_text(script)
+    (found,) = await replay(
+        [load_task(tmp_path / "task")],
+        environment_type="local",
+        environment_kwargs={"image": "host"},
+        agent=PLAIN_AGENT,
+        work_dir=tmp_path,
+    )
+    command = r"bash -c $'cat > /app/errors.txt <<\'EOF\'\nbilling 2\nsearch 1\nEOF'"
+    assert [reply for _, reply in found] == [command]
+
+
+def test_quoted_script_is_one_command_with_the_same_effect() -> None:
+    script = (
+        "for word in \"it's\" 'a\\nb' '`date`'; do\n\tprintf '%s\\n' \"$word\"\ndone\ncat <<E\na\x0cb\u2028c\x85d\nE"
+    )
+    command = quoted_script(f"#!/bin/bash\n\n# First\nset -eu\n{script}\n")
+    assert command_of(command) == command
+    runs = (subprocess.run(["bash", "-c", text], check=True, capture_output=True) for text in (script, command))
+    first, second = (run.stdout for run in runs)
+    assert first == second and first.startswith(b"it's\na\\nb\n`date`\n")
 
 
 async def test_solution_that_is_not_text_is_reported(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ sequence.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from pydantic import TypeAdapter
@@ -25,6 +26,10 @@ class Encoded:
 
     ids: list[int]
     answer: list[bool]
+
+    def longest_answer(self) -> int:
+        """Return the number of tokens of the longest answer."""
+        return max((len(list(run)) for sampled, run in groupby(self.answer) if sampled), default=0)
 
 
 def renderer_of(tokenizer: PreTrainedTokenizerBase, table: Mapping[str, object] | None = None) -> Renderer:

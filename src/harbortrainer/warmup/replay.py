@@ -1,8 +1,8 @@
 """Create demonstrations by replaying tasks' solutions through the agent that is taught.
 
 With Terminus-2, a scripted model types solution/solve.sh into the terminal; with `plain`, it answers with its commands
-in one line. Otherwise the trial is a normal Harbor trial in a real sandbox. Invariant: a demonstration got the top
-reward from the task's verifier.
+in one line, and if these fail, with the quoted script. Otherwise the trial is a normal Harbor trial in a real sandbox.
+Invariant: a demonstration got the top reward from the task's verifier.
 """
 
 import asyncio
@@ -37,6 +37,9 @@ FILE = "demonstration.json"
 _CONCURRENCY = 2
 """Number of concurrent trials."""
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\"'\\]?([A-Za-z_]\w*)")
+_LEADING_COMMENTS = re.compile(r"\A(?:[ \t]*(?:#.*)?\n)+")
+_LINE_END = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+"""Where `str.splitlines` ends a line."""
 
 
 class ScriptedModel(BaseLLM):
@@ -122,6 +125,25 @@ def answers_of(solution: str, agent: str = TRAINABLE_TERMINUS) -> list[str]:
     return [answer([script], duration=WAIT_S, complete=False), CONFIRMED, CONFIRMED]
 
 
+def quoted_script(solution: str) -> str:
+    """Return one command that runs the shell script `solution`, also if its lines do not work one by one."""
+    script = _LEADING_COMMENTS.sub("", "\n".join(_typed_lines(solution))).strip("\n")
+    quoted = script.replace("\\", r"\\").replace("'", r"\'")
+    return f"bash -c $'{_LINE_END.sub(_escaped, quoted)}'"
+
+
+def _escaped(sign: re.Match[str]) -> str:
+    """Return a line end, which would cut the plain agent's command, as bash reads it in `$'...'`."""
+    return r"\n" if sign[0] == "\n" else "".join(rf"\x{byte:02x}" for byte in sign[0].encode())
+
+
+def _attempts(solution: str, agent: str) -> Iterator[list[str]]:
+    """Yield the answers to try, trial by trial, until one reaches the top reward."""
+    yield answers_of(solution, agent)
+    if agent == PLAIN_AGENT:
+        yield [quoted_script(solution)]
+
+
 def _typed_lines(solution: str) -> Iterator[str]:
     """Yield the lines to type: without shebang and `set`, which a here-document keeps."""
     end = None
@@ -158,11 +180,16 @@ async def replay(
 
     async def one(task: TaskRef, folder: Path) -> Demonstration | None:
         async with gate:
-            try:
-                answers = answers_of((task.path / SOLUTION).read_text(encoding="utf-8"), agent)
-            except UnicodeDecodeError:  # an answer is text
-                report(task, False)
-                return None
+            turns = await first_solved(task, folder)
+        report(task, turns is not None)
+        return turns
+
+    async def first_solved(task: TaskRef, folder: Path) -> Demonstration | None:
+        try:
+            solution = (task.path / SOLUTION).read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # an answer is text
+            return None
+        for answers in _attempts(solution, agent):
             turns = await run_scripted_trial(
                 task.path,
                 answers,
@@ -172,8 +199,9 @@ async def replay(
                 agent=agent,
                 trusted=is_trusted(task.name, trusted),
             )
-        report(task, turns is not None)
-        return turns
+            if turns is not None:
+                return turns
+        return None
 
     with tempfile.TemporaryDirectory(prefix="replay-", dir=work_dir) as name:
         found = await asyncio.gather(*(one(task, Path(name)) for task in tasks))

@@ -25,7 +25,7 @@ from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import lookup
 from harbortrainer.environment.renderers_compat import with_chat_format
 from harbortrainer.errors import UserError
-from harbortrainer.runs.display import Display, name_first
+from harbortrainer.runs.display import Display, name_first, plural
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_selection import select_tasks
@@ -166,8 +166,10 @@ def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: i
     start = load_policy(config.model, rollouts.renderer)
     found = _replay_solutions(tasks, config, folder, display)
     system = SYSTEM_PROMPT if config.agent == PLAIN_AGENT else ""
-    sequences = [sequence for episode in found for sequence in start.encode(episode, system)]
-    what = f"{len(found)} of {len(tasks)} solutions"
+    episodes = [start.encode(episode, system) for episode in found]
+    fitting = _of_answer_length(episodes, rollouts.answer_length, display)
+    sequences = [sequence for episode in fitting for sequence in episode]
+    what = f"{len(fitting)} of {len(tasks)} solutions"
     measure = None
     if config.target is not None:
         played = [task.path for task in random.Random(seed).choices(tasks, k=config.trials)]
@@ -182,6 +184,25 @@ def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: i
             timeout_multiplier=rollouts.timeout_multiplier,
         )
     _learn(what, start, sequences, config, folder, seed, display, measure)
+
+
+def _of_answer_length(episodes: list[list[Encoded]], limit: int | None, display: Display) -> list[list[Encoded]]:
+    """Return the episodes whose answers the run can sample whole.
+
+    Raises:
+        UserError: There is none.
+    """
+    if limit is None:
+        return episodes
+    lengths = [max(sequence.longest_answer() for sequence in episode) for episode in episodes]
+    fitting = [episode for episode, length in zip(episodes, lengths, strict=True) if length <= limit]
+    key, longest = "orchestrator.train.sampling.max_completion_tokens", max(lengths)
+    if not fitting:
+        what = f"the run samples at most {limit} tokens of an answer; the solutions have {min(lengths)} to {longest}"
+        raise UserError(what, where=key, do=f"raise it to {longest}, or remove [warmup]")
+    if dropped := len(episodes) - len(fitting):
+        display.line(f"warm-up: skipping {plural(dropped, 'solution')} of up to {longest} tokens; {key} = {limit}")
+    return fitting
 
 
 def _learn_trials(config: WarmupConfig, run: Path, folder: Path, seed: int, display: Display) -> None:
@@ -261,10 +282,11 @@ def _replay_solutions(
         )
         found = asyncio.run(playing)
     if not found:
+        ways = "in one command of at most 10 s" if config.agent == PLAIN_AGENT else "typed into a terminal"
         raise UserError(
-            "no solution reaches the top reward when the agent runs it",
+            f"no solution reaches the top reward when the agent runs it ({name_first(failed)})",
             where=str(config.tasks or TRAINING_TASKS),
-            do="run `harbortrainer tasks check` on these tasks",
+            do=f"run `harbortrainer tasks check` on them; if they pass, they fail {ways}: remove [warmup]",
         )
     if failed:
         display.line(
