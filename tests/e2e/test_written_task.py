@@ -1,7 +1,9 @@
-"""The commands of docs/write-a-task.md create two tasks, and `tasks check` prints the output quoted there."""
+"""The commands and the script of docs/write-a-task.md create tasks; `tasks check` prints the output quoted there."""
 
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,20 @@ def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def check(capfd: pytest.CaptureFixture[str]) -> list[str]:
+@pytest.fixture
+def benchmark_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the page's script on the page's questions in a new folder, and return it."""
+    monkeypatch.chdir(tmp_path)
+    for language, file in (("json", "questions.jsonl"), ("python", "to_tasks.py")):
+        (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+        Path(file).write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, "to_tasks.py", "questions.jsonl", "benchmark"], check=True)
+    return tmp_path
+
+
+def check(capfd: pytest.CaptureFixture[str], folder: str = "my-tasks", *options: str) -> list[str]:
     """Check the tasks with the host's root filesystem; return the output without progress lines."""
-    main(["tasks", "check", "my-tasks", "--ek", "image=host"])
+    main(["tasks", "check", folder, "--ek", "image=host", *options])
     return [line for line in capfd.readouterr().out.splitlines() if not line.startswith("checking tasks")]
 
 
@@ -53,3 +66,24 @@ def test_documented_first_draft_is_weak(page_folder: Path, capfd: pytest.Capture
     output = check(capfd)
     assert "WEAK count-errors  a reward without a solution: replaced-tools (1)" in output
     assert "`WEAK count-errors  a reward without a solution: replaced-tools (1)`" in PAGE
+
+
+def test_documented_script_turns_a_benchmark_into_trainable_tasks(
+    benchmark_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"{operation}-{number}" for operation in ("errors", "script") for number in (1, 2, 3)]
+    expected = [*(f"ok   {name}" for name in names), "6 of 6 tasks are fit to train on"]
+    assert sorted(check(capfd, "benchmark", "--repeats", "1", "--cheats", "none")) == sorted(expected)
+    assert "\n".join(expected) in PAGE
+
+
+@pytest.mark.parametrize(
+    ("written", "reward"),
+    [("echo ' Twelve ' >", 1), ("printf 12 >", 1), ("echo 13 >", 0), ("echo '*' >", 0), ("mkdir", 0)],
+)
+def test_documented_script_grades_each_answer(benchmark_folder: Path, written: str, reward: int) -> None:
+    task = benchmark_folder / "benchmark/errors-1"
+    (task / "solution/solve.sh").write_text(f"#!/bin/bash\n{written} /app/answer.txt\n")
+    main(["eval", str(task), "--agent", "oracle", "--ek", "image=host", "--out", "evals"])
+    (row,) = (json.loads(line) for line in Path("evals/trials.jsonl").read_text().splitlines())
+    assert (row["outcome"], row["reward"]) == ("completed", reward)
