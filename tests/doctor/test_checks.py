@@ -20,7 +20,7 @@ from harbortrainer.doctor import (
 )
 from harbortrainer.doctor.checks import examine_file, examine_machine
 from harbortrainer.doctor.docker_daemon import AddressPool, DaemonInfo
-from harbortrainer.doctor.finding import Level, red, stop_on_red, yellow
+from harbortrainer.doctor.finding import Level, red, show, stop_on_red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu
 from harbortrainer.engines.prime_rl.checkout import Checkout
@@ -359,3 +359,10 @@ def test_checks_run_without_a_run_file(tmp_path):
     plan = LaunchPlan(choice=EngineChoice("local", "test"), checkout=Checkout(tmp_path), gpus=[])
     findings = [*examine_file(plan), *examine_machine(plan)]
     assert RED not in levels(findings)
+
+
+def test_table_shows_long_paths_whole(capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    show([yellow("tasks", "/a" * 60 + "/end", where="k" * 90, do="change it")])
+    output = "".join(line.split("│")[-1].strip() for line in capfd.readouterr().out.splitlines())
+    assert output == "/a" * 60 + "/end" + "k" * 90 + "-> change it"

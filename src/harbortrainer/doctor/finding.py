@@ -80,9 +80,10 @@ def show(findings: list[Finding]) -> None:
     """Print the findings as a table."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(show_edge=False, show_header=False, padding=(0, 1))
+    # Long paths and keys are wrapped; by default rich would cut them.
+    table = Table("", "", Column(overflow="fold"), show_edge=False, show_header=False, padding=(0, 1))
     for finding in findings:
         colour = finding.level.name.lower()
         lines = [finding.what, finding.where, f"-> {finding.do}" if finding.do else ""]
