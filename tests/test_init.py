@@ -179,6 +179,16 @@ def test_tasks_that_cannot_run_are_left_out_by_name(folder, capfd):
     assert {*selected("run.toml", "train"), *selected("run.toml", "eval")} == {f"good-{n}" for n in range(6)}
 
 
+def test_remedy_for_tasks_that_access_this_machine_is_printed(folder, capfd):
+    build_tiny_model(folder / "model")
+    write_task(folder / "tasks/good", "sort the lines")
+    write_task(folder / "tasks/judge", "asks a judge", table='[environment.env]\nMY_KEY = "${MY_KEY}"\n')
+    assert main(["init", "tasks", "--model", "model"]) == 0
+    output = capfd.readouterr().out
+    assert "left out (exclude): 1 task: judge (can access this machine: " in output
+    assert "if you trust them, remove them from both `exclude` lists and set `trusted_tasks`" in output
+
+
 def test_tasks_that_did_not_pass_the_check_are_left_out(folder, capfd):
     build_tiny_model(folder / "model")
     good = [task for task in load_folder(SAMPLES) if task.name[0] < "m"]

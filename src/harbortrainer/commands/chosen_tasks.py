@@ -30,6 +30,8 @@ _EVAL_SHARE: float = TasksetKeys.model_fields["eval_share"].default
 _SHARES = (_EVAL_SHARE, *(share / 20 for share in range(1, 20)))
 _ENOUGH_TASKS = 200
 """Tasks from which the default share is drawn precisely enough."""
+ACCESS = "can access this machine"
+"""How the reason begins why a task that is not trusted is left out."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def _left_out(tasks: Sequence[TaskRef], choice: SandboxChoice) -> dict[str, str]
     for task in tasks:
         report = task_checks.inspect_tasks([task], choice.kind, choice.kwargs, variables)
         reasons = [text.removeprefix(f"{task.name} (").removesuffix(")") for text in report.unsupported]
-        reasons += [f"can access this machine: {access}" for access in report.exposed.values()]
+        reasons += [f"{ACCESS}: {access}" for access in report.exposed.values()]
         in_docker = any(environment_entry(kind).needs_docker for kind in report.placements)
         if in_docker and not buildx and TaskRequirements(task.path).restricts_network:
             reasons.append("restricts its network, which needs docker buildx")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbortrainer.commands.chosen_policy import GROUP, ChosenPolicy, choose_policy
-from harbortrainer.commands.chosen_tasks import ChosenTasks, choose_tasks
+from harbortrainer.commands.chosen_tasks import ACCESS, ChosenTasks, choose_tasks
 from harbortrainer.commands.new_run_file import RunChoices, file_name, run_file
 from harbortrainer.config.prime_rl_run import plugin_envs, prime_run
 from harbortrainer.config.reader import RawRun, from_raw
@@ -218,6 +218,9 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
     if tasks.left_out:
         named = name_first([f"{name} ({reason})" for name, reason in tasks.left_out.items()])
         yield _printable(f"warning: left out (exclude): {plural(len(tasks.left_out), 'task')}: {named}")
+        if any(ACCESS in reason for reason in tasks.left_out.values()):
+            do = "remove them from both `exclude` lists and set `trusted_tasks` in both harness tables"
+            yield f"  read the tasks that access this machine; if you trust them, {do} (docs/check-tasks.md)"
     if tasks.unchecked:
         yield f"warning: left out (checked_only): {plural(tasks.unchecked, 'task')} that did not pass `tasks check`"
     if tasks.unreadable:
