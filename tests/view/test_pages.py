@@ -49,6 +49,12 @@ def test_overview_shows_gain_with_interval(client) -> None:
     assert "Not significant on 4 tasks (95% CI includes 0)." in text
 
 
+def test_reward_of_a_single_evaluation_is_not_called_a_gain(tmp_path) -> None:
+    rows = [eval_row(f"held{task}__v0", step=0, task=f"held{task}", reward=0.5) for task in range(2)]
+    text = page_text(open_client(run_folder(tmp_path / "run", rows)).get("/"))
+    assert "Held-out reward 0.5" in text and "Held-out gain" not in text
+
+
 def test_evaluation_of_training_tasks_is_not_called_held_out(tmp_path) -> None:
     folder = two_steps(tmp_path / "run")
     assert "Held-out gain" in page_text(open_client(folder).get("/"))
