@@ -18,7 +18,7 @@ from pretend_streams import STREAMS, Stream
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 GPU = torch.device("cuda", 0)
 GIB = 1024**3
@@ -70,7 +70,7 @@ def run_operation(func: Callable, args: tuple, kwargs: dict) -> Any:
     Raises:
         DeviceMismatchError: It mixes tensors of two devices.
     """
-    name, tensors = getattr(func, "__name__", ""), [x for x in tree_leaves((args, kwargs)) if is_tensor(x)]
+    name, tensors = getattr(func, "__name__", ""), tensors_in((args, kwargs))
     check_devices(name, tensors)
     on_gpu = is_on_gpu(name, tensors, args, kwargs)
     in_backward = getattr(_THREAD, "backward", False)
@@ -79,17 +79,33 @@ def run_operation(func: Callable, args: tuple, kwargs: dict) -> Any:
     try:
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs) if name in _DEVICE_OPS else on_cpu(func, name, args, kwargs)
-            result = tree_map_only(torch.Tensor, lambda tensor: place(tensor, on_gpu), result)
+            result = placed(result, on_gpu)
             if not in_backward:
-                record_use(name, tensors, result)
+                record_use(name, tensors, tensors_in(result))
             return result
     finally:
         if name == "backward":
             _THREAD.backward = False
 
 
-def is_tensor(x: object) -> bool:
-    return isinstance(x, torch.Tensor)
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Return the tensors of an argument or a result; torch's own functions for trees take longer than an operation."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return []
+    return [tensor for item in value for tensor in tensors_in(item)]
+
+
+def placed(value: Any, on_gpu: bool) -> Any:
+    """Return the value with all its tensors on one device."""
+    if isinstance(value, torch.Tensor):
+        return place(value, on_gpu)
+    if isinstance(value, tuple | list | dict):
+        return tree_map_only(torch.Tensor, lambda tensor: place(tensor, on_gpu), value)
+    return value
 
 
 def check_devices(name: str, tensors: list[torch.Tensor]) -> None:
@@ -120,21 +136,21 @@ def is_on_gpu(name: str, tensors: list[torch.Tensor], args: tuple, kwargs: dict)
     return any(isinstance(x, GpuTensor) for x in tensors)
 
 
-def record_use(name: str, tensors: list[torch.Tensor], result: Any) -> None:
+def record_use(name: str, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> None:
     """Record what was read and written on the current stream; a view does neither."""
     used = [x for x in tensors if isinstance(x, GpuTensor) and x.numel()]
-    if not used and not any(isinstance(x, GpuTensor) for x in tree_leaves(result)):
+    if not used and not any(isinstance(x, GpuTensor) for x in results):
         return
     if name in ("__setitem__", "copy_") or (name.endswith("_") and not name.endswith("__")):
         written = [x for x in used[:1] if x is tensors[0]]
         STREAMS.record(name, read=[x for x in used if x is not tensors[0]], written=written, fresh=False)
     else:
         used_storages = {x.untyped_storage().data_ptr() for x in used}
-        new = [x for x in tree_leaves(result) if is_tensor(x) and x.numel()]
-        new = [x for x in new if x.untyped_storage().data_ptr() not in used_storages]
+        new = [x for x in results if x.numel() and x.untyped_storage().data_ptr() not in used_storages]
         if new:
             STREAMS.record(name, read=used, written=[x for x in new if isinstance(x, GpuTensor)], fresh=True)
-    from_gpu = used and (name in _SYNCHRONIZING_OPS or (name in ("cpu", "to") and not isinstance(result, GpuTensor)))
+    leaves = name in ("cpu", "to") and not any(isinstance(x, GpuTensor) for x in results)
+    from_gpu = used and (name in _SYNCHRONIZING_OPS or leaves)
     to_gpu = name == "tensor" or (name in ("cuda", "to") and not used)
     if from_gpu or to_gpu:
         STREAMS.record(name, read=used, written=[], fresh=True)
