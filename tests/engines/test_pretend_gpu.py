@@ -29,6 +29,8 @@ SAMPLED_BY_GENERATE = ("qwen3_5", "gpt_oss", "nemotron_h")
 """Linear attention, an attention of its own, and Mamba."""
 MAX_SHARE_OFF = 0.0005
 """Share of the weights that may differ between CPU and GPU after one step."""
+TOKENS = 12
+"""Tokens per turn, more than the window of 8 tokens of models that have one."""
 PROMPTS = [random_prompt(12, seed=1), random_prompt(40, seed=2)]
 
 
@@ -123,9 +125,9 @@ def test_sampled_logprobs_match_plain_forward_pass(tmp_path, kind):
     plain = Reference(folder)
     with gpu_or_simulation(), Sampler(folder, max_model_len=256, dtype="float32") as sampler:
         assert sampler.model.device.type == "cuda"
-        first = generate(sampler.url, PROMPT, max_tokens=20, ignore_eos=True)
+        first = generate(sampler.url, PROMPT, max_tokens=TOKENS, ignore_eos=True)
         turn = [*PROMPT, *first["token_ids"], 5, 6, 7]
-        second = generate(sampler.url, turn, max_tokens=20, ignore_eos=True)
+        second = generate(sampler.url, turn, max_tokens=TOKENS, ignore_eos=True)
     assert agrees(first, plain)
     assert agrees(second, plain, turn)
 
