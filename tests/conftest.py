@@ -47,10 +47,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("docker"):
             item.add_marker("long")
-    if config.getoption("--long"):
-        return
-    for item in items:
-        if item.get_closest_marker("long"):
+    long = [item for item in items if item.get_closest_marker("long")]
+    if overlooked := {str(item.path) for item in long if not costs.may_be_long(item.path)}:
+        raise pytest.UsageError(f"`-m long` would leave out {sorted(overlooked)}: name the mark in the file itself")
+    if not config.getoption("--long"):
+        for item in long:
             item.add_marker(pytest.mark.skip(reason="`make test-long` plays it, and pytest with --long"))
 
 

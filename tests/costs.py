@@ -7,6 +7,7 @@ imports do not show that sets `pytestmark = pytest.mark.process`.
 
 import ast
 import functools
+import re
 import sys
 from pathlib import Path
 
@@ -18,6 +19,9 @@ COSTS = ("pure", "torch", "process")
 TORCH = {"torch", "transformers", "peft"}
 PROCESS = {"subprocess", "multiprocessing", "pty"}
 PROCESS_FOLDERS = {"e2e", "parity", "prime_rl", "sandbox", "security"}
+LONG = re.compile(r"mark\.(?:long|docker)\b")
+LONG_FIXTURE = re.compile(r"\benvironment_type\b(?!=)")
+"""A fixture of `conftest.py` with a parameter that is marked `docker`."""
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 
 
@@ -84,9 +88,23 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
         pytest.fail(f"{file} is marked pure and {what}: set pytestmark = pytest.mark.{mark} in it")
 
 
+@functools.cache
+def may_be_long(file: Path) -> bool:
+    """Whether a test file, or a file in `tests/` that it imports, names a mark of long tests."""
+    text = file.read_text(encoding="utf-8")
+    if LONG.search(text) or (file.match("test_*.py") and LONG_FIXTURE.search(text)):
+        return True
+    helpers = {inner for name in _imports(file) if (inner := _file_of(name)) and TESTS in inner.parents}
+    return any(LONG.search(helper.read_text(encoding="utf-8")) for helper in helpers)
+
+
 def is_left_out(file: Path, chosen: str) -> bool:
     """Whether `-m chosen` needs no test of a file, so that it is not imported: torch alone takes ten seconds."""
-    if chosen not in COSTS or not file.match("test_*.py"):
+    if not file.match("test_*.py"):
+        return False
+    if chosen == "long":
+        return not may_be_long(file)
+    if chosen not in COSTS:
         return False
     return cost_of(file) != chosen and f"pytest.mark.{chosen}" not in file.read_text(encoding="utf-8")
 
