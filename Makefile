@@ -17,7 +17,7 @@ ON_TODAY := tests/harbor_compat tests/trials tests/tasks $(shell grep -lE '(from
 	$(filter-out tests/e2e/test_plugin.py,$(wildcard tests/e2e/test_outcomes*.py tests/e2e/test_plugin*.py))
 
 .PHONY: help setup setup-today quickstart quickstart-prime-rl demo check test test-long long test-prime-rl python-3.13 kills mutations parity lint unit plugin-today \
-	drift today bench docs clean
+	prime-rl-where-it-can drift today bench docs clean
 
 help:
 	@echo "make quickstart   train a tiny policy on real Harbor trials, in minutes, on a CPU"
@@ -86,6 +86,8 @@ test: lint unit plugin-today
 # What an interpreter can break: imports and syntax (every pure test), and one trial in each sandbox (the sample tasks).
 # A machine without Python 3.13 prints that and goes on. (pyenv hides what is not pinned.)
 python-3.13: export PYENV_VERSION := 3.13
+# Pure tests wait for nothing, and `make test-long` runs Prime-RL's tests beside them.
+python-3.13: AT_ONCE += -n 2
 python-3.13:
 	@if found=$$(.tools/uv python find --no-project 3.13 2>/dev/null); then \
 	  UV_PROJECT_ENVIRONMENT=.venv-3.13 .tools/uv sync --quiet --frozen --extra local --python "$$found" && \
@@ -110,7 +112,7 @@ mutations: setup
 # The features of Harbor against Harbor itself; docs/harbor.md holds the table.
 # test-long compares our containers with what Harbor's own trial did when the table was written; `make parity` plays both.
 # In one process, which plays eight at once: trials are named by their features, and two of one name make way for each other.
-test-long: PLAYED := -k "test_container_gives_recorded_result and docker]"
+test-long: export PLAYED := -k "test_container_gives_recorded_result and docker]"
 parity: setup
 	$(PYTHON) -m pytest --long --in-containers $(PLAYED) tests/parity
 
@@ -118,7 +120,13 @@ parity: setup
 long: setup
 	$(PYTHON) -m pytest $(AT_ONCE) --long -m long tests
 
-test-long: setup long today python-3.13 mutations parity docs
+# Prime-RL's tests mostly wait, in two processes: the targets of one and two processes run beside them. Each target's output
+# is printed when it ends.
+test-long: setup long today
+	$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
+		prime-rl-where-it-can python-3.13 mutations parity docs
+
+prime-rl-where-it-can: setup
 	@if tools/prime-rl --can; then $(MAKE) --no-print-directory test-prime-rl; fi
 
 bench: setup
