@@ -24,6 +24,10 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+WAIT_LONGEST = {"test_plain_install.py", "test_server_access.py", "test_hostile_tasks.py"}
+"""Files that start first: each takes minutes, and would run alone at the end."""
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--all-mutations",
@@ -44,6 +48,7 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_collection_modifyitems(config, items):
     costs.mark(items)
+    items.sort(key=lambda item: item.path.name not in WAIT_LONGEST)
     for item in items:
         if item.get_closest_marker("docker"):
             item.add_marker("long")
