@@ -1,10 +1,10 @@
-"""Imported objects are excluded from garbage collection only during a run."""
+"""Imported objects are excluded from garbage collection only during a run; workers collect young objects rarely."""
 
 import gc
 
 import pytest
 
-from harbortrainer.runs.memory import frozen_gc
+from harbortrainer.runs.memory import collect_garbage_rarely, frozen_gc
 
 
 class Imported:
@@ -24,3 +24,13 @@ def test_frozen_gc_ends_with_its_block() -> None:
         assert looked_at(came_later)
         raise RuntimeError("the run ends")
     assert looked_at(was_there)
+
+
+def test_collects_young_objects_rarely() -> None:
+    before = gc.get_threshold()
+    try:
+        collect_garbage_rarely()
+        young, *older = gc.get_threshold()
+        assert young > 10 * before[0] and older == list(before[1:])
+    finally:
+        gc.set_threshold(*before)

@@ -35,7 +35,7 @@ from harbortrainer.environment.verifiers_compat import (
     with_flat_sampling,
 )
 from harbortrainer.harbor_compat import keep_litellm_offline
-from harbortrainer.runs.memory import freeze_gc
+from harbortrainer.runs.memory import collect_garbage_rarely, freeze_gc
 from harbortrainer.runs.open_files import raise_open_files_limit
 from harbortrainer.tasks.local_tasks import LocalTasks, OtherTaskError
 from harbortrainer.tasks.task_store import fetch
@@ -166,3 +166,4 @@ def import_trial_modules(agent: str = "", *, renders: bool = True) -> None:
     if agent and needs_proxy(agent):
         translate_example()
     freeze_gc()
+    collect_garbage_rarely()
