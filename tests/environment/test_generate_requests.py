@@ -1,6 +1,7 @@
 """Requests of renderers' `generate` over aiohttp: the same request and the same errors as with the OpenAI client."""
 
 import asyncio
+import inspect
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -14,8 +15,14 @@ from aiohttp import web
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 from pydantic._internal import _fields
+from renderers import reasoning
 
-from harbortrainer.environment.generate_requests import GenerateClient, over_aiohttp, without_list_signatures
+from harbortrainer.environment.generate_requests import (
+    GenerateClient,
+    over_aiohttp,
+    without_list_signatures,
+    without_repeated_headers,
+)
 
 pytestmark = pytest.mark.process  # the OpenAI client asks for the platform
 
@@ -149,3 +156,30 @@ def test_pydantic_inspects_no_signature_of_list(monkeypatch: pytest.MonkeyPatch)
     first, second = Node.model_construct(), Node.model_construct(tokens=[1])
     assert (first.tokens, second.tokens, first.other) == ([], [1], {}) and first.tokens is not second.tokens
     assert set(asked) == {dict}
+
+
+def test_header_is_encoded_once_per_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Characters:
+        """A tokenizer whose tokens are characters."""
+
+        def __init__(self, shift: int) -> None:
+            self.shift, self.encoded = shift, 0
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            self.encoded += 1
+            return [ord(character) + self.shift for character in text]
+
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            return "".join(chr(token - self.shift) for token in ids)
+
+    after_header = inspect.unwrap(reasoning._after_header)
+    monkeypatch.setattr(reasoning, "_after_header", after_header)
+    without_repeated_headers()
+    texts = ["<h>\n\nan answer", "no header", "", "<h>", "<h>one<h>two"]
+    for tokenizer in (Characters(0), Characters(7)):
+        answers = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        for last in (False, True):
+            stock = [after_header(tokenizer, ids, "<h>", last=last) for ids in answers]
+            tokenizer.encoded = 0
+            assert [reasoning._after_header(tokenizer, ids, "<h>", last=last) for ids in answers] == stock
+            assert tokenizer.encoded == (not last)

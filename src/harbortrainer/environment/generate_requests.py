@@ -4,6 +4,7 @@
   its place and posts with aiohttp, for a third of the CPU. A failed request raises what the OpenAI client would raise.
 - `without_list_signatures`: pydantic's `model_construct`, which makes the nodes of a trace, inspects the signature of
   `list` for each default.
+- `without_repeated_headers`: renderers encodes the constant header of an assistant message for each answer it parses.
 
 Invariant: a request is sent once, as by verifiers' own client, and with its time limits. docs/benchmarks.md has the
 figures, and the patches for the libraries.
@@ -11,7 +12,8 @@ figures, and the patches for the libraries.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
+from typing import Protocol
 
 import aiohttp
 import httpx
@@ -152,3 +154,42 @@ def without_list_signatures() -> None:
             return factory is not list and inspects(factory)
 
         vars(_fields)["takes_validated_data_argument"] = takes_data
+
+
+class Tokenizer(Protocol):
+    """The methods of a tokenizer that `_after_header` calls."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+    def __hash__(self) -> int: ...
+
+
+class HeaderTokenizer:
+    """The part of a tokenizer that `_after_header` uses; encodes each header once.
+
+    Args:
+        tokenizer: The tokenizer of a renderer, which the process keeps.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.encode, self.decode = cache(tokenizer.encode), tokenizer.decode
+
+
+def without_repeated_headers() -> None:
+    """Make renderers encode the header of an assistant message once for each tokenizer."""
+    try:
+        from renderers import reasoning
+    except ImportError:  # an older release
+        return
+    after_header = getattr(reasoning, "_after_header", None)
+    if after_header is None or hasattr(after_header, "__wrapped__"):
+        return
+    header_tokenizer = cache(HeaderTokenizer)
+
+    @wraps(after_header)
+    def call(tokenizer: Tokenizer, *args: object, **others: object) -> list[int]:
+        return after_header(header_tokenizer(tokenizer), *args, **others)
+
+    vars(reasoning)["_after_header"] = call

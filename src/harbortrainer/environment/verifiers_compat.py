@@ -247,10 +247,15 @@ def adapt_train_clients() -> None:
     from renderers import client
     from verifiers.v1.clients.train import TrainClient
 
-    from harbortrainer.environment.generate_requests import over_aiohttp, without_list_signatures
+    from harbortrainer.environment.generate_requests import (
+        over_aiohttp,
+        without_list_signatures,
+        without_repeated_headers,
+    )
 
     PRIVATE_APIS.check_place("renderers.client:generate(client, renderer, messages, model, ...)")
     without_list_signatures()
+    without_repeated_headers()
     if hasattr(client.generate, "__wrapped__"):
         return
     generate = over_aiohttp(client.generate)
