@@ -1,29 +1,36 @@
 """Command-line overrides: parsed as by Prime-RL, refused if ambiguous, and named in errors."""
 
+import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from prime_rl_schema import SCHEMA
 
+from harbortrainer.config.overrides import parse
 from harbortrainer.config.prime_rl_run import prime_run
 from harbortrainer.config.reader import load, read
-from harbortrainer.engines.prime_rl import checkout
-from harbortrainer.engines.prime_rl.start import prepare_file
+from harbortrainer.engines.prime_rl.checkout import SOURCE as PLUGIN
+from harbortrainer.engines.prime_rl.checkout import Checkout
+from harbortrainer.engines.prime_rl.start import plan_attempt
 from harbortrainer.errors import UserError, parts_of
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "harbor_8b.toml"
 SOURCE = "--orchestrator.train.source.0"
 AS_PRIME_RL = """
+import json
 import sys
 from prime_rl.configs.rl import RLConfig
 from prime_rl.utils.config import cli
 config = cli(RLConfig, args=sys.argv[1:])
-source = config.orchestrator.train.source[0]
-print(source.env.taskset.tasks_dir, source.group_size, config.trainer.optim.lr, config.max_steps)
+lora = config.trainer.model.lora
+print(json.dumps({
+    "tasks": str(config.orchestrator.train.source[0].env.taskset.tasks_dir), "modules": lora.target_modules,
+    "rank": lora.rank, "algo": config.orchestrator.algo.type, "lr": config.trainer.optim.lr,
+    "steps": config.max_steps, "ckpt": config.ckpt and config.ckpt.interval,
+}))
 """
 
 
@@ -149,19 +156,29 @@ def test_switches_and_tables_are_parsed():
 
 
 @pytest.mark.skipif(not SCHEMA.is_dir(), reason="the submodule prime-rl/ is not populated")
-def test_prime_rl_reads_the_same_values_as_we_do(tmp_path):
-    """Entries of lists go through a copy of the file, since its parser refuses them at the pin."""
-    lists = [f"{SOURCE}.env.taskset.tasks_dir", "datasets/quickstart/train", f"{SOURCE}.group-size", "16"]
-    words = ["--trainer.optim.lr", "3e-5", "--max-steps", "7"]
-    raw = read(SHIPPED, [*lists, *words])
-    copy = prepare_file(raw, tmp_path, [override for override in raw.overrides if override.in_a_list])
-    assert copy.parent.parent == tmp_path and tomllib.loads(copy.read_text())
-    path = os.pathsep.join([str(SCHEMA), str(checkout.SOURCE)])
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ([f"{SOURCE}.env.taskset.tasks_dir", "datasets/quickstart/train"], {"tasks": "datasets/quickstart/train"}),
+        (["--trainer.model.lora.target-modules", "q_proj", "v_proj"], {"modules": ["q_proj", "v_proj"]}),
+        (["--trainer.model.lora.rank=4", "--no-ckpt"], {"rank": 4, "ckpt": None}),
+        (["--orchestrator.algo", '{"type": "max_rl"}'], {"algo": "max_rl"}),
+        (["--trainer.model.lora.rank", "4"], {"rank": 4}),
+    ],
+)
+def test_prime_rl_reads_the_same_values_as_we_do(tmp_path, more, found):
+    """Words that its parser refuses at the pin go through a copy of the file."""
+    words = [*more, "--trainer.optim.lr", "3e-5", "--max-steps", "7", "--output-dir", str(tmp_path)]
+    raw = read(SHIPPED, words)
+    checkout = Checkout(tmp_path / "prime-rl")
+    attempt = plan_attempt(prime_run(raw), raw, checkout, parse(words), resume=False, dry_run=True)
     done = subprocess.run(
-        [sys.executable, "-c", AS_PRIME_RL, "@", str(copy), *words],
-        env=os.environ | {"PYTHONPATH": path},
+        [sys.executable, "-c", AS_PRIME_RL, "@", str(attempt.file), *attempt.options],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(SCHEMA), str(PLUGIN)])},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["datasets/quickstart/train", "16", "3e-05", "7"], done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    values = json.loads(done.stdout.splitlines()[-1])
+    assert values | found | {"lr": 3e-5, "steps": 7} == values

@@ -12,6 +12,7 @@ import pytest
 from task_sets import make_task
 
 from harbortrainer.config.reader import read
+from harbortrainer.config.table import lookup
 from harbortrainer.engines.cleanup import processes_of
 from harbortrainer.engines.prime_rl import checkout, process
 from harbortrainer.engines.prime_rl.checkout import SCHEMA, SOURCE, Checkout
@@ -166,9 +167,26 @@ def test_newer_checkout_reads_a_file_that_tells_no_release_itself(run_file, stan
 
 
 def test_pinned_checkout_gets_options_with_pinned_names(run_file, stand_in, tmp_path):
-    path, words = run_file(), ["--orchestrator.train.group-size=2"]
+    path, words = run_file(), ["--orchestrator.train.group-size", "2"]
     start(read(path, words), stand_in(PRINT_ARGUMENTS), words)
-    assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"] == ["@", str(path), "--orchestrator.group-size=2"]
+    assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"] == ["@", str(path), "--orchestrator.group-size", "2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--trainer.model.lora.target-modules", "a", "b"], "trainer.model.lora.target_modules", ["a", "b"]),
+        (["--ckpt", '{"interval": 3}'], "ckpt.interval", 3),
+        (["--monitors.wandb.group=g"], "monitors.wandb.group", "g"),
+    ],
+)
+def test_copy_has_options_that_prime_rl_cannot_read(run_file, stand_in, tmp_path, words, key, value):
+    words = ["--max-steps", "3", *words]
+    start(read(run_file(), words), stand_in(PRINT_ARGUMENTS), words)
+    copy = tmp_path / "outputs" / "r" / "configs" / "harbortrainer.toml"
+    assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"] == ["@", str(copy)]
+    data = tomllib.loads(copy.read_text())
+    assert (lookup(data, key), data["max_steps"]) == (value, 3)
 
 
 def test_pinned_checkout_gets_pinned_key_names(run_file, stand_in, tmp_path):

@@ -50,9 +50,11 @@ class Override:
     typed: str | None = None
 
     @property
-    def in_a_list(self) -> bool:
-        """Whether the key is in a list entry, which Prime-RL's own parser cannot set."""
-        return re.search(r"\.\d+\.", self.key) is not None
+    def for_a_copy(self) -> bool:
+        """Whether Prime-RL's own parser may refuse it: a list entry's key, `--key=value`, a list or a JSON table."""
+        in_a_list = re.search(r"\.\d+\.", self.key) is not None
+        json_table = isinstance(self.value, dict) and len(self.value) > 0
+        return in_a_list or json_table or isinstance(self.value, list) or "=" in self.words[0]
 
 
 def parse(arguments: Sequence[str]) -> list[Override]:

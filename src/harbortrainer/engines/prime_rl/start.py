@@ -201,8 +201,9 @@ def plan_attempt(
     """Prepare the shared settings of all attempts, and write the file for `rl` if it needs one."""
     translated = checkout.release != raw.release and not raw.assumed
     found = [renamed(override, checkout.release) for override in found]
-    entries = [override for override in found if translated or override.in_a_list]
-    options = [word for override in found if override not in entries for word in override.words]
+    # All or none go into a copy of the file: a later one decides.
+    in_copy = found if any(override.for_a_copy for override in found) else []
+    options = [] if translated or in_copy else [word for override in found for word in override.words]
     options += [] if raw.get("run.name") else ["--run.name", str(run.run.name)]
     options += ["--dry-run"] * dry_run
     refuse_in_use(run.run_dir, LOCK)
@@ -214,7 +215,7 @@ def plan_attempt(
     return Attempt(
         run=run,
         checkout=checkout,
-        file=translate_file(raw, run.run_dir) if translated else prepare_file(raw, run.run_dir, entries),
+        file=translate_file(raw, run.run_dir) if translated else prepare_file(raw, run.run_dir, in_copy),
         options=options,
         episode_limit_s=episode_limit_s(run, raw.file) if watched else None,
         watched=watched,
@@ -290,20 +291,20 @@ def translate_file(raw: RawRun, run_dir: Path) -> Path:
     return write_copy(data, run_dir)
 
 
-def prepare_file(raw: RawRun, run_dir: Path, entries: Sequence[Override] = ()) -> Path:
+def prepare_file(raw: RawRun, run_dir: Path, overrides: Sequence[Override] = ()) -> Path:
     """Return the file for `rl`: the user's, or a copy in the run's folder if Prime-RL cannot read it.
 
     Args:
         raw: The user's file.
         run_dir: The run's folder.
-        entries: Overrides of list entries, which Prime-RL's parser does not support; the copy has them.
+        overrides: Overrides that Prime-RL's parser does not support; the copy has them.
     """
     text = raw.upgraded or Path(raw.file).read_text(encoding="utf-8")
-    document = tomllib.loads(text) if entries else tomlkit.parse(text)
+    document = tomllib.loads(text) if overrides else tomlkit.parse(text)
     ours = any(lookup(document, key) is not None for key in OWN_KEYS)
-    if raw.upgraded is None and not entries and not ours:
+    if raw.upgraded is None and not overrides and not ours:
         return Path(raw.file)
-    return write_copy(apply(document, entries) if entries else document, run_dir)
+    return write_copy(apply(document, overrides) if overrides else document, run_dir)
 
 
 def write_copy(document: TomlTable, run_dir: Path) -> Path:
