@@ -125,6 +125,14 @@ def test_translates_old_key_names(stand_in, tmp_path):
     assert path.read_text().startswith("output_dir")
 
 
+def test_copy_lacks_the_byte_order_mark_of_the_file(run_file, stand_in, tmp_path):
+    path = run_file()
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    start(read(path), stand_in(PRINT_ARGUMENTS), [])
+    copy = Path(last_json(tmp_path / "outputs" / "r" / LOG)["argv"][1])
+    assert copy != path and tomllib.loads(copy.read_text()) == read(path).data
+
+
 def make_newer(checkout: Checkout) -> Checkout:
     """Give a checkout the schema of a newer release."""
     schema = checkout.root / SCHEMA

@@ -299,10 +299,11 @@ def prepare_file(raw: RawRun, run_dir: Path, overrides: Sequence[Override] = ())
         run_dir: The run's folder.
         overrides: Overrides that Prime-RL's parser does not support; the copy has them.
     """
-    text = raw.upgraded or Path(raw.file).read_text(encoding="utf-8")
+    written = raw.upgraded or Path(raw.file).read_text(encoding="utf-8")
+    text = written.removeprefix("\ufeff")  # the mark of some editors, which Prime-RL refuses
     document = tomllib.loads(text) if overrides else tomlkit.parse(text)
     ours = any(lookup(document, key) is not None for key in OWN_KEYS)
-    if raw.upgraded is None and not overrides and not ours:
+    if raw.upgraded is None and not overrides and not ours and text == written:
         return Path(raw.file)
     return write_copy(apply(document, overrides) if overrides else document, run_dir)
 
