@@ -1,10 +1,14 @@
 """A stalled run is ended and reported; with restarts it continues from its last checkpoint. Uses real processes."""
 
+import signal
+
 import pytest
 
 from harbortrainer.config.reader import read
 from harbortrainer.engines.prime_rl import process, stall_detector
-from harbortrainer.engines.prime_rl.start import start, watch_message
+from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
+from harbortrainer.engines.prime_rl.stall_detector import Stall
+from harbortrainer.engines.prime_rl.start import LOG, start, watch_message
 from harbortrainer.errors import UserError
 
 pytestmark = pytest.mark.process
@@ -69,6 +73,26 @@ def test_restart_resumes_stalled_run(run_file, stalled_run, capfd):
     output = capfd.readouterr()
     assert "resumed" in output.out
     assert output.err.count("restarting (2 of 2 restarts left)") == 1
+
+
+def test_interrupt_of_a_stalled_run_that_ends_prevents_a_restart(run_file, stand_in, monkeypatch, capfd):
+    def stalled_when_ready(monitor: ProcessMonitor) -> Stall | None:
+        log = monitor.run_dir / LOG
+        ready = log.is_file() and "ready" in log.read_text()
+        return Stall("nothing returned", "orchestrator", "see the logs") if ready else None
+
+    monkeypatch.setattr(process, "CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(ProcessMonitor, "check", stalled_when_ready)
+    slow = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGINT))
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+    assert start(read(run_file(CHECKPOINTS)), stand_in(slow), [], restarts=2) == 128 + signal.SIGKILL
+    err = capfd.readouterr().err
+    assert "the run stalled and was ended: nothing returned" in err and "restarting" not in err
 
 
 def test_restarts_are_counted(run_file, stand_in, capfd):

@@ -56,6 +56,8 @@ class Child:
         self._log = log
         self._grace_s = grace_s
         self._signalled: float | None = None
+        self.interrupted = False
+        """Whether a signal from outside was forwarded."""
         self._process = subprocess.Popen(
             list(command),
             env=dict(environment),
@@ -70,11 +72,6 @@ class Child:
     def group(self) -> int:
         """Id of the child's process group."""
         return self._process.pid
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal from outside was forwarded."""
-        return self._signalled is not None and self.stall is None
 
     def run(self) -> int:
         """Wait until the child ends, and return its exit code."""
@@ -98,6 +95,10 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self.group, number)
 
+    def _interrupt(self, number: int) -> None:
+        self.interrupted = True
+        self.forward(number)
+
     def _end_if_stalled(self) -> None:
         """End the child if it stalls; checked every `CHECK_INTERVAL_S` seconds, because a check takes time."""
         if self._check_stall is None or self._signalled is not None or time.monotonic() < self._check_at:
@@ -116,7 +117,7 @@ class Child:
     @contextmanager
     def _forwarding(self) -> Generator[None]:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = [signal.signal(number, lambda got, _frame: self.forward(got)) for number in numbers]
+        before = [signal.signal(number, lambda got, _frame: self._interrupt(got)) for number in numbers]
         try:
             yield
         finally:

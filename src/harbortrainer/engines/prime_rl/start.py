@@ -106,7 +106,7 @@ class Attempt:
             print_lines(clean_up(label, self.kinds, [self.checkout.python]))
         if child.stall is not None:
             code = code or EXIT_STOPPED
-        if code and not child.interrupted:
+        if code and (child.stall is not None or not child.interrupted):
             print(self._failure(child, code), file=sys.stderr)
         return code, child.interrupted
 
