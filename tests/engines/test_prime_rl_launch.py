@@ -283,6 +283,19 @@ def test_log_has_a_size_limit(run_file, stand_in, tmp_path, monkeypatch):
     assert len(lines) > 200 and lines == [f"line {n}" for n in range(1000 - len(lines), 1000)]
 
 
+def test_run_goes_on_if_nobody_reads_its_output(run_file, stand_in, tmp_path):
+    launcher = start_launcher(run_file(), stand_in("for n in range(30000): print('line', n)"))
+    wait_for_output(launcher, "line 0")
+    assert launcher.stdout is not None
+    launcher.stdout.close()
+    try:
+        launcher.wait(60)
+    finally:
+        launcher.terminate()
+        launcher.wait(30)
+    assert (tmp_path / "outputs/r" / LOG).read_text().splitlines()[-1] == "line 29999"
+
+
 def test_report_reads_the_end_of_a_large_log(tmp_path):
     (log := tmp_path / "orchestrator.log").write_text("line\n" * TAIL_BYTES + "\x1b[31mMemoryError: no more\x1b[0m\n")
     lines = last_lines(log)

@@ -135,8 +135,9 @@ class Child:
         line = text.rstrip("\n")
         log.handle(logging.makeLogRecord({"msg": line}))
         self.tail.append(line)
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        with suppress(OSError, ValueError):  # nobody reads it any more, or its disk is full; the log goes on
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
 
 def rotating_log(path: Path) -> RotatingFileHandler:
