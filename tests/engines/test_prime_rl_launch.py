@@ -227,6 +227,15 @@ def test_clean_deletes_earlier_run_first(run_file, stand_in, tmp_path):
     assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"][-1] == "--no-clean"
 
 
+def test_clean_deletes_checkpoints_outside_of_the_folder(run_file, stand_in, tmp_path):
+    """Otherwise Prime-RL refuses the start, as `validate_run_dir` of pathing.py sees them."""
+    (tmp_path / "disk" / "checkpoints" / "step_3" / "trainer").mkdir(parents=True)
+    (tmp_path / "disk" / "notes.txt").write_text("of the user")
+    path = run_file(f'clean = true\n[ckpt]\noutput_dir = "{tmp_path}/disk"')
+    start(read(path), stand_in(PRINT_ARGUMENTS), [])
+    assert [file.name for file in (tmp_path / "disk").iterdir()] == ["notes.txt"]
+
+
 @pytest.mark.parametrize("more", [{}, {"resume": True}, {"clean": True}])
 def test_refuses_folder_in_use(run_file, stand_in, tmp_path, more):
     run_dir, options = tmp_path / "outputs" / "r", dict(more)

@@ -209,7 +209,7 @@ def plan_attempt(
     refuse_in_use(run.run_dir, LOCK)
     if run.clean and not resume:
         end_predecessor(run, raw.file, checkout)
-        delete_earlier_run(run.run_dir)
+        delete_earlier_run(run.run_dir, Checkpoints.of(run).trainer)
         options.append("--no-clean")
     watched = not dry_run and run.slurm is None
     return Attempt(
@@ -231,16 +231,18 @@ def end_predecessor(run: PrimeRun, file: str, checkout: Checkout) -> None:
     print_lines(clean_up_predecessor(run.run_dir, kinds, trials, [checkout.python], label_file=LABEL))
 
 
-def delete_earlier_run(run_dir: Path) -> None:
-    """Delete an earlier run's folder, as Prime-RL would, but before our log is in it.
+def delete_earlier_run(run_dir: Path, checkpoints: Path) -> None:
+    """Delete an earlier run's folder and checkpoints, as Prime-RL would, but before our log is in it.
 
     Raises:
-        UserError: The folder holds the current one.
+        UserError: One of the folders holds the current one.
     """
-    if Path.cwd().is_relative_to(run_dir.resolve()):
-        raise UserError("clean would delete the current folder", where=str(run_dir), do="set [run] name")
-    if run_dir.exists() and not os.environ.get("NEVER_CLEAN"):
-        shutil.rmtree(run_dir)
+    for folder in (run_dir, checkpoints):
+        if Path.cwd().is_relative_to(folder.resolve()):
+            raise UserError("clean would delete the current folder", where=str(folder), do="set [run] name")
+    for folder in (run_dir, checkpoints):
+        if folder.exists() and not os.environ.get("NEVER_CLEAN"):
+            shutil.rmtree(folder)
 
 
 def require_checkpoints(raw: RawRun) -> None:
