@@ -106,6 +106,16 @@ def test_passes_dry_run(run_file, stand_in, tmp_path):
     assert last_json(tmp_path / "outputs" / "r" / LOG)["argv"][-1] == "--dry-run"
 
 
+@pytest.mark.parametrize("more", ["", "resume = { step = 2 }\n[ckpt]\noutput_dir = '/disk'"])
+def test_dry_run_of_a_resume_leaves_the_run_alone(run_file, stand_in, tmp_path, more):
+    """With its `resume`, `rl` would delete the steps after the checkpoint; without, it refuses the run's folder."""
+    start(read(run_file(more)), stand_in(PRINT_ARGUMENTS), [], resume=True, dry_run=True)
+    folder = str(tmp_path / "outputs" / "r" / "configs" / "dry_run")
+    _, _, *options = last_json(tmp_path / "outputs" / "r" / LOG)["argv"]
+    elsewhere = ["--ckpt.output-dir", folder] if more else []
+    assert options == ["--dry-run", "--no-resume", "--output-dir", folder, *elsewhere]
+
+
 def test_printed_command_works_from_repository_root(run_file, stand_in, capfd):
     start(read(run_file()), stand_in(PRINT_ARGUMENTS), [])
     (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("the same without")]

@@ -33,7 +33,7 @@ def launch(file: Path, overrides: Sequence[str], *, engine: str, resume: bool, d
         findings = check_plan(plan, dry_run=dry_run)
     if dry_run:
         show(findings)
-        return finish_dry_run(raw, plan, overrides, findings)
+        return finish_dry_run(raw, plan, overrides, findings, resume=resume)
     warn(findings)
     stop_on_red(findings)
     for line in start_messages(plan):
@@ -111,13 +111,15 @@ def check_plan(plan: LaunchPlan, *, dry_run: bool) -> list[Finding]:
     return findings
 
 
-def finish_dry_run(raw: RawRun, plan: LaunchPlan, overrides: Sequence[str], findings: list[Finding]) -> int:
+def finish_dry_run(
+    raw: RawRun, plan: LaunchPlan, overrides: Sequence[str], findings: list[Finding], *, resume: bool
+) -> int:
     """Let Prime-RL check its own file, then raise on a red finding; returns the exit code."""
     code = 0
     if plan.on_prime_rl:
         from harbortrainer.engines.prime_rl.start import start
 
-        code = start(raw, plan.checkout, overrides, dry_run=True)
+        code = start(raw, plan.checkout, overrides, resume=resume, dry_run=True)
     stop_on_red(findings)
     if code == 0:
         print(f"{raw.file}: no problems found; nothing was started")

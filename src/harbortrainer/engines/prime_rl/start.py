@@ -158,7 +158,7 @@ def start(
         require_checkpoints(raw)
     checkout.require_installed()
     attempt = plan_attempt(run, raw, checkout, parse(overrides), resume=resume, dry_run=dry_run)
-    options = attempt.resume_options() if resume else []
+    options = attempt.resume_options() if resume and not dry_run else []
     print(f"the same without the wrapper: {printed_command(checkout, attempt.file, [*attempt.options, *options])}")
     if attempt.watched:
         print(watch_message(attempt.episode_limit_s))
@@ -205,7 +205,7 @@ def plan_attempt(
     in_copy = found if any(override.for_a_copy for override in found) else []
     options = [] if translated or in_copy else [word for override in found for word in override.words]
     options += [] if raw.get("run.name") else ["--run.name", str(run.run.name)]
-    options += ["--dry-run"] * dry_run
+    options += dry_run_options(run, resume=resume) if dry_run else []
     refuse_in_use(run.run_dir, LOCK)
     if run.clean and not resume:
         end_predecessor(run, raw.file, checkout)
@@ -223,6 +223,15 @@ def plan_attempt(
         checkpoints=Checkpoints.of(run) if watched and not run.resume else None,
         kinds=environment_types(run, raw.file),
     )
+
+
+def dry_run_options(run: PrimeRun, *, resume: bool) -> list[str]:
+    """Return the options of a dry run. That of a resume is a new run elsewhere: `rl` would delete later steps first."""
+    if not resume:
+        return ["--dry-run"]
+    folder = str(run.run_dir / "configs" / "dry_run")
+    checkpoints = ["--ckpt.output-dir", folder] if run.ckpt and run.ckpt.output_dir else []
+    return ["--dry-run", "--no-resume", "--output-dir", folder, *checkpoints]
 
 
 def end_predecessor(run: PrimeRun, file: str, checkout: Checkout) -> None:
