@@ -112,6 +112,13 @@ def test_restarts_need_name_and_checkpoints(run_file, stand_in, tmp_path):
         start(read(nameless), checkout, [], restarts=1)
 
 
+@pytest.mark.parametrize("key", ["step = 2", "dir = '/other/checkpoints/step_2'"])
+def test_restarts_refuse_a_checkpoint_that_each_of_them_would_go_back_to(run_file, stand_in, key):
+    path = run_file(f"resume = {{ {key} }}\n{CHECKPOINTS}")
+    with pytest.raises(UserError, match=f"would go back to the checkpoint of resume.{key.split()[0]}; remove"):
+        start(read(path), stand_in("import sys; sys.exit(3)"), [], restarts=1)
+
+
 def test_watch_message():
     assert "90 min" in watch_message(5400)
     assert "no time limit" in watch_message(None)

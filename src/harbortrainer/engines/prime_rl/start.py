@@ -258,13 +258,17 @@ def require_checkpoints(raw: RawRun) -> None:
     """Check that a run can be restarted from a checkpoint.
 
     Raises:
-        UserError: The run has no name, or writes no checkpoints.
+        UserError: The run has no name, writes no checkpoints, or always starts at a checkpoint of its own.
     """
     where = "command line: --restarts"
     if raw.get("run.name") is None:
         raise UserError("only a run with a name can continue", where=where, do='set [run] name = "..."')
     if raw.get("ckpt.interval") is None:
         raise UserError("the run writes no checkpoints to continue from", where=where, do="set [ckpt] interval = ...")
+    for key in ("resume.step", "resume.dir"):
+        if raw.get(key) is not None:
+            what = f"each restart would go back to the checkpoint of {key}"
+            raise UserError(what, where=where, do=f"remove {key} or --restarts")
 
 
 def watch_message(episode_limit_s: float | None) -> str:
