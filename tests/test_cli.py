@@ -238,6 +238,15 @@ def test_second_config_upgrade_keeps_the_first_old_file(project, capfd):
     assert main(["config", "upgrade", "run.toml", "--to", "v0.9", "--output", "new.toml"]) == 0
 
 
+@pytest.mark.parametrize("output", ["run.toml", "other.toml"])
+def test_config_upgrade_replaces_no_file(project, capfd, output):
+    Path("other.toml").write_text("# of the user\n")
+    before = Path(output).read_text()
+    words = ["config", "upgrade", "run.toml", "--to", "v0.9", "--output", output]
+    assert f"{output}: already exists; move it" in error_line(capfd, *words)
+    assert Path(output).read_text() == before
+
+
 @pytest.mark.parametrize("output", ["nowhere/new.toml", "tasks", "run.toml/new.toml"])
 def test_config_upgrade_into_impossible_file(project, capfd, output):
     line = error_line(capfd, "config", "upgrade", "run.toml", "--to", "v0.9", "--output", output)

@@ -160,7 +160,8 @@ def upgrade_file(file: Path, output: Path | None, release: Release | None = None
         Messages about what was done, one line each.
 
     Raises:
-        UserError: The file does not exist or is not TOML, a key has no translation, or the text cannot be written.
+        UserError: The file does not exist or is not TOML, a key has no translation, or the text cannot be written
+            without replacing another file.
     """
     raw = read(file)
     refused = [*raw.untranslated, *pin_errors(raw.data, raw.file)] if release == "pin" else []
@@ -179,8 +180,9 @@ def upgrade_file(file: Path, output: Path | None, release: Release | None = None
         text = tomlkit.dumps(nulls_as_text(data))
         lines += [f"keys of Prime-RL {raw.release} -> {release}", *notes]
     old = file.with_name(f"{file.name}.old") if output is None else file
-    if output is None and old.exists():
-        raise UserError("already exists", where=str(old), do="move it, or write to another file with --output")
+    if old.exists() if output is None else output.is_file():
+        do = "move it, or write to another file with --output"
+        raise UserError("already exists", where=str(output or old), do=do)
     try:
         if output is None:
             shutil.copy2(file, old)
