@@ -121,6 +121,18 @@ def test_records_origins_and_left_out_tasks(tmp_path, model):
     assert kept.tasks == TASKS and kept.origins == {"train": origin}
 
 
+def test_resume_accepts_a_hub_model_that_the_first_start_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    check_provenance(tmp_path, collect_provenance("a/b", {}), resume=False)
+    commit = hub_folder("a/b") / "refs" / "main"
+    commit.parent.mkdir(parents=True)
+    commit.write_text("first")
+    assert check_provenance(tmp_path, collect_provenance("a/b", {}), resume=True) == []
+    commit.write_text("second")
+    with pytest.raises(UserError, match="the policy's files have changed since this run was started: commit differs"):
+        check_provenance(tmp_path, collect_provenance("a/b", {}), resume=True)
+
+
 def test_hub_folder_equals_huggingface_hubs():
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name

@@ -43,7 +43,7 @@ class Provenance(BaseModel):
     """The provenance of a run."""
 
     weights: dict[str, str] = {}
-    """Fingerprint of each file of the base policy."""
+    """Fingerprint of each file of the base policy; empty for a model of a hub that was not on this machine yet."""
     tasks: dict[str, dict[str, str]] = {}
     """Content key of each task, by source and name; a source's key on Prime-RL is the dotted one of its `env`."""
     origins: dict[str, TaskOrigin] = {}
@@ -129,7 +129,8 @@ def check_provenance(folder: Path, now: Provenance, *, resume: bool) -> list[str
     before = _read(path) if resume else None
     notes = []
     if before is not None:
-        _refuse(path, "the policy's files", first_change(before.weights, now.weights))
+        if before.weights:  # of a hub's model nothing is known until the first start has fetched it
+            _refuse(path, "the policy's files", first_change(before.weights, now.weights))
         for source in before.tasks.keys() | now.tasks.keys():
             change = first_change(before.tasks.get(source, {}), now.tasks.get(source, {}))
             _refuse(path, f"the tasks of source {source!r}", change)
