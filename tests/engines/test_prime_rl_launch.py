@@ -402,6 +402,12 @@ def test_report_includes_env_server_log(tmp_path):
     assert "train env server harbor ended with exit code -9" in text and "boom" in text
 
 
+@pytest.mark.parametrize("name", ["trainer", "eval env server my+tasks:v2"])
+def test_report_names_the_child_and_no_command_of_a_trial(tmp_path, name):
+    tail = ["WARNING Git command failed with exit code 128", f"Error: {name.capitalize()} failed with exit code 1"]
+    assert report(tmp_path, tail, tmp_path / LOG, 1).splitlines()[0] == f"{name} ended with exit code 1"
+
+
 def test_uses_uv_if_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(checkout, "find_uv", lambda: "/opt/uv")
     command = checkout.rl_command(Checkout(tmp_path), Path("a.toml"), ["--x", "1"])

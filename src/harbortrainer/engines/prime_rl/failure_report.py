@@ -13,7 +13,9 @@ from harbortrainer.engines.prime_rl.stall_detector import Stall
 LINES = 20
 TAIL_BYTES = 65536
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-FAILED = re.compile(r"(?P<name>[A-Za-z][\w /.-]*?) failed with exit code (?P<code>-?\d+)")
+CHILD = r"trainer|orchestrator|inference|(?:train|eval) env server .+?"
+FAILED = re.compile(rf"\b(?P<name>{CHILD}) failed with exit code (?P<code>-?\d+)", re.IGNORECASE)
+"""What `rl` reports of a failed child (`monitor_process`). Its output also has the orchestrator's lines."""
 
 
 def report(run_dir: Path, tail: Iterable[str], log: Path, code: int) -> str:
@@ -29,7 +31,7 @@ def report(run_dir: Path, tail: Iterable[str], log: Path, code: int) -> str:
     child = child_that_failed(lines)
     if child is None:
         return "\n".join([f"rl ended with exit code {code}; its output is in {log}", *_indented(lines)])
-    name = child["name"].split("Error:")[-1].strip().lower()
+    name = child["name"].lower()
     child_log = find_log(run_dir, name)
     heading = [f"{name} ended with exit code {child['code']}"]
     if child_log is None:
