@@ -87,6 +87,7 @@ def test_tokens_and_cost_cover_all_trials() -> None:
     assert EvalReport.of(eval_spec(["a"]), rows).cost_usd is None
     repeated = EvalReport.of(eval_spec(["a"]), rows[:1], prices=Prices(prompt=0.5, sampled=2.0), all_rows=rows)
     assert (repeated.cost_usd, repeated.outcomes) == (4.0, {"completed": 1})
+    assert "2000000 prompt and 500000 sampled tokens" in "\n".join(as_lines(repeated)), "a trial's, not an attempt's"
 
 
 def test_report_without_graded_trials() -> None:

@@ -58,6 +58,8 @@ class EvalReport(BaseModel):
     """Mean turns of the graded trials."""
     seconds: dict[str, float]
     """Mean seconds of the graded trials, by phase; `total` is the whole trial."""
+    trials: int
+    """Number of all trials; a repeated attempt has several."""
     prompt_tokens: int
     """Prompt tokens of all trials, as counted by the model's server."""
     sampled_tokens: int
@@ -103,6 +105,7 @@ class EvalReport(BaseModel):
             outcomes=_counted(rows),
             turns=fmean(row.turns for row in graded) if graded else None,
             seconds=_seconds(graded),
+            trials=len(paid),
             prompt_tokens=prompt,
             sampled_tokens=sampled,
             cost_usd=prices.cost(prompt_tokens=prompt, sampled_tokens=sampled) if prices else None,
@@ -225,9 +228,8 @@ def _passes(report: EvalReport) -> list[str]:
 
 
 def _trial(report: EvalReport) -> str:
-    trials = sum(report.outcomes.values())
-    parts = [f"{report.turns:.1f} turns"] if report.turns is not None else []
-    if report.sampled_tokens and trials:
+    trials, parts = report.trials, [f"{report.turns:.1f} turns"] if report.turns is not None else []
+    if report.sampled_tokens:
         each = f"{report.prompt_tokens / trials:.0f} prompt and {report.sampled_tokens / trials:.0f} sampled tokens"
         parts.append(each)
     parts += [f"{took:.1f} s {phase.replace('_', ' ')}" for phase, took in report.seconds.items()]
