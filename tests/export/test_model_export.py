@@ -106,6 +106,25 @@ def test_model_card_has_base_evaluation_curve_and_tasks(run: TrainedRun, tmp_pat
     assert f"# mini-step_2\n\n{result}\n" in card
 
 
+def test_model_card_compares_evaluations_of_the_same_sources(run: TrainedRun, tmp_path: Path) -> None:
+    """Sources with other intervals than each other: step 1 evaluates one of the two sources of step 0."""
+    metrics = run.path / "metrics.jsonl"
+    original, lines = metrics.read_text(), []
+    for step, mean, sources in ((0, 0.1, ("easy", "hard")), (1, 0.6, ("easy",)), (2, 0.4, ("easy", "hard"))):
+        by_source = {f"eval/{name}/all/agent/avg@2": mean for name in sources}
+        result = {"eval/mean_reward": mean, "eval/n": 8, "eval/tasks": 4 * len(sources)}
+        lines.append(json.dumps({"step": step, **result, **by_source}))
+    metrics.write_text(original.splitlines()[0] + "\n" + "\n".join(lines) + "\n")
+    try:
+        for step in (1, 2):
+            assert main(["export", str(run.path), "--step", str(step), "--out", str(tmp_path / f"out{step}")]) == 0
+    finally:
+        metrics.write_text(original)
+    one, two = ((tmp_path / f"out{step}" / "README.md").read_text() for step in (1, 2))
+    assert "**Mean reward on 4 held-out tasks: 0.600 after step 1.**" in one and "| 0 | 0.100" not in one
+    assert "**Mean reward on 8 held-out tasks: 0.100 after step 0, 0.400 after step 2.**" in two
+
+
 def test_model_card_says_which_evaluated_tasks_were_trained_on(run: TrainedRun, tmp_path: Path) -> None:
     file, config = run.path / FILE, run.path / "config.toml"
     original, text = file.read_text(), config.read_text()

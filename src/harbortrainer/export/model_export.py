@@ -30,7 +30,7 @@ from harbortrainer.runs.curve import as_png, curve_of
 from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
-from harbortrainer.runs.summary import evaluations
+from harbortrainer.runs.summary import EvalResult, evaluated_sources, evaluations
 
 LOCK, CONFIG, CARD = "tasks.lock.json", "run_config.json", "README.md"
 
@@ -123,12 +123,19 @@ class ModelExport:
                 name: (_from(origin.source) if origin else "not recorded", len(made_of.tasks[name]))
                 for name, origin in origins.items()
             },
-            evaluations=evaluations(run),
+            evaluations=_evaluations(run, weights.step),
             reports=self.reports,
             evaluated_training_tasks=evaluated_training_tasks(weights.run)[0],
             curve=curve.until(weights.step),
             packages=made_of.packages,
         )
+
+
+def _evaluations(run: RunFolder, step: int) -> dict[int, EvalResult]:
+    """Return the evaluations with the sources of the last one up to `step`: means over other tasks do not compare."""
+    found, sources = evaluations(run), evaluated_sources(run)
+    last = max((known for known in found if known <= step), default=None)
+    return {known: result for known, result in found.items() if last is not None and sources[known] == sources[last]}
 
 
 def _agents(config: TomlTable) -> list[str]:
