@@ -1,6 +1,8 @@
 """A warm-up with a target stops when real trials reach it, and says so when they never do. Trials are scripted here;
 `tests/e2e/test_sampled_trials.py` and `test_warmup_trials.py` play real ones."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,10 @@ pytest.importorskip("torch")
 
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.errors import UserError
-from harbortrainer.warmup import warmup
+from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.record import TrialRecord
+from harbortrainer.trials.trial_spec import TrialSpec
+from harbortrainer.warmup import sampled_trials, warmup
 
 TASKS = Path(__file__).parents[2] / "datasets/quickstart/train"
 
@@ -59,3 +64,21 @@ def test_answers_that_the_run_cannot_sample_are_not_learned(
 ) -> None:
     with pytest.raises(UserError, match=r"max_completion_tokens: the run samples at most 3 tokens of an answer"):
         warmup.warm_up(config(folder), tmp_path / "warm", rollouts=warmup.Rollouts(answer_length=3))
+
+
+def test_task_in_a_category_is_trusted_by_its_whole_name(
+    folder: Path, tmp_path: Path, measured: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("files/one", "other/two"):
+        task = shutil.copytree(next(path for path in TASKS.iterdir() if path.is_dir()), tmp_path / "tasks" / name)
+        (task / "instruction.md").write_text(f"Do {name}.")
+    played: dict[str, bool] = {}
+
+    def run(policy: Path, specs: Sequence[TrialSpec], *_: int) -> list[TrialRecord]:
+        played.update({spec.task_dir.name: spec.trusted for spec in specs})
+        return [TrialRecord(outcome=Outcome.completed, task="", trial_name="", reward=1.0) for _ in specs]
+
+    monkeypatch.setattr(warmup, "measure_rewards", sampled_trials.measure_rewards)
+    monkeypatch.setattr(sampled_trials, "_run", run)
+    warmup.warm_up(config(folder, tasks=tmp_path / "tasks", trusted_tasks=["files/*"], trials=20), tmp_path / "warm")
+    assert played == {"one": True, "two": False}

@@ -5,7 +5,7 @@ Each trial is Harbor's own, in a real sandbox, with the embedded sampler, as in 
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +31,7 @@ def measure_rewards(
     max_length: int,
     answer_length: int | None = None,
     timeout_multiplier: float = 1.0,
+    trusted: Collection[Path] = (),
 ) -> list[float]:
     """Play one trial on each task and return the rewards of the graded ones.
 
@@ -45,6 +46,7 @@ def measure_rewards(
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer.
         timeout_multiplier: Factor on the tasks' time limits.
+        trusted: Tasks' folders that may access this machine, besides those whose own name `config` trusts.
 
     Raises:
         UserError: Fewer than half of the trials were graded.
@@ -61,7 +63,7 @@ def measure_rewards(
                 timeout_multiplier=timeout_multiplier,
                 environment_type=config.environment_type,
                 environment_kwargs=dict(config.environment_kwargs),
-                trusted=is_trusted(task.name, config.trusted_tasks),
+                trusted=task in trusted or is_trusted(task.name, config.trusted_tasks),
                 keep_trials="none",
             )
             for task in make_tasks(folder / "tasks")

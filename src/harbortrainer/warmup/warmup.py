@@ -23,6 +23,7 @@ from harbortrainer.config.prime_rl_run import plugin_envs
 from harbortrainer.config.run_sections import WarmupConfig
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import lookup
+from harbortrainer.config.trusted_tasks import is_trusted
 from harbortrainer.environment.renderers_compat import with_chat_format
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display, name_first, plural
@@ -182,6 +183,7 @@ def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: i
             max_length=rollouts.max_length,
             answer_length=rollouts.answer_length,
             timeout_multiplier=rollouts.timeout_multiplier,
+            trusted={task.path for task in tasks if is_trusted(task.name, config.trusted_tasks)},
         )
     _learn(what, start, sequences, config, folder, seed, display, measure)
 
