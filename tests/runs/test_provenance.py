@@ -1,11 +1,15 @@
 """A resume detects changed weights, tasks and packages."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from prime_rl_configs import write_prime_rl_configs
 
 from harbortrainer.errors import UserError
+from harbortrainer.evaluation.candidate import LocalModel
+from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.runs import provenance as subject
 from harbortrainer.runs.provenance import (
     Provenance,
@@ -121,16 +125,40 @@ def test_records_origins_and_left_out_tasks(tmp_path, model):
     assert kept.tasks == TASKS and kept.origins == {"train": origin}
 
 
-def test_resume_accepts_a_hub_model_that_the_first_start_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    check_provenance(tmp_path, collect_provenance("a/b", {}), resume=False)
-    commit = hub_folder("a/b") / "refs" / "main"
-    commit.parent.mkdir(parents=True)
-    commit.write_text("first")
-    assert check_provenance(tmp_path, collect_provenance("a/b", {}), resume=True) == []
-    commit.write_text("second")
-    with pytest.raises(UserError, match="the policy's files have changed since this run was started: commit differs"):
-        check_provenance(tmp_path, collect_provenance("a/b", {}), resume=True)
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub that answers with the commit `c0ffee`, and an empty cache."""
+    answer = SimpleNamespace(sha="c0ffee")
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: answer)  # its import reads the variable
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+def test_first_start_records_commit_of_hub_model(tmp_path, hub):
+    """It was recorded before the model was downloaded, as none; the resume then found that the policy had changed."""
+    start(tmp_path, "org/model")
+    recorded = Provenance.model_validate_json((tmp_path / subject.FILE).read_bytes())
+    assert recorded.weights == {"commit": "c0ffee"}
+    downloaded = hub_folder("org/model") / "refs/main"
+    downloaded.parent.mkdir(parents=True)
+    downloaded.write_text("c0ffee")
+    assert resume(tmp_path, "org/model") == []
+
+
+def test_run_that_recorded_no_commit_resumes(tmp_path, hub):
+    check_provenance(tmp_path, Provenance(tasks=TASKS, packages=package_versions()), resume=False)
+    assert resume(tmp_path, "org/model") == []
+    assert Provenance.model_validate_json((tmp_path / subject.FILE).read_bytes()).weights == {"commit": "c0ffee"}
+
+
+def test_hub_that_does_not_answer_gives_no_commit(tmp_path, monkeypatch):
+    def model_info(*_, **__):
+        raise httpx.ConnectError("the hub cannot be reached")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert collect_provenance("org/model", TASKS).weights == {}
+    policies = [LocalModel(PolicyFiles.find(name)).identity() for name in ("org/model", "org/other")]
+    assert policies == [{"base model": "org/model"}, {"base model": "org/other"}], "they are not the same policy"
 
 
 def test_hub_folder_equals_huggingface_hubs():

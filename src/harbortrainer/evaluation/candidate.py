@@ -24,7 +24,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.evaluation.eval_rules import EvalRules
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.runs.memory import frozen_gc
-from harbortrainer.runs.provenance import model_fingerprints
+from harbortrainer.runs.provenance import fetched_fingerprints, model_fingerprints
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -188,8 +188,9 @@ class LocalModel:
         return str(self.files)
 
     def identity(self) -> dict[str, str]:
-        """Return the fingerprints of the files that affect the output."""
-        own = {f"base {name}": digest for name, digest in model_fingerprints(self.files.base).items()}
+        """Return the fingerprints of the files that affect the output; a hub model's name if its commit is unknown."""
+        base = fetched_fingerprints(self.files.base) or {"model": self.files.base}
+        own = {f"base {name}": digest for name, digest in base.items()}
         adapter = self.files.adapter
         own |= {"base": self.files.quantization} if self.files.quantization else {}
         return own | ({f"adapter {n}": d for n, d in model_fingerprints(str(adapter)).items()} if adapter else {})

@@ -10,6 +10,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -29,6 +30,8 @@ FINGERPRINTED = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".t
 WHOLE_MB, BLOCKS, BLOCK = 64, 64, 1 << 16
 """Files up to `WHOLE_MB` are hashed whole; of larger ones `BLOCKS + 1` evenly spaced blocks of `BLOCK` bytes."""
 
+HUB_TIMEOUT_S = 5.0
+
 
 class TaskOrigin(BaseModel):
     """Origin of the tasks of a source."""
@@ -43,7 +46,7 @@ class Provenance(BaseModel):
     """The provenance of a run."""
 
     weights: dict[str, str] = {}
-    """Fingerprint of each file of the base policy; empty for a model of a hub that was not on this machine yet."""
+    """Fingerprint of each file of the base policy."""
     tasks: dict[str, dict[str, str]] = {}
     """Content key of each task, by source and name; a source's key on Prime-RL is the dotted one of its `env`."""
     origins: dict[str, TaskOrigin] = {}
@@ -55,7 +58,7 @@ class Provenance(BaseModel):
 def collect_provenance(
     model: str, tasks: Mapping[str, Mapping[str, str]], origins: Mapping[str, TaskOrigin] | None = None
 ) -> Provenance:
-    """Collect the current provenance of a run.
+    """Collect the current provenance of a run. Requests the commit of a hub model that is not in the cache.
 
     Args:
         model: The policy's folder or hub id.
@@ -63,7 +66,7 @@ def collect_provenance(
         origins: Origins by source.
     """
     return Provenance(
-        weights=model_fingerprints(model),
+        weights=fetched_fingerprints(model),
         tasks={name: dict(own) for name, own in tasks.items()},
         origins=dict(origins or {}),
         packages=package_versions(),
@@ -89,6 +92,24 @@ def model_fingerprints(model: str) -> dict[str, str]:
         return {"commit": commits.read_text(encoding="utf-8").strip()} if commits.is_file() else {}
     files = sorted(path for path in folder.iterdir() if path.suffix in FINGERPRINTED and path.is_file())
     return {path.name: fingerprint(path) for path in files}
+
+
+def fetched_fingerprints(model: str) -> dict[str, str]:
+    """Return a model's fingerprints; for a hub id without a cached commit, the commit that the hub names now.
+
+    The result is empty if the hub does not answer: whoever loads the model reports it.
+    """
+    known = model_fingerprints(model)
+    if known or Path(model).is_dir():
+        return known
+    import httpx  # slow to import, as is the hub's client
+
+    with suppress(ImportError, OSError, ValueError, httpx.HTTPError):
+        from huggingface_hub import HfApi
+
+        if commit := HfApi().model_info(model, timeout=HUB_TIMEOUT_S).sha:
+            return {"commit": commit}
+    return {}
 
 
 def hub_folder(model: str) -> Path:
@@ -129,8 +150,8 @@ def check_provenance(folder: Path, now: Provenance, *, resume: bool) -> list[str
     before = _read(path) if resume else None
     notes = []
     if before is not None:
-        if before.weights:  # of a hub's model nothing is known until the first start has fetched it
-            _refuse(path, "the policy's files", first_change(before.weights, now.weights))
+        change = first_change(before.weights, now.weights) if before.weights else None  # empty: it was not known
+        _refuse(path, "the policy's files", change)
         for source in before.tasks.keys() | now.tasks.keys():
             change = first_change(before.tasks.get(source, {}), now.tasks.get(source, {}))
             _refuse(path, f"the tasks of source {source!r}", change)
