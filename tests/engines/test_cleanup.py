@@ -226,7 +226,11 @@ def test_embedded_run_ends_sandboxes_of_killed_start(
     assert "cleaned up: 1 toy sandboxes" in capsys.readouterr().err
 
 
-def test_mistake_at_the_start_is_reported_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_mistake_at_the_start_is_reported_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    """A new run's folder is removed. A resumed one has the trials and logs of its earlier start."""
     from project_folder import RUN_FILE, write_project
 
     from harbortrainer.engines.local.session import local_run as local_session
@@ -235,14 +239,19 @@ def test_mistake_at_the_start_is_reported_as_it_is(tmp_path: Path, monkeypatch: 
     Path("run.toml").write_text(RUN_FILE)
 
     def train(config: RunConfig, run: RunFolder, **_: object) -> None:
-        with local_session(config, run, resume=False):
+        with local_session(config, run, resume=resume):
             raise UserError("the warm-up's tasks are the same")
 
     monkeypatch.setattr(local_run, "train", train)
     config = load("run.toml")
+    if resume:
+        earlier = RunFolder.create(config.output_dir, config.run.dir, config_text=config.resolved())
+        (earlier.log / "env.log").write_text("why each trial failed")
+        earlier.release()
     with pytest.raises(UserError, match=r"^the warm-up's tasks are the same$"):
-        local_run.run_here(config, resume=False, kinds=["local"])
-    assert not config.run_dir.exists(), "the run can be started again under its name"
+        local_run.run_here(config, resume=resume, kinds=["local"])
+    assert config.run_dir.exists() == resume, "a new run can be started again under its name"
+    assert (config.run_dir / "log/env.log").exists() == resume
 
 
 def test_sandboxes_have_labels_of_run(monkeypatch: pytest.MonkeyPatch) -> None:

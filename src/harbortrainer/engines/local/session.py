@@ -87,7 +87,8 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
             raise
         except UserError:
             session.live.stop()  # it writes into the folder
-            run.discard_if_empty()
+            if not resume:
+                run.discard_if_empty()
             raise
         finally:
             closed = session.close()
