@@ -105,4 +105,4 @@ async def test_next_step_starts_in_agent_namespaces_after_grading(sandbox: Local
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["reward.txt"]
     await sandbox.exec("setsid sleep 555 > /dev/null 2>&1 < /dev/null &")
     await sandbox.restore_limits()
-    assert await output(sandbox, "pgrep -c -f 'sleep 555'") == "1\n"
+    assert await prints_eventually(sandbox, "pgrep -c -f 'sleep 555'", "1\n")
