@@ -91,6 +91,7 @@ def test_unchanged_file_of_the_image_in_the_solution_is_no_leak(tmp_path: Path) 
     [
         ("steps/first/solution/app/shapes.py", False),
         ("tests/reference/shapes.py", False),
+        ("solution/app/tests/check_shapes.py", False),
         ("tests/check_shapes.py", True),
         ("steps/first/tests/check_shapes.py", True),
     ],
@@ -108,12 +109,20 @@ def test_unchanged_code_of_a_reference_is_no_leak(tmp_path: Path, secret: str, *
     ("instruction", "file", "text"),
     [
         ("Add them.", "expected.csv", "total\n73519\n"),
+        ("Write the total to /app/answer.txt.", "old/answer.txt", "73519\n"),
         ("Write 73519 for an unknown total.", "notes.md", "The expected value is 73519."),
-        ("Compare actual.csv with expected.csv.", "expected.csv", "total\n73519\n"),
+        ("Compare /app/actual.csv with /app/expected.csv.", "expected.csv", "total\n73519\n"),
         ("Add them.", "samples/expected.csv", "total\n73519\n"),
         ("Add them.", "GoldenApp.swift", "let code = 73519"),
     ],
-    ids=["leak", "value in the instruction", "file in the instruction", "example", "source code"],
+    ids=[
+        "leak",
+        "leak beside the output",
+        "value in the instruction",
+        "file in the instruction",
+        "example",
+        "source code",
+    ],
 )
 def test_named_input_example_and_source_code_are_no_leak(
     tmp_path: Path, instruction: str, file: str, text: str, request: pytest.FixtureRequest
@@ -125,7 +134,7 @@ def test_named_input_example_and_source_code_are_no_leak(
     path.write_text(text)
     weak = [finding.what for finding in readable_answers(read_files(load_task(tmp_path))) if finding.severity == "weak"]
     leak = [f"an expected value stands as an answer in environment/app/{file}"]
-    assert weak == (leak if request.node.callspec.id == "leak" else [])
+    assert weak == (leak if request.node.callspec.id.startswith("leak") else [])
 
 
 @pytest.mark.pure

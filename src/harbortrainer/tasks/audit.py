@@ -138,9 +138,9 @@ def _is_copy(secret: TextFile, file: TextFile) -> bool:
     equal files of one name neither. The same is true of a reference beside the tests: code that tests nothing.
     """
     name = Path(secret.name).name
-    in_tests = "tests" in Path(secret.name).parts
-    test_code = in_tests and _TEST_CODE.search(name) is not None
-    reference = not in_tests or (_CODE.search(name) and not test_code)
+    part = next(folder for folder in Path(secret.name).parts if folder in {"solution", "tests"})
+    test_code = part == "tests" and _TEST_CODE.search(name) is not None
+    reference = part == "solution" or (_CODE.search(name) and not test_code)
     if reference and name == Path(file.name).name and not name.startswith("solve."):
         return False
     if Path(file.name).name in _NO_ANSWER and Path(file.name).name != "Dockerfile":
@@ -164,14 +164,14 @@ def _without_comments(text: str) -> str:
 def _names(file: TextFile, files: AuditedFiles) -> bool:
     """Whether a file of the image names an expected value as an answer, by its own name or in the same line.
 
-    A value or a file that the instruction names is no secret. Examples show a format, and source code is called by
-    what it is for.
+    A value or a file that the instruction names is no secret; a file is named with its folder. Examples show a format.
+    The name of source code says what it is for.
     """
     values = [value for value in files.values if _is_specific(value) and value not in files.instruction]
     name = Path(file.name).name
     if not _ANSWER_WORD.search(name) or _CODE.search(name):
         return _tells(file.text, values)
-    known = name in files.instruction or _EXAMPLE.search(file.name)
+    known = "/".join(Path(file.name).parts[-2:]) in files.instruction or _EXAMPLE.search(file.name)
     return not known and any(value in file.text for value in values)
 
 
