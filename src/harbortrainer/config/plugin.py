@@ -6,9 +6,9 @@ Contract: this module defines fields, defaults and checks without importing veri
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from harbortrainer.config.agent_table import (
     OWN_SERVICE,
@@ -36,6 +36,15 @@ NEAR_COPY = 0.8
 type KeepTrials = Literal["all", "failed", "none"]
 type Leftovers = Literal["keep", "kill"]
 type OnTampering = Literal["flag", "drop", "zero"]
+
+
+def _known_type(name: str) -> str:
+    if wrong := unknown_type(name):
+        raise ValueError("; ".join(wrong))
+    return name
+
+
+type KnownEnvironmentType = Annotated[str, AfterValidator(_known_type)]
 
 
 class PluginKeys(BaseModel):
@@ -122,7 +131,7 @@ class HarnessKeys(PluginKeys):
     """Agent: Harbor's name (`terminus-2`), `plain`, or `module:Class`."""
     agent_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments of the agent class."""
-    environment_type: str = "docker"
+    environment_type: KnownEnvironmentType = "docker"
     """Sandbox type: `local`, one of Harbor's (`docker`, `modal`, ...), `module:Class`, or `auto`. `auto` uses `local`
     for tasks that it fully supports and `docker` for the others."""
     environment_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -174,13 +183,6 @@ class HarnessKeys(PluginKeys):
     @classmethod
     def _replace_short_name(cls, name: str) -> str:
         return SHORT_NAMES.get(name, name)
-
-    @field_validator("environment_type")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if wrong := unknown_type(name):
-            raise ValueError("; ".join(wrong))
-        return name
 
     @model_validator(mode="after")
     def _check_environment_type(self) -> Self:

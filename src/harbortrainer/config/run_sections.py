@@ -10,8 +10,7 @@ from typing import Self
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from harbortrainer.config.agent_table import PLAIN_AGENT, SHORT_NAMES, TRAINABLE_TERMINUS, is_class
-from harbortrainer.config.environment_table import unknown_type
-from harbortrainer.config.plugin import AgentKeys, HarnessKeys
+from harbortrainer.config.plugin import AgentKeys, HarnessKeys, KnownEnvironmentType
 from harbortrainer.config.table import Table, error_at
 
 TAUGHT = frozenset({TRAINABLE_TERMINUS, PLAIN_AGENT})
@@ -67,15 +66,16 @@ class WarmupConfig(Table):
     """Number of real trials of one measurement of the success: at the end with `family` (0 trusts the solutions'
     likelihood), and for `target`."""
 
-    environment_type: str = "local"
+    environment_type: KnownEnvironmentType = "local"
     """Sandbox type of these trials and of replayed solutions; in a run file, by default the one that it trains in."""
 
     environment_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    """Extra keyword arguments of the sandbox class; in a run file, by default those of training, for the same type."""
+    """Extra keyword arguments of the sandbox class. In a run file, by default those of training sources with this
+    sandbox type."""
 
     trusted_tasks: list[str] = Field(default_factory=list)
-    """Names or shell patterns of tasks that may access this machine. By default those of `env.agent.harness`, if the
-    warm-up learns the training tasks."""
+    """Names or shell patterns of tasks that may access this machine. A warm-up on the training tasks has those of
+    `env.agent.harness` by default."""
 
     @property
     def learns_solutions(self) -> bool:
@@ -86,13 +86,6 @@ class WarmupConfig(Table):
     @classmethod
     def _replace_short_name(cls, name: str) -> str:
         return _NAMES.get(name, name)
-
-    @field_validator("environment_type")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if wrong := unknown_type(name):
-            raise ValueError("; ".join(wrong))
-        return name
 
     @model_validator(mode="after")
     def _check(self) -> Self:
