@@ -226,7 +226,11 @@ def plan_attempt(
 
 
 def dry_run_options(run: PrimeRun, *, resume: bool) -> list[str]:
-    """Return the options of a dry run. That of a resume is a new run elsewhere: `rl` would delete later steps first."""
+    """Return the options of a dry run.
+
+    In the folder of a resumed run, `rl` would delete the steps after the checkpoint. So a dry run of a resume checks a
+    new run in another folder.
+    """
     if not resume:
         return ["--dry-run"]
     folder = str(run.run_dir / "configs" / "dry_run")
