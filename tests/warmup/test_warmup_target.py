@@ -69,16 +69,18 @@ def test_answers_that_the_run_cannot_sample_are_not_learned(
 def test_task_in_a_category_is_trusted_by_its_whole_name(
     folder: Path, tmp_path: Path, measured: list[list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("files/one", "other/two"):
+    for name in ("files/one", "other/two", "two"):
         task = shutil.copytree(next(path for path in TASKS.iterdir() if path.is_dir()), tmp_path / "tasks" / name)
         (task / "instruction.md").write_text(f"Do {name}.")
     played: dict[str, bool] = {}
+    root = tmp_path / "tasks"
 
     def run(policy: Path, specs: Sequence[TrialSpec], *_: int) -> list[TrialRecord]:
-        played.update({spec.task_dir.name: spec.trusted for spec in specs})
+        played.update({str(spec.task_dir.relative_to(root)): spec.trusted for spec in specs})
         return [TrialRecord(outcome=Outcome.completed, task="", trial_name="", reward=1.0) for _ in specs]
 
     monkeypatch.setattr(warmup, "measure_rewards", sampled_trials.measure_rewards)
     monkeypatch.setattr(sampled_trials, "_run", run)
-    warmup.warm_up(config(folder, tasks=tmp_path / "tasks", trusted_tasks=["files/*"], trials=20), tmp_path / "warm")
-    assert played == {"one": True, "two": False}
+    table = config(folder, tasks=root, trusted_tasks=["files/*", "two"], trials=30)
+    warmup.warm_up(table, tmp_path / "warm")
+    assert played == {"files/one": True, "other/two": False, "two": True}

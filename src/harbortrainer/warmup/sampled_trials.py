@@ -31,7 +31,7 @@ def measure_rewards(
     max_length: int,
     answer_length: int | None = None,
     timeout_multiplier: float = 1.0,
-    trusted: Collection[Path] = (),
+    trusted: Collection[Path] | None = None,
 ) -> list[float]:
     """Play one trial on each task and return the rewards of the graded ones.
 
@@ -46,7 +46,7 @@ def measure_rewards(
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer.
         timeout_multiplier: Factor on the tasks' time limits.
-        trusted: Tasks' folders that may access this machine, besides those whose own name `config` trusts.
+        trusted: Tasks' folders that may access this machine; by default those with a folder name that `config` trusts.
 
     Raises:
         UserError: Fewer than half of the trials were graded.
@@ -63,7 +63,7 @@ def measure_rewards(
                 timeout_multiplier=timeout_multiplier,
                 environment_type=config.environment_type,
                 environment_kwargs=dict(config.environment_kwargs),
-                trusted=task in trusted or is_trusted(task.name, config.trusted_tasks),
+                trusted=is_trusted(task.name, config.trusted_tasks) if trusted is None else task in trusted,
                 keep_trials="none",
             )
             for task in make_tasks(folder / "tasks")
