@@ -13,10 +13,11 @@ def printed(folder: Path, text: str) -> Path:
     return file
 
 
-def test_output_of_each_step_is_kept(tmp_path: Path):
-    printed(tmp_path / "steps/one", "1 passed\n")
-    printed(tmp_path / "steps/two", "1 failed\n")
-    assert verifier_output(tmp_path) == "[one]\n1 passed\n[two]\n1 failed"
+def test_output_of_steps_has_the_tasks_order(tmp_path: Path):
+    printed(tmp_path / "steps/test", "1 failed\n")
+    printed(tmp_path / "steps/build", "1 passed\n")
+    steps = ["test", "not reached", "build"]
+    assert verifier_output(tmp_path, steps=steps) == "[test]\n1 failed\n[build]\n1 passed"
 
 
 def test_agents_files_are_no_output(tmp_path: Path):
@@ -49,4 +50,4 @@ def test_links_and_pipes_are_not_read(tmp_path: Path):
         (tmp_path / "trial/steps" / name / "verifier").mkdir(parents=True)
     (tmp_path / "trial/steps/one/verifier/test-stdout.txt").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "trial/steps/two/verifier/test-stdout.txt")
-    assert verifier_output(tmp_path / "trial") == ""
+    assert verifier_output(tmp_path / "trial", steps=["one", "two"]) == ""

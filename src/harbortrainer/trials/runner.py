@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,14 +112,16 @@ HEAD_CHARS, TAIL_CHARS = 1000, 3000
 _MAX_BYTES = 1_000_000
 
 
-def verifier_output(trial_dir: Path, *, secret: str = "") -> str:
+def verifier_output(trial_dir: Path, *, steps: Sequence[str] = (), secret: str = "") -> str:
     """Return the verifier's output, with all steps in order; empty if there is none. Blocks: run it in a thread.
 
     Args:
         trial_dir: Harbor's folder of the trial.
+        steps: The names of the task's steps, in order.
         secret: Text to redact.
     """
-    found = [*sorted(trial_dir.glob(f"steps/*/{_STDOUT_FILE}")), trial_dir / _STDOUT_FILE]  # not the agent's folders
+    folders = [trial_dir / "steps" / step for step in steps]
+    found = [folder / _STDOUT_FILE for folder in [*folders, trial_dir]]  # not the agent's folders
     files = [path for path in found if path.exists() and not path.is_symlink()]
     printed = [(path.parent.parent.name if len(files) > 1 else "", _text(path).strip()) for path in files]
     text = "\n".join(f"[{step}]\n{output}" if step else output for step, output in printed if output)
@@ -275,7 +277,8 @@ async def _run(
     for changes in observed.changes:
         record.add_changes(changes, redact)
     folder = Path(spec.trials_dir) / config.trial_name
-    record.verifier_output = await asyncio.to_thread(verifier_output, folder, secret=secret)
+    steps = [step.name for step in record.steps]
+    record.verifier_output = await asyncio.to_thread(verifier_output, folder, steps=steps, secret=secret)
     return record
 
 
