@@ -64,15 +64,16 @@ def test_completion_that_no_agent_requested_is_removed(start: float, kept: int) 
     assert trace.num_turns == kept
 
 
-@pytest.mark.skipif("sampling_mask" not in MessageNode.model_fields, reason="verifiers 0.3 has no such rows")
 def test_rows_of_late_completion_are_removed() -> None:
     """Kept sets and other candidates of the sampled tokens, as vLLM returns them."""
     trace = timed([(0, 1), (2, 6), (5, 7)])
     rows = {
+        "kept_tokens": {"ids": np.array([7, 8]), "counts": np.array([2])},
         "sampling_mask": {"ids": np.array([7, 8]), "counts": np.array([2])},
         "top_logprobs": {"ids": np.array([7]), "logprobs": np.array([-0.1]), "counts": np.array([1])},
     }
     known = rows.keys() & MessageNode.model_fields.keys()
+    assert known, "each release has at least one"
     for node, name in product((node for node in trace.nodes if node.sampled), known):
         setattr(node, name, getattr(types, _KINDS[name])(**rows[name]))
     phases = AgentPhases()
@@ -84,7 +85,7 @@ def test_rows_of_late_completion_are_removed() -> None:
         assert left.counts.sum() == len(left.ids) == 2 * len(rows[name]["ids"])
 
 
-_KINDS = {"sampling_mask": "SamplingMask", "top_logprobs": "TopLogprobs"}
+_KINDS = {"kept_tokens": "KeptTokens", "sampling_mask": "SamplingMask", "top_logprobs": "TopLogprobs"}
 
 
 def test_late_only_completion_leaves_no_trained_tokens() -> None:

@@ -73,7 +73,7 @@ PRIVATE_APIS = PrivateApi(
 SALT = "cache_salt"
 """Request key of vLLM and Prime-RL that separates the cached blocks of policy versions."""
 
-_PER_SAMPLED_TOKEN = {"sampling_mask", "top_logprobs", "weight_versions"}
+_PER_SAMPLED_TOKEN = {"kept_tokens", "sampling_mask", "top_logprobs", "weight_versions"}
 """Optional fields of a node with a row per sampled token; verifiers refuses another number of rows."""
 
 # Invalid requests: a mistake of the agent, or settings that this server does not know.
