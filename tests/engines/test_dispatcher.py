@@ -1,6 +1,7 @@
 """The dispatcher: when groups start, and how they end."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,10 +9,12 @@ from loop_fakes import rollout
 from patience import HANG_S
 
 from harbortrainer.config.algorithm_config import Algo
-from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound
+from harbortrainer.engines.local.rollout_client import RolloutClient
+from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound, StepBatch
 from harbortrainer.engines.local.rollouts.dispatcher import Dispatcher
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Schedule
+from harbortrainer.engines.local.sampler.completion_log import CompletionLog
 from harbortrainer.errors import ProofError
 from harbortrainer.trials.outcome import Outcome
 
@@ -38,7 +41,8 @@ class GatedClient:
     ended: int = 0
     failing: bool = False
 
-    async def run_rollout(self, stream: OneSource, index: int, *, seed: int | None = None) -> Rollout:
+    async def run_rollout(self, stream: OneSource, index: int, *, on_start: Callable[[], None]) -> Rollout:
+        on_start()
         self.started += 1
         version = self.version
         await self.permits.acquire()
@@ -49,12 +53,16 @@ class GatedClient:
 class ForgingClient(GatedClient):
     """A client whose rollouts fail the check of sampled tokens."""
 
-    async def run_rollout(self, stream: OneSource, index: int, *, seed: int | None = None) -> Rollout:
+    async def run_rollout(self, stream: OneSource, index: int, *, on_start: Callable[[], None]) -> Rollout:
         raise ProofError("not what the engine sampled")
 
 
 def make_dispatcher(
-    client: GatedClient, *, bound: int = 1, last_step: int | None = None, max_inflight: int | None = None
+    client: GatedClient | RolloutClient,
+    *,
+    bound: int = 1,
+    last_step: int | None = None,
+    max_inflight: int | None = None,
 ) -> Dispatcher:
     schedule = Schedule({"s": 4}, {"s": 1.0}, seed=0)
     batches = Batches(batch_size=4, bound=OffPolicyBound(bound))
@@ -174,6 +182,29 @@ async def test_cancels_old_group_in_flight():
     assert [group.too_old for group in dropped] == [True, True]
     assert [r.outcome for group in dropped for r in group.rollouts] == ["cancelled"] * 4
     assert {group.version for group in dispatcher.in_flight.values()} == {1}
+    await dispatcher.stop()
+
+
+class HangingSource(OneSource):
+    """A source whose trials never end."""
+
+    async def run(self, index: int, *, seed: int | None = None) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_cancelled_rollout_that_never_started_is_no_trial():
+    """Two groups of two share three slots."""
+    client = RolloutClient(CompletionLog(), seq_len=8, max_inflight=3)
+    dispatcher = make_dispatcher(client, bound=0)
+    dispatcher.streams = {"s": HangingSource()}  # ty: ignore[invalid-assignment]
+    dispatcher.start_groups()
+    await run_ready_tasks()
+    assert (len(dispatcher.in_flight), len(client.in_flight)) == (2, 3)
+    dispatcher.next_step = 2
+    await dispatcher.new_version(1)
+    batch = StepBatch(2, [], [], arrived=dispatcher.batches.arrived)
+    assert [row.outcome for row in batch.rows()] == ["cancelled"] * 3
+    assert batch.dropped == 3
     await dispatcher.stop()
 
 

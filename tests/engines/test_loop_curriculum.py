@@ -198,7 +198,7 @@ async def test_groups_in_flight_may_return_a_task_to_a_pool():
     class Client:
         count = 0
 
-        async def run_rollout(self, stream, index, *, seed=None):
+        async def run_rollout(self, stream, index, *, on_start):
             self.count += 1
             number = self.count
             if number > 2:

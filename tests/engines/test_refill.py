@@ -41,7 +41,8 @@ class ScriptedClient:
     script: Callable[[int], Rollout]
     started: int = 0
 
-    async def run_rollout(self, stream: OneSource, index: int) -> Rollout:
+    async def run_rollout(self, stream: OneSource, index: int, *, on_start: Callable[[], None]) -> Rollout:
+        on_start()
         number, self.started = self.started, self.started + 1
         await asyncio.sleep(0)
         return self.script(number)
@@ -117,6 +118,7 @@ async def test_cancelled_group_has_a_row_for_its_refill():
     dispatcher.start_groups()
     group, failed = next(iter(dispatcher.in_flight.values())), rollout(None)
     assert group.refill(failed)
+    group.begun = GROUP + 1
     group.add(failed)
     group.add(rollout(1.0))
     dispatcher.next_step = 2

@@ -13,6 +13,7 @@ Invariants:
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.episode import WireEpisode
@@ -177,13 +178,21 @@ class RolloutClient:
         before, self._discarded_tokens = self._discarded_tokens, self.completion_log.discarded_tokens
         return self._discarded_tokens - before
 
-    async def run_rollout(self, stream: TaskStream, index: int, *, seed: int | None = None) -> Rollout:
-        """Run task `index` of a source once, when there is a free slot.
+    async def run_rollout(
+        self,
+        stream: TaskStream,
+        index: int,
+        *,
+        seed: int | None = None,
+        on_start: Callable[[], object] = lambda: None,
+    ) -> Rollout:
+        """Run task `index` of a source once, when there is a free slot; `on_start` is called then.
 
         Raises:
             ProofError: The trace and the completion log do not match.
         """
         async with self.slots:
+            on_start()
             self._since = self._since if self._began else time.monotonic()
             began = self.completion_log.total
             self._began.append(began)

@@ -101,7 +101,7 @@ class StepBatch:
 
     @property
     def dropped(self) -> int:
-        """Number of rollouts that were too old. Some of them were cancelled before their end."""
+        """Number of rollouts that started and were too old. Some of them were cancelled before their end."""
         return sum(len(group.rollouts) for group in self.arrived if group.too_old)
 
     @property

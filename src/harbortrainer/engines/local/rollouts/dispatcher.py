@@ -123,7 +123,7 @@ class Dispatcher:
         """Run one rollout of a group, and another one in its place if it failed and may be refilled."""
         refilled = True
         while refilled:
-            rollout = await self.client.run_rollout(stream, group.plan.index)
+            rollout = await self.client.run_rollout(stream, group.plan.index, on_start=group.begin)
             refilled = self._may_refill(group) and group.refill(rollout)
             self.refills += refilled
             group.add(rollout)
@@ -184,7 +184,8 @@ class Dispatcher:
         for group in groups.values():
             self._remove(group)
             empty = self.streams[group.plan.source].rollout(group.plan.index)
-            group.rollouts += [replace(empty, outcome=Outcome.cancelled) for _ in range(group.missing)]
+            # A rollout that waited for a free slot was no trial, and has no row.
+            group.rollouts += [replace(empty, outcome=Outcome.cancelled) for _ in range(group.running)]
             self.batches.drop(group)
 
     async def stop(self) -> None:

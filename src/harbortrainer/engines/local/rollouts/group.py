@@ -65,6 +65,8 @@ class Group:
     """Whether its rollouts were requested from the environment."""
     refills: int = 0
     """Rollouts that were started in place of failed ones."""
+    begun: int = 0
+    """Rollouts that got a free slot."""
     rollouts: list[Rollout] = field(default_factory=list)
     """Rollouts that ended, in that order; failed ones stay."""
     too_old: bool = False
@@ -76,6 +78,15 @@ class Group:
     def missing(self) -> int:
         """Number of rollouts that have not ended."""
         return self.size + self.refills - len(self.rollouts)
+
+    @property
+    def running(self) -> int:
+        """Number of rollouts that got a free slot and have not ended."""
+        return self.begun - len(self.rollouts)
+
+    def begin(self) -> None:
+        """Count a rollout that got a free slot."""
+        self.begun += 1
 
     @property
     def state(self) -> GroupState:
