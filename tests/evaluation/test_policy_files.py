@@ -7,6 +7,7 @@ import pytest
 from eval_folders import eval_spec
 from prime_rl_configs import write_prime_rl_configs
 
+from harbortrainer.commands.evaluate import default_parallel
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, Endpoint, LocalModel, NoModel, choose_candidate
@@ -266,3 +267,20 @@ def test_rules_have_what_changes_the_answers(tmp_path: Path) -> None:
         "skip_bad": True,
     }
     assert table["agent"] == rules.agent
+
+
+@pytest.mark.parametrize(
+    ("max_inflight", "n_parallel_envs", "parallel"), [(None, None, 8), (24, 4, 4), (None, 12, 12), (64, 64, 32)]
+)
+def test_runs_as_many_trials_at_once_as_the_run(
+    max_inflight: int | None, n_parallel_envs: int | None, parallel: int
+) -> None:
+    run = read_run(ROOT / "configs/quickstart.toml")
+    assert run is not None and run.orchestrator.eval is not None
+    run.orchestrator.concurrency.max_inflight = max_inflight
+    agent = {"harness": {"id": "harbor_env", "n_parallel_envs": n_parallel_envs}}
+    run.orchestrator.eval.source[0].env["agent"] = agent
+    rules = EvalRules.of(run)
+    assert default_parallel(run, rules) == parallel
+    table = env_table(eval_spec(["a"]).model_copy(update={"rules": rules}))
+    assert "n_parallel_envs" not in table["agent"]["harness"], "it would limit --parallel"

@@ -16,6 +16,7 @@ from harbortrainer.commands.check_tasks import SandboxOptions
 from harbortrainer.commands.tasks import print_bad
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.run_sections import Prices
+from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.doctor import preflight, task_checks
 from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
@@ -161,11 +162,16 @@ def run_evaluation(order: EvalOrder) -> int:
     if environment_entry(rules.environment_type).chosen_from:
         print(task_checks.placement_line(requirements))
     check_available(candidate)
-    max_inflight = run.orchestrator.concurrency.max_inflight if run else None
-    parallel = order.parallel or min(max_inflight or 8, 32)
+    parallel = order.parallel or default_parallel(run, rules)
     with disk_faults(out.absolute()):
         code = run_trials(order, candidate, spec, out, loaded.tasks, parallel=parallel, file=file)
     return code or loaded.exit_code
+
+
+def default_parallel(run: RunConfig | None, rules: EvalRules) -> int:
+    """Return the concurrent trials of an evaluation without `--parallel`: as many as the run's, at most 32."""
+    max_inflight = run.orchestrator.concurrency.max_inflight if run else None
+    return min(max_inflight or rules.parallel or 8, rules.parallel or 32, 32)
 
 
 def default_folder(tasks: Path) -> Path:

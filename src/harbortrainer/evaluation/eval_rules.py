@@ -121,6 +121,11 @@ class EvalRules(BaseModel):
         return self.agent["harness"].get("trusted_tasks") or []
 
     @property
+    def parallel(self) -> int | None:
+        """The run's limit of concurrent trials; None if there is none."""
+        return self.agent["harness"].get("n_parallel_envs")
+
+    @property
     def sandboxes(self) -> tuple[str, dict[str, object]]:
         """Type of the sandboxes, and the keyword arguments of their class."""
         return self.environment_type, self.agent["harness"].get("environment_kwargs") or {}

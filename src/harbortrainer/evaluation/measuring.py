@@ -83,14 +83,15 @@ def load_tasks(spec: EvalSpec) -> "list[Task]":
 
 
 def env_table(spec: EvalSpec) -> TomlTable:
-    """Return the `env` table of an evaluation."""
+    """Return the `env` table of an evaluation, which limits its concurrent trials itself."""
     own = spec.rules.env.get("taskset")
+    harness = {key: value for key, value in spec.rules.agent["harness"].items() if key != "n_parallel_envs"}
     taskset = (own if isinstance(own, dict) else {}) | {
         "id": PLUGIN_ID,
         "tasks_dir": spec.tasks_dir,
         "skip_bad": True,
     }
-    return spec.rules.env | {"taskset": taskset, "agent": spec.rules.agent}
+    return spec.rules.env | {"taskset": taskset, "agent": spec.rules.agent | {"harness": harness}}
 
 
 @dataclass(frozen=True, slots=True)
