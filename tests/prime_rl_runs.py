@@ -45,6 +45,7 @@ def episode(trial: str, *, advantage: float | None = None, ok: bool = True, **re
         "calls": [{"node": 1, "finish_reason": "stop", "time": {"start": 1.0, "end": 2.0}}],
         "info": {"harbor": harbor_record | record},
         "errors": [] if ok else [{"type": "SandboxError", "message": "gone"}],
+        "ok": ok,
     }
     work = {"type": "train", "step": 1, "policy": {"start": 3, "end": 3}}
     return {

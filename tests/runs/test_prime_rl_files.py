@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from prime_rl_runs import StreamRun, arrived, episode
 
-from harbortrainer.runs.prime_rl_files import config_files, transcript_of_line
+from harbortrainer.runs.prime_rl_files import config_files, row_of_line, transcript_of_line
+from harbortrainer.runs.trial_row import TrialRow
 
 TOKENS = [[1, 2], [3, 4], [5], [6, 7], [8]]
 PARENTS = [None, 0, 1, 0, 3]
@@ -70,3 +71,42 @@ def test_newest_config_folder_is_used(tmp_path: Path) -> None:
     assert config_files(tmp_path) == {"trainer": tmp_path / "configs/resolved/trainer.json"}
     (tmp_path / "configs/latest").symlink_to("attempt_2")
     assert config_files(tmp_path) == {"trainer": tmp_path / "configs/latest/resolved/trainer.json"}
+
+
+def row_in(line: dict[str, object], folder: str = "rollouts/step_1/train/all") -> TrialRow:
+    found = row_of_line(line, Path(folder) / "traces.jsonl")
+    assert found is not None
+    return found
+
+
+def test_trial_that_prime_rl_failed_is_no_completed_one() -> None:
+    """Its agent made no call, so Prime-RL drops it, whatever reward the verifier gave."""
+    line = episode("a", ok=False)
+    line["traces"][0]["errors"] = [{"type": "EmptyTrajectory", "message": "no steps"}]
+    row = row_in(line)
+    assert (row.outcome, row.reward, row.untrained) == ("agent_error", None, "failed")
+    assert row.error == "EmptyTrajectory: no steps"
+
+
+@pytest.mark.parametrize("outcome", ["turn_limit", "completed"])
+def test_trace_that_prime_rl_trained_has_its_reward(outcome: str) -> None:
+    """The episode's own hook failed after the trace: Prime-RL looks at the trace only."""
+    line = episode("a", advantage=0.5, outcome=outcome) | {"ok": False}
+    row = row_in(line, "rollouts/step_1/train/effective")
+    assert (row.outcome, row.reward, row.advantage, row.trained) == (outcome, 1.0, 0.5, True)
+    assert row_in(line).untrained == "left out by Prime-RL"
+
+
+def test_failed_trial_has_its_own_outcome() -> None:
+    line = episode("a", ok=False, outcome="sandbox_error", reward=None)
+    assert row_in(line).outcome == "sandbox_error"
+
+
+def test_row_counts_branches_and_truncation(line: dict[str, object]) -> None:
+    trace = line["traces"][0]  # ty: ignore[not-subscriptable]
+    for stop, finish, truncated in ((None, "stop", False), ("max_turns", "stop", True), (None, "length", True)):
+        trace |= {"stop_condition": stop, "calls": [{"node": 4, "finish_reason": finish}]}
+        row = row_in(line)
+        assert (row.branches, row.truncated) == (2, truncated)
+    trace["calls"].append({"node": None, "error": {"type": "E", "message": ""}})
+    assert row_in(line).truncated, "a call without an answer does not count"

@@ -25,6 +25,11 @@ from harbortrainer.runs.transcript import (
 MAX_LOST_CALLS = 20
 RECORD = "harbor"
 """Key of a trace's `info` with the trial's record (`trials/record.py`)."""
+_LIMITS = (
+    *("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens"),
+    *("context_length", "compaction_failed"),
+)
+"""Stop conditions with which verifiers counts a trace as truncated."""
 
 
 def as_list[T](values: T) -> T:
@@ -131,6 +136,20 @@ class Trace(TraceModel):
     info: dict[str, object] = {}
     timing: TraceSpan = TraceSpan()
     errors: list[TraceError] = []
+    ok: bool | None = None
+    """Whether its agent ended without an error."""
+    stop_condition: str | None = None
+
+    @property
+    def num_branches(self) -> int:
+        """Number of leaves."""
+        return len(set(range(len(self.nodes))) - {node.parent for node in self.nodes})
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a limit ended it, by verifiers' definition."""
+        last = next((call for call in reversed(self.calls) if call.error is None), None)
+        return self.stop_condition in _LIMITS or (last is not None and last.finish_reason == "length")
 
 
 class TraceRecord(TraceModel):

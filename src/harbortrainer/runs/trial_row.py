@@ -222,11 +222,15 @@ def _fields(episode: _Episode, kind: str, *, trained: bool) -> dict[str, object]
     found = trace.info.get(RECORD) if trace else None
     record: dict[str, object] = found if isinstance(found, dict) else {}
     nodes = trace.nodes if trace else []
-    graded = record.get("reward") is not None and episode.ok
+    # Prime-RL trains on the traces that are ok, also where an episode's own hook failed.
+    ok = trace is not None and (episode.ok if trace.ok is None else trace.ok)
+    graded = ok and record.get("reward") is not None
     sampled, total = sum(sum(node.mask) for node in nodes), sum(len(node.token_ids) for node in nodes)
     error = next(reversed([*episode.errors, *(trace.errors if trace else [])]), None)
     advantage = next((value for node in nodes for value in node.advantages or ()), 0.0)
     left_out = "left out by Prime-RL" if graded else "failed"
+    outcome = record.get("outcome") if graded or record.get("reward") is None else None
+    outcome = outcome or ("completed" if ok else "agent_error")
     seconds = record.get("timings")
     timings: dict[str, object] = seconds if isinstance(seconds, dict) else {}
     return {
@@ -236,13 +240,15 @@ def _fields(episode: _Episode, kind: str, *, trained: bool) -> dict[str, object]
         "task_key": record.get("task_key") or episode.task_key or "",
         "source": episode.env_name or episode.env_id,
         "group": episode.group,
-        "outcome": record.get("outcome") or ("completed" if episode.ok else "agent_error"),
+        "outcome": outcome,
         "reward": record.get("reward") if graded else None,
         "rewards": record.get("rewards"),
         "advantage": advantage if trained else None,
         "not_trained": None if trained or kind == "eval" else left_out,
         "version": episode.version,
         "turns": sum(node.sampled for node in nodes),
+        "branches": trace.num_branches if trace else 0,
+        "truncated": trace is not None and trace.is_truncated,
         "tokens": RowTokens(input=total - sampled, output=sampled, total=total),
         "timings": {phase: took for phase, took in timings.items() if took is not None},
         "steps": record.get("steps") or [],
