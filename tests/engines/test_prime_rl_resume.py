@@ -95,10 +95,39 @@ def test_restart_without_completed_checkpoint_starts_from_step_1(tmp_path, launc
     assert "starting from step 1" in capfd.readouterr().err
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.mark.parametrize("more", ["", "clean = true\n"])
 def test_step_that_the_user_names_is_kept(checkpoints, launch, more) -> None:
     assert launch(more + CHECKPOINTS, ("--resume.step", "1")) == [["--resume.step", "1", "--resume"]]
-    assert (checkpoints / "step_5").is_dir(), "clean applies to a new run only"
+    later = [f"abandoned_step_{step}" for step in (2, 3, 4, 5)]
+    assert names(checkpoints) == [*later, "step_1"], "clean applies to a new run only"
+
+
+def test_later_resume_takes_the_continued_history(checkpoints, launch, capfd) -> None:
+    write_parts(checkpoints, 50, ORCHESTRATOR, SHARD, METADATA)
+    launch(overrides=("--resume.step", "1"))
+    line = "from which the run now branches off: step_2, step_3, step_4, step_5, step_50 to abandoned_step_..."
+    assert line in capfd.readouterr().err
+    write_parts(checkpoints, 2, ORCHESTRATOR, SHARD, METADATA)
+    assert launch(resume=True)[-1] == ["--resume.step", "2"]
+    launch(overrides=("--resume.step", "1"))
+    assert {"abandoned_step_2", "abandoned_step_2_2"} < set(names(checkpoints)), "nothing is lost"
+
+
+def test_resume_from_a_folder_abandons_the_later_checkpoints(checkpoints, launch, tmp_path) -> None:
+    write_parts(tmp_path / "other", 3, ORCHESTRATOR, SHARD, METADATA)
+    launch(overrides=("--resume.dir", str(tmp_path / "other/step_3")))
+    assert names(checkpoints) == ["abandoned_step_4", "abandoned_step_5", "step_1", "step_2", "step_3"]
+
+
+@pytest.mark.parametrize("step", ["3", "7"])
+def test_incomplete_named_step_abandons_nothing(checkpoints, launch, step) -> None:
+    before = names(checkpoints)
+    launch(overrides=("--resume.step", step))
+    assert names(checkpoints) == before
 
 
 def test_slurm_job_chooses_when_it_starts(checkpoints, launch, capfd) -> None:

@@ -5,18 +5,23 @@ when it has sent batch N, and writes one more when it is ended. The trainer comp
 when it has trained on batch N (src/prime_rl/{orchestrator,trainer}/ckpt.py, 559b44772). After a failure or a signal,
 the newest folders therefore lack the trainer's part, or have half of it.
 
-Invariant: a complete checkpoint is never changed.
+A run that is resumed from an earlier step abandons the later ones. Prime-RL leaves their checkpoints in place, takes
+the newest of them at the next resume, and counts them for `keep_last`; so they are renamed.
+
+Invariant: the content of a complete checkpoint is never changed.
 """
 
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Self
 
 from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.errors import UserError
-from harbortrainer.runs.checkpoints import steps_in
+from harbortrainer.runs.checkpoints import NAME, steps_in
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,33 @@ class Checkpoints:
         """Return the newest step that both have completed, None if there is none; and a line for each newer step."""
         lines = []
         for step in sorted({*steps_in(self.orchestrator), *steps_in(self.trainer)}, reverse=True):
-            parts = (
-                self.orchestrator / f"step_{step}" / "orchestrator" / "progress.pt",
-                self.trainer / f"step_{step}" / "trainer" / ".metadata",
-            )
-            missing = [str(part) for part in parts if not part.is_file()]
+            missing = _missing_parts(self.orchestrator / f"step_{step}", self.trainer / f"step_{step}")
             if not missing:
                 return step, lines
             lines.append(f"passed over step {step}: {' and '.join(missing)} missing")
         return None, lines
+
+    def named_step(self, resume: Mapping[str, object]) -> int | None:
+        """Return the step of the checkpoint that `[resume]` names; None if it names none or an incomplete one."""
+        step, folder = resume.get("step"), resume.get("dir")
+        if isinstance(folder, str) and (match := NAME.fullmatch(Path(folder).name)):
+            return None if _missing_parts(Path(folder), Path(folder)) else int(match[1])
+        if isinstance(step, int):
+            name = f"step_{step}"
+            return None if _missing_parts(self.orchestrator / name, self.trainer / name) else step
+        return None
+
+    def set_aside_after(self, step: int) -> None:
+        """Rename each checkpoint after `step` to `abandoned_step_N`, so that no later resume takes it; report it."""
+        for folder in {self.orchestrator, self.trainer}:
+            later = [found for found in steps_in(folder) if found > step]
+            for found in later:
+                names = (f"abandoned_step_{found}{'' if n == 1 else f'_{n}'}" for n in count(1))
+                target = next(folder / name for name in names if not (folder / name).exists())
+                (folder / f"step_{found}").rename(target)
+            if later:
+                what = f"renamed the checkpoints after step {step} in {folder}, from which the run now branches off"
+                print(f"{what}: step_{', step_'.join(map(str, later))} to abandoned_step_...", file=sys.stderr)
 
     def set_aside(self) -> None:
         """Rename each `step_N` to `incomplete_step_N`, so that Prime-RL does not find it."""
@@ -57,6 +80,12 @@ class Checkpoints:
             for step in steps_in(folder):
                 shutil.rmtree(folder / f"incomplete_step_{step}", ignore_errors=True)
                 (folder / f"step_{step}").rename(folder / f"incomplete_step_{step}")
+
+
+def _missing_parts(orchestrator: Path, trainer: Path) -> list[str]:
+    """Return the files that complete a checkpoint and do not exist, given its folders."""
+    parts = orchestrator / "orchestrator" / "progress.pt", trainer / "trainer" / ".metadata"
+    return [str(part) for part in parts if not part.is_file()]
 
 
 def resume_options(checkpoints: Checkpoints, *, restart: bool) -> list[str]:

@@ -170,6 +170,10 @@ def start(
             end_predecessor(run, raw.file, checkout)
         if not dry_run:
             record_provenance(run, raw.file, resume=resume)
+        if attempt.watched and run.resume:
+            checkpoints = Checkpoints.of(run)
+            if (step := checkpoints.named_step(run.resume)) is not None:
+                checkpoints.set_aside_after(step)
         for left in range(restarts, -1, -1):
             code, interrupted = attempt.run_rl(options, grace_s=grace_s)
             if code == 0 or interrupted or not left:
