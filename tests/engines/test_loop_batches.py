@@ -85,6 +85,17 @@ def test_failing_trials_stop_run_with_cause():
         collected.add(group_of([None, None]))
 
 
+@pytest.mark.parametrize(
+    ("rewards", "cause"),
+    [([1.0, None], "2 of them sandbox_error (sandbox_error: no such namespace)"), ([1.0], "4 of them completed")],
+)
+def test_graded_trials_of_lost_groups_are_no_cause(rewards: list[float | None], cause: str):
+    collected = batches(size=4, lines=(lines := []))
+    while not lines:
+        collected.add(group_of(rewards))
+    assert lines[0].startswith(f"discarded 4 trials: {cause}")
+
+
 def test_each_discarded_batch_is_reported_with_reason():
     collected = batches(size=4, lines=(lines := []))
     for _ in range(2):

@@ -236,10 +236,11 @@ def trials_lost_error(lost: list[Rollout]) -> RunStoppedError:
 
 
 def _most_common(lost: list[Rollout]) -> str:
-    """Return the most common outcome of lost trials, with its count and an error."""
-    outcome, count = Counter(rollout.outcome for rollout in lost).most_common(1)[0]
+    """Return the most common outcome of the trials that made lost groups too small, with its count and an error."""
+    failed = [rollout for rollout in lost if not rollout.trainable] or lost  # with ECHO, a group may have one trial
+    outcome, count = Counter(rollout.outcome for rollout in failed).most_common(1)[0]
     no_tokens = "no token was sampled, for example because the first prompt fills the context"
-    error = next((r.error for r in reversed(lost) if r.outcome == outcome and r.error), no_tokens)
+    error = next((r.error for r in reversed(failed) if r.outcome == outcome and r.error), no_tokens)
     return f"{count} of them {outcome} ({error})"
 
 
