@@ -7,7 +7,7 @@ import pytest
 from prime_rl_runs import StreamRun, arrived, episode
 
 from harbortrainer.runs.prime_rl_files import config_files, row_of_line, transcript_of_line
-from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.runs.trial_row import RowTokens, TrialRow
 
 TOKENS = [[1, 2], [3, 4], [5], [6, 7], [8]]
 PARENTS = [None, 0, 1, 0, 3]
@@ -102,11 +102,17 @@ def test_failed_trial_has_its_own_outcome() -> None:
     assert row_in(line).outcome == "sandbox_error"
 
 
-def test_row_counts_branches_and_truncation(line: dict[str, object]) -> None:
+def test_row_counts_branches_tokens_and_truncation(line: dict[str, object]) -> None:
     trace = line["traces"][0]  # ty: ignore[not-subscriptable]
     for stop, finish, truncated in ((None, "stop", False), ("max_turns", "stop", True), (None, "length", True)):
         trace |= {"stop_condition": stop, "calls": [{"node": 4, "finish_reason": finish}]}
         row = row_in(line)
         assert (row.branches, row.truncated) == (2, truncated)
     trace["calls"].append({"node": None, "error": {"type": "E", "message": ""}})
+    assert row_in(line).tokens == RowTokens(input=4, output=4, total=10), "the root is in both branches"
     assert row_in(line).truncated, "a call without an answer does not count"
+
+
+def test_line_with_a_missing_parent_is_no_episode(line: dict[str, object]) -> None:
+    line["traces"][0]["nodes"][1]["parent"] = 9  # ty: ignore[not-subscriptable]
+    assert row_of_line(line, Path("rollouts/step_1/train/all/traces.jsonl")) is None

@@ -141,9 +141,10 @@ class Trace(TraceModel):
     stop_condition: str | None = None
 
     @property
-    def num_branches(self) -> int:
-        """Number of leaves."""
-        return len(set(range(len(self.nodes))) - {node.parent for node in self.nodes})
+    def branch_lengths(self) -> list[int]:
+        """Tokens from the root to each leaf."""
+        leaves, before = set(range(len(self.nodes))) - {node.parent for node in self.nodes}, _lengths(self.nodes)
+        return [before[leaf] + len(self.nodes[leaf].token_ids) for leaf in sorted(leaves)]
 
     @property
     def is_truncated(self) -> bool:

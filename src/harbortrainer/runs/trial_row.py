@@ -213,7 +213,7 @@ def row_of_episode(line: Mapping[str, object], *, step: int, kind: str, trained:
     try:
         episode = _Episode.model_validate(line)
         return TrialRow.model_validate(_fields(episode, kind, trained=trained) | {"step": step})
-    except ValidationError:
+    except (ValidationError, IndexError):  # a parent that does not exist
         return None
 
 
@@ -225,7 +225,7 @@ def _fields(episode: _Episode, kind: str, *, trained: bool) -> dict[str, object]
     # Prime-RL trains on the traces that are ok, also where an episode's own hook failed.
     ok = trace is not None and (episode.ok if trace.ok is None else trace.ok)
     graded = ok and record.get("reward") is not None
-    sampled, total = sum(sum(node.mask) for node in nodes), sum(len(node.token_ids) for node in nodes)
+    sampled, branches = sum(sum(node.mask) for node in nodes), trace.branch_lengths if trace else []
     error = next(reversed([*episode.errors, *(trace.errors if trace else [])]), None)
     advantage = next((value for node in nodes for value in node.advantages or ()), 0.0)
     left_out = "left out by Prime-RL" if graded else "failed"
@@ -247,9 +247,11 @@ def _fields(episode: _Episode, kind: str, *, trained: bool) -> dict[str, object]
         "not_trained": None if trained or kind == "eval" else left_out,
         "version": episode.version,
         "turns": sum(node.sampled for node in nodes),
-        "branches": trace.num_branches if trace else 0,
+        "branches": len(branches),
         "truncated": trace is not None and trace.is_truncated,
-        "tokens": RowTokens(input=total - sampled, output=sampled, total=total),
+        "tokens": RowTokens(
+            input=sum(len(node.token_ids) for node in nodes) - sampled, output=sampled, total=sum(branches)
+        ),
         "timings": {phase: took for phase, took in timings.items() if took is not None},
         "steps": record.get("steps") or [],
         "error": f"{error.type}: {error.message}"[:MOST_ERROR] if error else None,
