@@ -85,7 +85,7 @@ def test_failures_of_the_environment_server_are_trials_and_cancelled_ones_are_no
 
 
 def test_cost_is_shown_only_with_prices(client, tmp_path) -> None:
-    assert "Cost $1.50" in page_text(client.get("/"))
+    assert "Cost $1.50 of the training steps" in page_text(client.get("/"))
     assert "Cost" not in page_text(open_client(run_folder(tmp_path / "free", [trial_row("a__1")])).get("/"))
 
 

@@ -64,7 +64,7 @@ class RunSummary:
     estimate: Estimate | None = None
     """Mean reward of an evaluation of its own."""
     cost: float | None = None
-    """Dollars so far; None without prices."""
+    """Dollars of all steps so far, without evaluations; None without prices."""
     seconds: float = 0.0
     """Wall-clock seconds of all steps."""
 
