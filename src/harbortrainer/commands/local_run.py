@@ -175,7 +175,9 @@ def make_policy(config: RunConfig, run: RunFolder, display: "Display") -> float:
     from harbortrainer.warmup.warmup import rollouts_of, warm_up
 
     started = time.monotonic()
-    warm_up(config.warmup, run.model, rollouts=rollouts_of(config), seed=config.seed, display=display)
+    # One phase around all of it: loading the model and the real trials have none of their own.
+    with display.bar("warm-up", plain=False):
+        warm_up(config.warmup, run.model, rollouts=rollouts_of(config), seed=config.seed, display=display)
     warmup_s = time.monotonic() - started
     display.line(f"warm-up finished in {warmup_s:.0f} s: {run.model}")
     return warmup_s
