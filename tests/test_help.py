@@ -26,7 +26,7 @@ def help_of(command, name: str) -> list[str]:
         return command.get_help(context).splitlines()
 
 
-@pytest.mark.parametrize("name", ["", "tasks", "config", "images"])
+@pytest.mark.parametrize("name", ["", "tasks", "config", "images", "sandboxes"])
 def test_each_command_has_one_whole_line(name):
     command = COMMAND.commands[name] if name else COMMAND
     lines = help_of(command, name)

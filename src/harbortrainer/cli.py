@@ -336,7 +336,7 @@ RunsArgument = Annotated[list[str] | None, typer.Argument(help="Labels or folder
 
 @sandboxes_app.command("list", epilog=examples("sandboxes list"))
 def sandboxes_list(runs: RunsArgument = None) -> None:
-    """List the sandboxes on this machine and at providers, with the state of their runs."""
+    """List sandboxes, here and at providers, with their runs' states."""
     from harbortrainer.commands.sandboxes import list_sandboxes
 
     list_sandboxes(runs or [])

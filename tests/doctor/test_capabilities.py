@@ -44,6 +44,14 @@ def test_nothing_missing_is_an_error_and_all_of_it_has_a_remedy(tmp_path: Path, 
     assert "vLLM" not in rows
 
 
+def test_names_the_missing_providers_in_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(capabilities, "find_spec", lambda _: None)
+    plan = LaunchPlan(choice=EngineChoice("local", ""), checkout=Checkout(tmp_path), gpus=[])
+    (row,) = [one for one in examine_capabilities(plan) if "not installed: " in one.what and one.about == "sandboxes"]
+    assert "modal" in row.what and "daytona" in row.what
+    assert row.do == "run `pip install 'harbor[NAME]'` for one of them"
+
+
 def test_command_without_run_file_succeeds(capsys: pytest.CaptureFixture[str]):
     assert main(["doctor"]) == 0
     output = capsys.readouterr().out

@@ -56,13 +56,17 @@ def _sandboxes() -> Iterable[Finding]:
 
 def _providers() -> Iterator[Finding]:
     names = [name for name, entry in ENVIRONMENT_TYPES.items() if entry.remote]
+    missing = [name for name in names if find_spec(name) is None]
     for name in names:
-        if find_spec(name) is None:
-            yield replace(green("sandboxes", f"{name}: not installed"), do=f"run `pip install 'harbor[{name}]'`")
-        elif problem := credentials.provider_problem(name):
+        if name in missing:
+            continue
+        if problem := credentials.provider_problem(name):
             yield replace(green("sandboxes", f"{name}: {problem}"), do="set its keys in .env, or log in with its CLI")
         else:
             yield green("sandboxes", f"{name}: credentials found")
+    if missing:
+        do = "run `pip install 'harbor[NAME]'` for one of them"
+        yield replace(green("sandboxes", f"not installed: {', '.join(missing)}"), do=do)
 
 
 def _missing(about: str, error: UserError) -> Finding:
