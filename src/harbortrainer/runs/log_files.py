@@ -1,15 +1,22 @@
 """Size limit of the logs in a run folder.
 
-A log that grows over `LOG_BYTES` is copied to `NAME.log.1`, in place of the copy before it, and emptied, as logrotate's
-`copytruncate` does. Lines that are written in between are lost.
+A log of ours that grows over `LOG_BYTES` is copied to `NAME.log.1`, in place of the copy before it, and emptied, as
+logrotate's `copytruncate` does. Lines that are written in between are lost.
 
 Invariant: its writers have opened the log for appending, so that they go on at the new end.
+
+Prime-RL's writers have not. The disk space of the older part of such a log is freed in place (`fallocate
+--punch-hole`): the file keeps its size, the newest part stays, and its writers notice nothing.
 """
 
 import asyncio
 import contextlib
 import os
 import shutil
+import subprocess
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 LOG_BYTES = 100_000_000
@@ -30,3 +37,31 @@ async def limit_logs(folder: Path) -> None:
     while True:
         await asyncio.to_thread(trim_logs, folder)
         await asyncio.sleep(CHECK_S)
+
+
+def free_old_parts(folder: Path, most: int = LOG_BYTES) -> None:
+    """Free the disk space of all but the last `most` bytes of every log at any depth, where the file system can."""
+    for log in folder.rglob("*.log"):
+        with contextlib.suppress(OSError):  # it was removed, or there is no such program
+            status = log.stat()
+            if log.is_symlink() or status.st_blocks * 512 <= 2 * most:
+                continue
+            old = str(status.st_size - most)
+            command = ["fallocate", "--punch-hole", "--offset", "0", "--length", old, str(log)]
+            subprocess.run(command, capture_output=True, check=False)
+
+
+@contextmanager
+def old_parts_freed(folder: Path) -> Generator[None]:
+    """Free the old parts of another program's logs every `CHECK_S` seconds within the context."""
+    ended = threading.Event()
+
+    def check() -> None:
+        while not ended.wait(CHECK_S):
+            free_old_parts(folder)
+
+    threading.Thread(target=check, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

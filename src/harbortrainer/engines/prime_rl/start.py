@@ -35,6 +35,7 @@ from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
 from harbortrainer.errors import EXIT_STOPPED, UserError
 from harbortrainer.runs.label import LABEL_FILE, run_label, this_owner
 from harbortrainer.runs.locks import RunLock, refuse_in_use
+from harbortrainer.runs.log_files import old_parts_freed
 from harbortrainer.runs.provenance import TaskOrigin, check_provenance, collect_provenance
 from harbortrainer.tasks.task_limits import max_episode_s
 from harbortrainer.tasks.task_selection import select_tasks
@@ -101,7 +102,8 @@ class Attempt:
         check = ProcessMonitor(label, run_dir, self.episode_limit_s).check if self.watched else None
         child = Child(words, variables, self.log, grace_s=grace_s, check_stall=check)
         try:
-            code = child.run()
+            with old_parts_freed(run_dir / "logs"):
+                code = child.run()
         finally:
             print_lines(clean_up(label, self.kinds, [self.checkout.python]))
         if child.stall is not None:
