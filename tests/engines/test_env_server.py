@@ -1,5 +1,6 @@
 """The environment server's process: sharing, access, priority, errors, and its end with the parent process."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from autogroups import can_raise_priority, group_of
 from leftovers import remaining_processes
 from ordinary_user import as_nobody
 from patience import wait_until
+from verifiers.v1.serve import EnvClient
 
 from harbortrainer.config.orchestrator_config import OrchestratorConfig
-from harbortrainer.engines.env_server import EnvServer, plan_servers, server_key
+from harbortrainer.engines import env_server
+from harbortrainer.engines.env_server import EnvServer, keep_serving, plan_servers, server_key
+from harbortrainer.engines.env_server.remote_server import RemoteServer, ServerLostError
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.runs.folder import RunFolder
 
@@ -141,3 +145,48 @@ def test_kills_slow_server_with_workers(tmp_path):
         process.suspend()  # simulates a hang
     server.stop(within=0.2)
     assert remaining_processes(workers) == []
+
+
+async def test_server_without_one_of_its_workers_is_started_again(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """A request in flight is lost at once, and a new one reaches the new server at the same address."""
+    monkeypatch.setattr(env_server, "RESTART_PAUSES_S", (0.1, 0.1))
+    server = EnvServer("s", env(str(tmp_path)), TWO, log=tmp_path / "log", variables={})
+    server.start()
+    address, owner = await asyncio.to_thread(server.address), server.owner
+    ended, reported = list[str](), list[str]()
+
+    def end_sandboxes(owner: str) -> list[str]:
+        ended.append(owner)
+        return ["ended"]
+
+    client = EnvClient(address=address)
+    await client.wait_for_server_startup(timeout=60, interval=0.2)
+    guard = RemoteServer("s", client, may_be_silent=True)
+    keeping = asyncio.create_task(keep_serving(server, end_sandboxes, reported.append))
+    assert server.process is not None
+    old, worker = server.process.pid, (await asyncio.to_thread(workers_of, server.process.pid))[-1]
+    unanswered = asyncio.create_task(guard.guard(asyncio.sleep(600)))
+    await asyncio.sleep(1.5)  # the server has seen its workers
+    worker.kill()
+    with pytest.raises(ServerLostError):
+        await asyncio.wait_for(unanswered, 60)
+    await client.wait_for_server_startup(timeout=60, interval=0.2)
+    assert (server.restarts, server.process.pid != old, server.owner != owner) == (1, True, True)
+    assert ended == [owner] and reported[1] == "ended"
+    assert reported[0].startswith(f"the environment server of 's' exited: worker {worker.pid} ended with exit code -9")
+    assert reported[0].endswith("; starting it again in 0 s")
+    keeping.cancel()
+    await guard.close()
+    await client.close()
+    await asyncio.to_thread(server.stop)
+
+
+async def test_server_that_keeps_ending_ends_the_run(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(env_server, "RESTART_PAUSES_S", (0.0, 0.0))
+    server = EnvServer("s", {"taskset": {"id": "no_such_module"}}, STATIC, log=tmp_path / "log", variables={})
+    server.start()
+    server.serving = True  # as if it had served before
+    with pytest.raises(RunStoppedError, match="the environment server of 's' exited"):
+        await asyncio.wait_for(keep_serving(server, lambda owner: [], lambda line: None), 120)
+    assert server.restarts == 2
+    server.stop()

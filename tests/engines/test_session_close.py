@@ -35,7 +35,7 @@ def test_session_gets_the_chat_format_that_auto_means(monkeypatch: pytest.Monkey
     ended = SimpleNamespace(complete=True, status="finished")
     monkeypatch.setattr(session, "local_run", lambda config, *_, **__: seen.append(config) or nullcontext(ended))
     config = load(Path(__file__).parents[2] / "configs" / "laptop.toml")
-    train(config, RunFolder(tmp_path), resume=True, release=lambda _: None)
+    train(config, RunFolder(tmp_path), resume=True, kinds=(), release=lambda _: None)
     assert (config.orchestrator.renderer["name"], seen[0].orchestrator.renderer) == ("auto", APPENDING_TEMPLATE)
 
 

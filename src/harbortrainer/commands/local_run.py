@@ -143,7 +143,7 @@ def run_here(config: RunConfig, *, resume: bool, kinds: Sequence[str]) -> int:
 
         status: Status = "stopped"
         try:
-            status = train(config, run, resume=resume, release=release)
+            status = train(config, run, resume=resume, kinds=kinds, release=release)
         finally:
             release(status)
     if status == "interrupted":
@@ -151,13 +151,15 @@ def run_here(config: RunConfig, *, resume: bool, kinds: Sequence[str]) -> int:
     return 0
 
 
-def train(config: RunConfig, run: RunFolder, *, resume: bool, release: "Callable[[Status], object]") -> "Status":
+def train(
+    config: RunConfig, run: RunFolder, *, resume: bool, kinds: Sequence[str], release: "Callable[[Status], object]"
+) -> "Status":
     """Start or resume the run and return its status. `release` is called if the process ends without returning."""
     from harbortrainer.engines.local.session import local_run
     from harbortrainer.environment.renderers_compat import with_chat_format
 
     config = with_chat_format(config)
-    with local_run(config, run, resume=resume) as session:
+    with local_run(config, run, resume=resume, kinds=kinds) as session:
         session.before_exit = release
         if not session.complete:
             session.start_servers()

@@ -1,10 +1,11 @@
 """`harbortrainer serve-env`: run the trials of a run that trains on another machine."""
 
+import asyncio
 import os
 import re
 import signal
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harbortrainer.commands.opening import open_run
@@ -16,7 +17,13 @@ from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.doctor.preflight import refused_tasks
 from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
-from harbortrainer.engines.env_server import EnvServer, refuse_rollout_details, server_key, server_variables
+from harbortrainer.engines.env_server import (
+    EnvServer,
+    keep_serving,
+    refuse_rollout_details,
+    server_key,
+    server_variables,
+)
 from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.environment.request_check import require_shared_key
 from harbortrainer.errors import UserError
@@ -29,7 +36,6 @@ from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_selection import select_tasks
 
 _ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}")
-_POLL_S = 0.5
 
 
 def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, source: str | None, engine: str) -> int:
@@ -79,30 +85,47 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     server = EnvServer(
         names, first.env, first.serve, log=log, variables=variables | {LOCAL_TASKS_VARIABLE: str(listed)}, listen=listen
     )
+    label = run_label(folder.path)
     try:
-        serve(server, f"serving {names} ({len(tasks)} tasks) at {{}}; log: {log}")
+        message = f"serving {names} ({len(tasks)} tasks) at {{}}; log: {log}"
+        asyncio.run(serve(server, message, lambda owner: end_sandboxes(label, kinds, owner=owner)))
     finally:
         server.stop()
-        print_lines(end_sandboxes(run_label(folder.path), kinds))
+        print_lines(end_sandboxes(label, kinds))
         lock.release()
     return 0
 
 
-def serve(server: EnvServer, message: str) -> None:
+async def serve(server: EnvServer, message: str, end_sandboxes: Callable[[str], Sequence[str]]) -> None:
     """Serve until a signal, and print the message with the server's address once it is ready.
 
+    Args:
+        server: The server; it is started again if it ends.
+        message: The message, with `{}` for the address.
+        end_sandboxes: Ends the sandboxes of an owner; returns messages for the user.
+
     Raises:
-        RunStoppedError: The server ended.
+        RunStoppedError: The server ended before it was ready, or too often.
     """
-    stopping = threading.Event()
+    stopping = threading.Event()  # the handlers stay after the loop's end, for the cleanup
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
+
     server.start()
-    ready = threading.Thread(target=lambda: print(message.format(server.address()), flush=True), daemon=True)
-    ready.start()
-    while not stopping.wait(_POLL_S):
-        if not server.alive:
-            raise server.exit_error()
+    stop = asyncio.create_task(asyncio.to_thread(stopping.wait))
+    ready = asyncio.create_task(asyncio.to_thread(server.address))
+    keeping = asyncio.create_task(keep_serving(server, end_sandboxes, lambda line: print_lines([line])))
+    try:
+        await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            print(message.format(ready.result()), flush=True)
+        await asyncio.wait({stop, keeping}, return_when=asyncio.FIRST_COMPLETED)
+        if keeping.done():
+            keeping.result()
+    finally:
+        stopping.set()
+        keeping.cancel()
+        server.close()  # which ends the wait for its address
 
 
 def choose_sources(plan: LaunchPlan, name: str | None) -> dict[str, SourceConfig]:

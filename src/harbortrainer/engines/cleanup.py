@@ -41,17 +41,20 @@ def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> li
     return lines + end_sandboxes(run, kinds, pythons)
 
 
-def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> list[str]:
-    """End the containers and remote sandboxes of a run. Takes and returns the same as `clean_up`."""
+def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
+    """End the containers and remote sandboxes of a run, or only those of one owner in it.
+
+    Takes and returns the same as `clean_up`.
+    """
     found = [kind for kind in resolve_kinds(kinds) if not environment_entry(kind).needs_namespaces]
-    return [line for kind in found if (line := _end(run, kind, pythons))]
+    return [line for kind in found if (line := _end(run, kind, pythons, owner))]
 
 
-def _end(run: str, kind: str, pythons: Sequence[Path]) -> str:
+def _end(run: str, kind: str, pythons: Sequence[Path], owner: str) -> str:
     if not has_inventory(kind):
         return ""
     try:
-        found = find_sandboxes(kind, run, pythons)
+        found = [one for one in find_sandboxes(kind, run, pythons) if owner in ("", one.owner)]
         if found:
             inventory(kind, pythons).end([sandbox.id for sandbox in found])
     except InventoryError as error:

@@ -314,6 +314,7 @@ def serve(
     announce: AddressReceiver,
     parent: Parent,
     set_up: Callable[[], None],
+    watch_workers: Callable[[], None],
 ) -> None:
     """Serve an environment from this process and its workers until the parent process ends.
 
@@ -325,14 +326,18 @@ def serve(
         announce: Receives the address once it is bound.
         parent: Signals when to end.
         set_up: Called first in every worker.
+        watch_workers: Called if there are worker processes.
     """
     from verifiers.v1.configs.serve import ServeConfig, pool_serve_kwargs
     from verifiers.v1.serve import env_config_data, serve_env
     from verifiers.v1.utils.loaders import resolve_env_config
 
     served = ServeConfig.model_validate(table)
+    pool = pool_serve_kwargs(served.pool)
+    if pool["max_workers"] != 1:  # a single one is this process
+        watch_workers()
     serve_env(
-        **pool_serve_kwargs(served.pool),
+        **pool,
         address=address,
         address_queue=announce,
         death_pipe=parent,

@@ -1,7 +1,8 @@
 """Labels on the processes and sandboxes of a run, by which they are found after the run was killed.
 
 - The *run's label* is in an environment variable of its processes, and in a label of its sandboxes.
-- The *owner* is the process without which a sandbox is of no use: the one that started the run, or the trial's own.
+- The *owner* is the process without which a sandbox is of no use: the environment server, `rl`'s launcher, or the
+  trial's own.
 
 Invariant: no two runs have the same label, on one machine or on several. An owner counts as ended only if this process
 can see that: same user, same machine since its last boot, same process namespace.
@@ -49,7 +50,7 @@ def run_label(folder: Path, file: str = LABEL_FILE) -> str:
 
 
 def this_owner() -> str:
-    """Return the owner of sandboxes that this process starts: the run's process, else this one."""
+    """Return the owner of sandboxes that this process starts: the one in the environment, else this process."""
     return os.environ.get(OWNER_VARIABLE) or owner_of_process(os.getpid())
 
 

@@ -17,8 +17,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
+
+import psutil
 
 from harbortrainer.config.orchestrator_config import SourceConfig
 from harbortrainer.config.plugin import PLUGIN_ID
@@ -28,11 +32,15 @@ from harbortrainer.environment.request_check import RUN_KEY_FILE, RUN_KEY_FILE_V
 from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.harbor_compat import LITELLM_OFFLINE
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.label import OWNER_VARIABLE, RUN_VARIABLE, TRIALS_DIR_VARIABLE, run_label, this_owner
+from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE, owner_of_process, run_label
 
 STARTUP_S = 600.0
 STOP_S = 6.0
 WATCH_S = 1.0
+RESTART_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
+"""Seconds before each further start of a server that ended."""
+FORGET_S = 1800.0
+"""Seconds of service after which earlier ends no longer count."""
 QUIET = {**LITELLM_OFFLINE, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
@@ -62,6 +70,11 @@ class EnvServer:
         self.variables, self._listen = variables, listen
         self.process: subprocess.Popen[str] | None = None
         self.serving = False
+        self.restarts = 0
+        self._ends: list[float] = []
+        """Monotonic times at which the server ended lately."""
+        self.owner = ""
+        """The server's process, as the owner of its sandboxes."""
         self._sockets: SocketFolder | None = None
 
     def start(self) -> None:
@@ -70,7 +83,7 @@ class EnvServer:
         if address is None:
             if self.serve.get("address"):
                 return
-            self._sockets = SocketFolder("env-server-", name_length=len("/s"))
+            self._sockets = self._sockets or SocketFolder("env-server-", name_length=len("/s"))
             address = f"ipc://{self._sockets.path}/s"
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
@@ -83,10 +96,14 @@ class EnvServer:
                 # Ctrl-C must reach only the loop, which stops its servers.
                 start_new_session=True,
             )
+        self.serving = False
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+            self.owner = owner_of_process(self.process.pid)
         assert self.process.stdin is not None
         request = {"env": self.env, "serve": self.serve, "address": address}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
 
     def address(self) -> str:
         """Wait for the server's address and return it.
@@ -136,6 +153,20 @@ class EnvServer:
         if self._sockets is not None:
             self._sockets.remove()
 
+    def next_pause_s(self) -> float:
+        """Count an end of the server, and return the seconds to wait before it is started again.
+
+        Raises:
+            RunStoppedError: It never served, or has ended too often.
+        """
+        now = time.monotonic()
+        self._ends = [end for end in self._ends if now - end < FORGET_S]
+        if not (self.serving or self._ends) or len(self._ends) >= len(RESTART_PAUSES_S):
+            raise self.exit_error()
+        self._ends.append(now)
+        self.restarts += 1
+        return RESTART_PAUSES_S[len(self._ends) - 1]
+
 
 def _kill(server: subprocess.Popen[str]) -> None:
     """Kill a server with its workers, which would otherwise keep waiting for work."""
@@ -162,7 +193,7 @@ def server_variables(folder: Path, trials: Path, log: Path) -> tuple[RunKey, dic
     """
     file = log / RUN_KEY_FILE
     key = RunKey.create(file)
-    variables = {RUN_VARIABLE: run_label(folder), OWNER_VARIABLE: this_owner(), TRIALS_DIR_VARIABLE: str(trials)}
+    variables = {RUN_VARIABLE: run_label(folder), TRIALS_DIR_VARIABLE: str(trials)}
     return key, variables | {RUN_KEY_FILE_VARIABLE: str(file), key.sampler_variable: key.sampler_key}
 
 
@@ -210,3 +241,30 @@ async def watch(servers: Sequence[WatchedProcess]) -> None:
             if not server.alive:
                 raise server.exit_error()
         await asyncio.sleep(WATCH_S)
+
+
+async def keep_serving(
+    server: EnvServer, end_sandboxes: Callable[[str], Sequence[str]], report: Callable[[str], None]
+) -> NoReturn:
+    """Start a server again whenever it ends: when it is killed, or one of its workers is.
+
+    Args:
+        server: The started server; an external one is not watched.
+        end_sandboxes: Ends the sandboxes of an owner; returns messages for the user.
+        report: Prints a line.
+
+    Raises:
+        RunStoppedError: It ended before it served, or too often.
+    """
+    while True:
+        await asyncio.sleep(WATCH_S)
+        if server.alive:
+            continue
+        pause_s = server.next_pause_s()
+        report(f"{server.exit_error()}; starting it again in {pause_s:.0f} s")
+        for line in await asyncio.to_thread(end_sandboxes, server.owner):
+            report(line)
+        await asyncio.sleep(pause_s)
+        server.start()
+        with contextlib.suppress(RunStoppedError):  # it ended again
+            await asyncio.to_thread(server.address)

@@ -9,18 +9,23 @@ Invariant: only the address is written to stdout, and torch is not imported for 
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 from harbortrainer.config.plugin import PLUGIN_ID
+from harbortrainer.runs.label import OWNER_VARIABLE, owner_of_process
 
 _AUTOGROUP = Path("/proc/self/autogroup")
 _NICE = -10
+_WORKER_CHECK_S = 1.0
 
 
 @contextlib.contextmanager
@@ -69,9 +74,37 @@ class ParentAlive:
     def recv(self) -> None:
         """Block until end-of-file; then exit after `GRACE` seconds at the latest."""
         os.read(0, 1)
-        timer = threading.Timer(GRACE, os._exit, (1,))
-        timer.daemon = True
-        timer.start()
+        exit_after_grace()
+
+
+def exit_after_grace() -> None:
+    """End this process in `GRACE` seconds at the latest."""
+    timer = threading.Timer(GRACE, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+class WorkerWatch:
+    """Stops the server in order when one of its workers ends; `keep_serving` starts it again.
+
+    verifiers' pool does not notice a dead worker: it sends it further requests, and nobody answers them.
+    """
+
+    fault = ""
+    """Which worker ended."""
+
+    def start(self) -> None:
+        """Watch in a thread."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        workers: set[multiprocessing.process.BaseProcess] = set()
+        while not (lost := workers - (alive := set(multiprocessing.active_children()))):
+            workers = alive
+            time.sleep(_WORKER_CHECK_S)
+        self.fault = ", ".join(f"worker {worker.pid} ended with exit code {worker.exitcode}" for worker in lost)
+        exit_after_grace()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def hide_torch() -> None:
@@ -100,11 +133,16 @@ class Request(TypedDict):
 
 
 def serve(request: Request, announce: AddressLine) -> None:
-    """Serve one environment until the parent ends."""
+    """Serve one environment until the parent ends.
+
+    This process owns the sandboxes: those of a server that ended are ended, and not those of its successor.
+    """
+    os.environ[OWNER_VARIABLE] = owner_of_process(os.getpid())
     set_up = partial(set_up_worker, torch=request["env"].get("taskset", {}).get("id") != PLUGIN_ID)
     set_up()
     from harbortrainer.environment import verifiers_compat
 
+    workers = WorkerWatch()
     with raise_priority():  # the session contains the server and its workers only
         verifiers_compat.serve(
             request["env"],
@@ -113,7 +151,10 @@ def serve(request: Request, announce: AddressLine) -> None:
             announce=announce,
             parent=ParentAlive(),
             set_up=set_up,
+            watch_workers=workers.start,
         )
+    if workers.fault:
+        sys.exit(workers.fault)
 
 
 def read_line() -> str:

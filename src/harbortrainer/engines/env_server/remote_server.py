@@ -1,4 +1,4 @@
-"""The connection to an environment server that this run did not start.
+"""The connection to an environment server, on this machine or another one.
 
 verifiers' client waits for an answer without a limit, and ZMQ connects again without a word. A server that was started
 again never answers what its predecessor was asked.
@@ -28,20 +28,23 @@ class ServerLostError(RuntimeError):
 
 
 class RemoteServer:
-    """A server at an address of the run file. Create it in the event loop that uses it.
+    """An environment server. Create it in the event loop that uses it.
 
     Args:
         name: Name of the source, for messages.
         client: The connected client.
+        may_be_silent: Whether silence is no end, since this process sees the server's end itself.
     """
 
-    def __init__(self, name: str, client: EnvClient) -> None:
+    def __init__(self, name: str, client: EnvClient, *, may_be_silent: bool = False) -> None:
         self.name, self._client = name, client
         self.alive = True
         """False once the server has been silent for too long."""
         self._running: set[asyncio.Task[object]] = set()
         self._lost: set[asyncio.Task[object]] = set()
-        self._watches = [asyncio.create_task(self._watch_connection()), asyncio.create_task(self._watch_answers())]
+        self._watches = [asyncio.create_task(self._watch_connection())]
+        if not may_be_silent:
+            self._watches.append(asyncio.create_task(self._watch_answers()))
 
     async def guard[T](self, request: Coroutine[object, None, T]) -> T:
         """Return the answer to a request.

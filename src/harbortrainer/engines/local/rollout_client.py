@@ -66,17 +66,17 @@ class TaskStream:
         self.policy: TrainClientConfig | None = None
         self.model = ""
         self.key: RunKey | None = None
-        self._remote: RemoteServer | None = None
+        self._server: RemoteServer | None = None
 
     @property
     def alive(self) -> bool:
         """False if the server is at an address of the run file and has been silent for too long."""
-        return self._remote is None or self._remote.alive
+        return self._server is None or self._server.alive
 
     def exit_error(self) -> RunStoppedError:
         """Return the error of a silent server."""
-        assert self._remote is not None
-        return self._remote.exit_error()
+        assert self._server is not None
+        return self._server.exit_error()
 
     @property
     def temperature(self) -> float:
@@ -100,8 +100,7 @@ class TaskStream:
             await self.client.wait_for_server_startup(timeout=within, interval=0.5)
         except TimeoutError:
             raise RemoteServer.unreachable(self.name, address) from None
-        if self.config.serve.get("address"):
-            self._remote = RemoteServer(self.name, self.client)
+        self._server = RemoteServer(self.name, self.client, may_be_silent=not self.config.serve.get("address"))
 
     async def run(self, index: int, *, seed: int | None = None) -> WireEpisode:
         """Run task `index` once.
@@ -110,7 +109,7 @@ class TaskStream:
             index: Index into `tasks`.
             seed: Seed of every request of this rollout; None lets the sampler choose.
         """
-        assert self.client is not None and self.policy is not None and self.key is not None
+        assert self.client is not None and self.policy is not None and self.key is not None and self._server is not None
         given = self.sampling.get("extra_body")
         extra = (given if isinstance(given, dict) else {}) | ({} if seed is None else {"seed": seed})
         request = self.client.run(
@@ -119,7 +118,7 @@ class TaskStream:
             sampling=SamplingConfig.model_validate({**self.sampling, "extra_body": extra}),
             task_data=request_data(self.tasks[index], self.key, self.policy),
         )
-        return await (self._remote.guard(request) if self._remote else request)
+        return await self._server.guard(request)
 
     def rollout(self, index: int) -> Rollout:
         """Return a rollout of task `index` with its source and task only."""
@@ -142,9 +141,9 @@ class TaskStream:
 
     async def close(self) -> None:
         """Disconnect from the server."""
-        if self._remote is not None:
-            await self._remote.close()
-            self._remote = None
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
         if self.client is not None:
             await self.client.close()
             self.client = None

@@ -20,7 +20,15 @@ from verifiers.v1.configs.client import TrainClientConfig
 
 from harbortrainer.config.redacted_config import redact
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.engines.env_server import STARTUP_S, plan_servers, server_key, server_variables, watch
+from harbortrainer.engines.cleanup import end_sandboxes
+from harbortrainer.engines.env_server import (
+    STARTUP_S,
+    keep_serving,
+    plan_servers,
+    server_key,
+    server_variables,
+    watch,
+)
 from harbortrainer.engines.local.factories import load_learner, memory_plan, start_sampler
 from harbortrainer.engines.local.protocols import SamplerProtocol
 from harbortrainer.engines.local.rollout_client import TaskStream
@@ -34,6 +42,7 @@ from harbortrainer.runs.checkpoints import Progress, latest, rewind, set_aside_d
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.interrupt import StopSignal
+from harbortrainer.runs.label import run_label
 from harbortrainer.runs.live_status import LiveStatus, LiveWriter
 from harbortrainer.runs.log_files import limit_logs
 from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
@@ -53,7 +62,9 @@ SENDING_S = 60.0
 
 
 @contextlib.contextmanager
-def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Generator["Session"]:
+def local_run(
+    config: RunConfig, run: RunFolder, *, resume: bool = False, kinds: Sequence[str] = ()
+) -> Generator["Session"]:
     """Open one start of a run in this process; call it from the main thread.
 
     At the end of the block everything that was started in it is closed, and the summary is written. Ctrl-C ends the
@@ -63,6 +74,7 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
         config: The run.
         run: Its folder, made by `RunFolder.create`.
         resume: Continue from its last finished step.
+        kinds: Environment types whose sandboxes are ended when an environment server ends.
 
     Raises:
         UserError: The config is invalid.
@@ -70,7 +82,7 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
     """
     limit_malloc_arenas()
     keep_litellm_offline()
-    session = Session(config, run, resume=resume)
+    session = Session(config, run, resume=resume, kinds=kinds)
     with session.memory, session.display, session.live, session.stop:
         try:
             yield session
@@ -98,7 +110,7 @@ def local_run(config: RunConfig, run: RunFolder, *, resume: bool = False) -> Gen
 class Session:
     """One start of a run; opened and closed by `local_run`."""
 
-    def __init__(self, config: RunConfig, run: RunFolder, *, resume: bool) -> None:
+    def __init__(self, config: RunConfig, run: RunFolder, *, resume: bool, kinds: Sequence[str] = ()) -> None:
         self.config, self.run, self.started, self.since = config, run, time.monotonic(), time.time()
         self.display, self.stop = Display(), StopSignal()
         self.live = LiveWriter(run.path, self.live_status)
@@ -118,7 +130,7 @@ class Session:
         settings = config.orchestrator
         self.key, variables = server_variables(run.path, run.trials, run.log)
         sources = [*settings.train.source, *(settings.eval.source if settings.eval else [])]
-        self.servers = plan_servers(sources, run, variables)
+        self.servers, self.kinds = plan_servers(sources, run, variables), kinds
         self.train_streams: dict[str, TaskStream] = {}
         self.eval_streams: dict[str, TaskStream] = {}
         self.sampler: SamplerProtocol | None = None
@@ -183,17 +195,18 @@ class Session:
             held_out=self.eval_streams,
             display=self.display,
             usage=self.usage,
+            server_restarts=lambda: sum(server.restarts for server in self.servers.values()),
         )
         shown = redact(self.config.model_dump(mode="json", exclude_none=True))
         self.run.metrics.start(monitors_of(self.config, self.run.path, shown=shown), self.display.line)
         with frozen_gc():
             streams = recorded.values()
-            asyncio.run(self._run(model, parts, [*self.servers.values(), *sampler.processes, *streams]))
+            asyncio.run(self._run(model, parts, [*sampler.processes, *streams]))
 
     async def _run(self, model: str, parts: LoopComponents, required: Sequence[WatchedProcess]) -> None:
         """Run until the loop ends, a required process exits, or a stop is requested."""
         work = asyncio.create_task(self._work(model, parts))
-        watched = asyncio.create_task(watch(required))
+        watched = asyncio.create_task(self._watch(required))
         reporting = asyncio.create_task(report_holds(self.run.trials, self.display.line))
         trimming = asyncio.create_task(limit_logs(self.run.log))
         stop_requested = asyncio.create_task(self.stop.wait())
@@ -217,6 +230,20 @@ class Session:
         for task in (work, watched):
             if not task.cancelled():
                 task.result()
+
+    async def _watch(self, required: Sequence[WatchedProcess]) -> None:
+        """Start servers again that end; raise the exit error of other processes."""
+
+        def end(owner: str) -> Sequence[str]:
+            return end_sandboxes(run_label(self.run.path), self.kinds, owner=owner)
+
+        keeping = [keep_serving(server, end, self.display.line) for server in self.servers.values()]
+        watches = [asyncio.create_task(it) for it in (watch(required), *keeping)]
+        try:
+            await asyncio.gather(*watches)
+        finally:
+            for task in watches:
+                task.cancel()
 
     async def _work(self, model: str, parts: LoopComponents) -> None:
         with self.display.phase("waiting for the environment servers"):

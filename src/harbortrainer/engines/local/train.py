@@ -49,6 +49,8 @@ class LoopComponents:
     display: Display
     usage: Callable[[], tuple[float, float]]
     """Returns the run's seconds and peak memory (MB) so far, over all its starts."""
+    server_restarts: Callable[[], int] = lambda: 0
+    """Returns how often environment servers were started again, since this start of the run."""
 
 
 class TrainingLoop:
@@ -160,6 +162,7 @@ class TrainingLoop:
         discarded = self.client.take_discarded_tokens()
         numbers = self.watch.rates(counters) | self.watch.lap()
         numbers |= batch_metrics(batch, self.bound, self.components.train, discarded=discarded)
+        numbers["progress/server_restarts"] = float(self.components.server_restarts())
         progress.total_tokens += int(numbers["progress/tokens"])
         progress.total_samples += int(numbers["progress/rollouts"])
         progress.wall_s, progress.peak_rss_mb = self.components.usage()
