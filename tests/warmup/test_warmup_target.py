@@ -84,3 +84,19 @@ def test_task_in_a_category_is_trusted_by_its_whole_name(
     table = config(folder, tasks=root, trusted_tasks=["files/*", "two"], trials=30)
     warmup.warm_up(table, tmp_path / "warm")
     assert played == {"files/one": True, "other/two": False, "two": True}
+
+
+def test_trials_sample_as_the_run_does(
+    folder: Path, tmp_path: Path, measured: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling: list[object] = []
+
+    def run(policy: Path, specs: Sequence[TrialSpec], *_: int) -> list[TrialRecord]:
+        sampling.extend(spec.agent_kwargs for spec in specs)
+        return [TrialRecord(outcome=Outcome.completed, task="", trial_name="", reward=1.0) for _ in specs]
+
+    monkeypatch.setattr(warmup, "measure_rewards", sampled_trials.measure_rewards)
+    monkeypatch.setattr(sampled_trials, "_run", run)
+    rollouts = warmup.Rollouts(answer_length=24, temperature=0.6)
+    warmup.warm_up(config(folder, trials=1), tmp_path / "warm", rollouts=rollouts)
+    assert sampling == [{"temperature": 0.6, "llm_kwargs": {"max_tokens": 24}}]

@@ -123,6 +123,7 @@ def test_training_tasks_without_a_solution_are_refused(tmp_path: Path) -> None:
 
 
 def test_answers_are_as_in_the_run() -> None:
-    run = load(Path(__file__).parents[2] / "configs" / "laptop.toml")
-    expected = Rollouts(renderer=APPENDING_TEMPLATE, max_length=256, answer_length=24, max_turns=1)
+    words = ["--orchestrator.train.sampling.temperature", "0.6"]
+    run = load(Path(__file__).parents[2] / "configs" / "laptop.toml", words)
+    expected = Rollouts(APPENDING_TEMPLATE, max_length=256, answer_length=24, temperature=0.6, max_turns=1)
     assert rollouts_of(run) == expected

@@ -30,6 +30,7 @@ def measure_rewards(
     max_turns: int | None,
     max_length: int,
     answer_length: int | None = None,
+    temperature: float = 1.0,
     timeout_multiplier: float = 1.0,
     trusted: Collection[Path] | None = None,
 ) -> list[float]:
@@ -45,12 +46,14 @@ def measure_rewards(
         max_turns: Most turns of a trial; None for no limit.
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer.
+        temperature: Sampling temperature.
         timeout_multiplier: Factor on the tasks' time limits.
         trusted: Tasks' folders that may access this machine; by default those with a folder name that `config` trusts.
 
     Raises:
         UserError: Fewer than half of the trials were graded.
     """
+    limit = {"max_tokens": answer_length} if answer_length else {}
     with tempfile.TemporaryDirectory(prefix="trials-", dir=policy) as name, ThreadPoolExecutor(1) as thread:
         folder = Path(name)
         specs = [
@@ -58,7 +61,7 @@ def measure_rewards(
                 task_dir=task,
                 trials_dir=folder / "trials",
                 agent=config.agent,
-                agent_kwargs={"llm_kwargs": {"max_tokens": answer_length}} if answer_length else {},
+                agent_kwargs={"temperature": temperature, "llm_kwargs": limit},
                 max_turns=max_turns,
                 timeout_multiplier=timeout_multiplier,
                 environment_type=config.environment_type,

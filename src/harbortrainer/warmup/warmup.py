@@ -80,6 +80,7 @@ class Rollouts:
         renderer: The table `[orchestrator.renderer]`; None for the model's own format.
         max_length: Most tokens of a trial.
         answer_length: Most tokens of an answer; None if only `max_length` limits it.
+        temperature: Sampling temperature, where a trial is played to measure a reward.
         max_turns: Most turns of a trial; None if the run sets no limit.
         timeout_multiplier: Factor on the tasks' time limits, where a trial is played to measure a reward.
         training_tasks: The tasks that the run trains on, if `[warmup]` names nothing else to learn from.
@@ -88,6 +89,7 @@ class Rollouts:
     renderer: Mapping[str, object] | None = None
     max_length: int = 2048
     answer_length: int | None = None
+    temperature: float = 1.0
     max_turns: int | None = None
     timeout_multiplier: float = 1.0
     training_tasks: Sequence[TaskRef] = ()
@@ -105,6 +107,7 @@ def rollouts_of(run: RunConfig) -> Rollouts:
         renderer=with_chat_format(run).orchestrator.renderer,
         max_length=run.seq_len,
         answer_length=run.orchestrator.train.sampling.max_completion_tokens,
+        temperature=run.orchestrator.train.sampling.temperature,
         max_turns=lookup(env, "agent.max_turns", lookup(env, "agent.harness.max_turns", None)),
         timeout_multiplier=lookup(env, "agent.harness.timeout_multiplier", 1.0),
         training_tasks=_training_tasks(run) if own_tasks else (),
@@ -182,6 +185,7 @@ def _learn_tasks(config: WarmupConfig, folder: Path, rollouts: Rollouts, seed: i
             max_turns=rollouts.max_turns,
             max_length=rollouts.max_length,
             answer_length=rollouts.answer_length,
+            temperature=rollouts.temperature,
             timeout_multiplier=rollouts.timeout_multiplier,
             trusted={task.path for task in tasks if is_trusted(task.name, config.trusted_tasks)},
         )
