@@ -53,7 +53,7 @@ demo: setup
 quickstart-prime-rl: setup
 	@tools/prime-rl .venv-prime-rl
 	$(PYTHON) tools/prime_rl_cpu/train_on_cpu.py --config configs/quickstart.toml --run.name quickstart-prime-rl \
-		--orchestrator.eval.interval 11
+		--orchestrator.eval.interval 11 --clean true
 
 lint: setup
 	.venv/bin/ruff check .

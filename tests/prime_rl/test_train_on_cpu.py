@@ -10,9 +10,12 @@ import train_on_cpu
 from conftest import REPOSITORY
 
 from harbortrainer.config.prime_rl_run import prime_run
-from harbortrainer.config.reader import load, read
+from harbortrainer.config.reader import RawRun, load, read
+from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import green
 from harbortrainer.engines.engine_choice import Gpu
+from harbortrainer.warmup import warmup
+from harbortrainer.warmup.warmup import Rollouts
 
 QUICKSTART = REPOSITORY / "configs/quickstart.toml"
 
@@ -72,7 +75,39 @@ def test_existing_run_is_refused_before_the_warm_up(checkout, tmp_path, monkeypa
     monkeypatch.setattr(train_on_cpu, "check_machine", lambda *_, **__: None)
     (tmp_path / "outputs/r/rollouts").mkdir(parents=True)
     words = ["--output-dir", str(tmp_path / "outputs"), "--run.name", "r"]
-    assert f"{tmp_path / 'outputs/r'}: this run exists; pass --resume" in refusal(capfd, *words)
+    assert f"{tmp_path / 'outputs/r'}: this run exists; pass --resume, --clean true" in refusal(capfd, *words)
+
+
+def test_clean_deletes_the_earlier_run_and_not_the_new_file(checkout, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(train_on_cpu, "check_machine", lambda *_, **__: None)
+    monkeypatch.setattr(train_on_cpu, "write_programs", lambda *_: None)
+    run = tmp_path / "outputs/r"
+    (run / "rollouts").mkdir(parents=True)
+    (run / "configs/policy").mkdir(parents=True)
+    started: list[tuple[bool, bool]] = []
+
+    def policy(config: RunConfig) -> Path:
+        started.append((config.run_dir.exists(), False))
+        return tmp_path
+
+    def start(raw: RawRun, *_: object, **__: object) -> int:
+        started.append((Path(raw.file).is_file(), bool(raw.get("clean"))))
+        return 0
+
+    monkeypatch.setattr(train_on_cpu, "make_policy", policy)
+    monkeypatch.setattr(train_on_cpu, "start", start)
+    monkeypatch.setattr(train_on_cpu, "variables", lambda *_: {})
+    words = ["--output-dir", str(tmp_path / "outputs"), "--run.name", "r", "--clean", "true"]
+    assert train_on_cpu.main(["--config", str(QUICKSTART), "--vllm", *words]) == 0
+    assert started == [(False, False), (True, False)]
+
+
+def test_warm_up_is_as_on_the_embedded_engine(tmp_path, monkeypatch) -> None:
+    taken: list[Rollouts] = []
+    monkeypatch.setattr(warmup, "warm_up", lambda *_, rollouts, **__: taken.append(rollouts) or tmp_path)
+    config = load(REPOSITORY / "configs/laptop.toml", ["--output-dir", str(tmp_path)])
+    assert train_on_cpu.make_policy(config) == tmp_path
+    assert taken == [warmup.rollouts_of(config)] and taken[0].answer_length == 24
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", None])

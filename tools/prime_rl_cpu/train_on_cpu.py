@@ -24,7 +24,6 @@ from pathlib import Path
 
 import cpu_programs
 import tomlkit
-from orchestrator_endpoints import OrchestratorSampler
 
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import RawRun, from_raw, read
@@ -34,11 +33,11 @@ from harbortrainer.doctor.engine_checks import pinned
 from harbortrainer.doctor.finding import Level
 from harbortrainer.engines.engine_choice import find_gpus
 from harbortrainer.engines.prime_rl.checkout import Checkout, find
-from harbortrainer.engines.prime_rl.start import start
+from harbortrainer.engines.prime_rl.start import LOCK, delete_earlier_run, end_predecessor, start
 from harbortrainer.engines.programs import program_output
 from harbortrainer.environment.request_check import POLICY_KEY_VARIABLE
 from harbortrainer.errors import EXIT_USER_ERROR, UserError
-from harbortrainer.warmup.warmup import warm_up
+from harbortrainer.runs.locks import refuse_in_use
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON_VARIABLE = "HARBORTRAINER_PRIME_PYTHON"
@@ -60,6 +59,7 @@ def settings(config: RunConfig, policy: Path, url: str | None) -> TomlTable:
     return sampler | {
         "run.name": config.run.name,
         "run.dir": config.run.dir,
+        "clean": False,
         "model.name": str(policy),
         "deployment.num_train_gpus": 1,
         "rollout_transport.type": "filesystem",
@@ -148,7 +148,22 @@ def make_policy(config: RunConfig) -> Path:
     if config.warmup is None:
         return Path(config.model.name)
     folder = config.run_dir / "configs/policy"
-    return folder if folder.is_dir() else warm_up(config.warmup, folder, seed=config.seed)
+    if folder.is_dir():
+        return folder
+    from harbortrainer.warmup.warmup import rollouts_of, warm_up
+
+    return warm_up(config.warmup, folder, rollouts=rollouts_of(config), seed=config.seed)
+
+
+def delete_run(config: RunConfig, file: Path, checkout: Checkout) -> None:
+    """Delete an earlier run with what it left, before the new one has files in its folder.
+
+    Raises:
+        UserError: It is still running.
+    """
+    refuse_in_use(config.run_dir, LOCK)
+    end_predecessor(config, str(file), checkout)
+    delete_earlier_run(config.run_dir, config.run_dir / "checkpoints")
 
 
 def train(file: Path, words: Sequence[str], *, vllm: bool, resume: bool, restarts: int) -> int:
@@ -162,11 +177,16 @@ def train(file: Path, words: Sequence[str], *, vllm: bool, resume: bool, restart
     raw = read(file, words)
     with raw.locating_errors():
         config = from_raw(raw)
+    if config.clean and not resume:
+        delete_run(config, file, checkout)
     if not resume and (config.run_dir / "rollouts").exists():
-        do = "pass --resume, pass another --run.name, or delete it"
+        do = "pass --resume, --clean true or another --run.name"
         raise UserError("this run exists", where=str(config.run_dir), do=do)
     policy = make_policy(config)
     key = os.environ.setdefault(POLICY_KEY_VARIABLE, secrets.token_hex(16))
+    # Imported after the checks: a refusal comes at once, and without the lines that peft's packages print.
+    from orchestrator_endpoints import OrchestratorSampler
+
     limits = {"max_model_len": config.max_model_len, "seed": config.seed}
     server = nullcontext() if vllm else OrchestratorSampler(policy, **limits, api_key=key)
     with tempfile.TemporaryDirectory() as programs, server as sampler:

@@ -23,6 +23,7 @@ from harbortrainer.config.prime_rl_releases import to_newer
 from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import RawRun
+from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, lookup, nulls_as_text
 from harbortrainer.engines.cleanup import clean_up, clean_up_predecessor, print_lines
 from harbortrainer.engines.prime_rl.checkout import Checkout, printed_command, rl_command, rl_environment
@@ -119,7 +120,7 @@ class Attempt:
         return stall_report(child.stall, self.log, resumable=self.resumable)
 
 
-def environment_types(run: PrimeRun, file: str) -> list[str]:
+def environment_types(run: RunConfig | PrimeRun, file: str) -> list[str]:
     """Return the environment types of a run."""
     harnesses = [env.agent.harness for env in plugin_envs(run, file).values()]
     return list(dict.fromkeys(harness.environment_type for harness in harnesses if harness is not None))
@@ -244,7 +245,7 @@ def dry_run_options(run: PrimeRun, *, resume: bool) -> list[str]:
     return ["--dry-run", "--no-resume", "--output-dir", folder, *checkpoints]
 
 
-def end_predecessor(run: PrimeRun, file: str, checkout: Checkout) -> None:
+def end_predecessor(run: RunConfig | PrimeRun, file: str, checkout: Checkout) -> None:
     """End what an earlier launcher of this run left, if it was killed."""
     kinds, trials = environment_types(run, file), run.run_dir / "trials"
     print_lines(clean_up_predecessor(run.run_dir, kinds, trials, [checkout.python], label_file=LABEL))
