@@ -5,18 +5,23 @@
 - `without_list_signatures`: pydantic's `model_construct`, which makes the nodes of a trace, inspects the signature of
   `list` for each default.
 - `without_repeated_headers`: renderers encodes the constant header of an assistant message for each answer it parses.
+- `without_loopback_http`: an agent in this process calls verifiers' interception server, in this process too, over
+  HTTP. `ChatClient` calls its handler instead.
 
 Invariant: a request is sent once, as by verifiers' own client, and with its time limits. docs/benchmarks.md has the
 figures, and the patches for the libraries.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, wraps
-from typing import Protocol
+from functools import cache, partial, wraps
+from typing import TYPE_CHECKING, Protocol, cast
 
 import aiohttp
 import httpx
+from aiohttp import web
+from multidict import CIMultiDict
 from openai import (
     APIConnectionError,
     APIStatusError,
@@ -32,6 +37,11 @@ from openai import (
     UnprocessableEntityError,
 )
 from pydantic_core import to_json
+
+from harbortrainer.trials.local_endpoints import ENDPOINTS
+
+if TYPE_CHECKING:
+    from verifiers.v1.interception import InterceptionServer
 
 CONNECTIONS = 1000
 """As in verifiers' client."""
@@ -193,3 +203,59 @@ def without_repeated_headers() -> None:
         return after_header(header_tokenizer(tokenizer), *args, **others)
 
     vars(reasoning)["_after_header"] = call
+
+
+_CHAT = "/v1/chat/completions"
+
+
+class LocalRequest(dict[object, object]):
+    """The part of an `aiohttp.web.Request` that the interception server uses; it keeps values in it, as in a dict.
+
+    Args:
+        headers: The headers, of any case.
+        body: The JSON body.
+    """
+
+    path = _CHAT
+
+    def __init__(self, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__()
+        self.headers = CIMultiDict(headers)
+        self._read_bytes: bytes | None = body
+        """The server sets it to None once it has parsed the body."""
+
+    async def read(self) -> bytes:
+        """Return the body."""
+        assert self._read_bytes is not None
+        return self._read_bytes
+
+
+type Handler = Callable[[LocalRequest], Awaitable[web.StreamResponse]]
+
+
+async def handle_locally(handler: Handler, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+    """Let a server's handler answer a chat completion that is not streamed. Returns status and body."""
+    answer = await handler(LocalRequest(headers, body))
+    assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
+    return answer.status, answer.body
+
+
+def without_loopback_http() -> None:
+    """Register each interception server that starts in this process, until it stops, as an endpoint of `ChatClient`."""
+    from verifiers.v1.interception import InterceptionServer
+
+    start = InterceptionServer.start
+    if hasattr(start, "__wrapped__"):
+        return
+
+    @wraps(start)
+    async def start_and_register(self: "InterceptionServer") -> None:
+        await start(self)
+        assert self.runner is not None
+        for route in self.runner.app.router.routes():
+            if route.method == "POST" and route.resource is not None and route.resource.canonical == _CHAT:
+                key = asyncio.get_running_loop(), f"{self.base_url.rstrip('/')}{_CHAT}"
+                ENDPOINTS[key] = partial(handle_locally, cast(Handler, route.handler))
+                self.stack.callback(ENDPOINTS.pop, key, None)
+
+    setattr(InterceptionServer, "start", start_and_register)  # noqa: B010 - a method of a class of verifiers

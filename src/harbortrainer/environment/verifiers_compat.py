@@ -64,6 +64,10 @@ PRIVATE_APIS = PrivateApi(
         "verifiers.v1.serve:EnvClient.run(client, model, sampling, task_data, ...)",
         "verifiers.v1.serve:EnvClient.wait_for_server_startup(timeout, interval)",
         "verifiers.v1.clients.train:TrainClient.get_response(dialect, body, sampling, ...)",
+        "verifiers.v1.interception.server:InterceptionServer.start()",
+        "verifiers.v1.interception.server:InterceptionServer.base_url",
+        "verifiers.v1.interception.server:InterceptionServer.runner",
+        "verifiers.v1.interception.server:InterceptionServer.stack",
         "verifiers.v1.session:RolloutSession.error",
         "verifiers.v1.session:RolloutSession.trace",
     ),
@@ -239,7 +243,7 @@ def scoring_keys(agent: AgentConfig) -> list[str]:
 
 
 def adapt_train_clients() -> None:
-    """Make this process's train clients send their requests with aiohttp, and `cache_salt` where vLLM reads it.
+    """Make this process's model calls cost less CPU, and send `cache_salt` where vLLM reads it.
 
     Prime-RL sends the policy version as the salt, so that blocks of an older adapter are never reused. Release 0.3 of
     verifiers leaves it among the sampling parameters, where vLLM drops it; 0.4 puts it at the request's top level.
@@ -250,12 +254,14 @@ def adapt_train_clients() -> None:
     from harbortrainer.environment.generate_requests import (
         over_aiohttp,
         without_list_signatures,
+        without_loopback_http,
         without_repeated_headers,
     )
 
     PRIVATE_APIS.check_place("renderers.client:generate(client, renderer, messages, model, ...)")
     without_list_signatures()
     without_repeated_headers()
+    without_loopback_http()
     if hasattr(client.generate, "__wrapped__"):
         return
     generate = over_aiohttp(client.generate)

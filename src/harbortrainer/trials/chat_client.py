@@ -5,11 +5,16 @@ LiteLLM costs several milliseconds of CPU per call and hides the reason of a fai
 
 Invariants of the connections that a worker's trials share: they are closed with the last trial that uses them, and no
 trial sees another's cookies.
+
+A server of the same event loop is in `ENDPOINTS` and is called without HTTP. As over HTTP, it goes on when the client
+stops waiting, and a retry is marked.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from contextvars import Context
 from http import HTTPStatus
 
 import aiohttp
@@ -19,11 +24,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
 from harbortrainer.trials.faults import ModelServerError, RolloutEnd
+from harbortrainer.trials.local_endpoints import ENDPOINTS
 from harbortrainer.trials.model_calls import is_prompt_too_long
 from harbortrainer.trials.outcome import Outcome, outcome_of_refusal
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.tokens import ChatCompletion, CompletionUsage, turn_tokens
 from harbortrainer.trials.turn_listener import TURN_LISTENER
+
+logger = logging.getLogger(__name__)
 
 # Shorter than servers keep idle connections (uvicorn: 5 s), so none is closed while a request is sent.
 _IDLE_S = 4.0
@@ -91,6 +99,10 @@ class ClientSettings(BaseModel):
     """Allowed consecutive answers cut at their length; one more ends the run."""
     collect_tokens: bool = False
     """Request token ids and log-probabilities and keep them in `turns`."""
+
+
+class LocalCallError(Exception):
+    """A server of this process failed. Further requests to it go over HTTP, which may be what it needs."""
 
 
 class ChatClient(BaseLLM):
@@ -186,6 +198,13 @@ class ChatClient(BaseLLM):
 
     async def _request(self, sent: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         """Send one request. Returns status and body of the response."""
+        key = asyncio.get_running_loop(), self._url
+        if (endpoint := ENDPOINTS.get(key)) is not None:
+            try:
+                return await self._ask(endpoint(headers, sent))
+            except LocalCallError:
+                ENDPOINTS.pop(key, None)
+                return HTTPStatus.INTERNAL_SERVER_ERROR, b"the server failed"
         if self._connections is None:
             self._connections = ModelConnections.acquire(tls=self._url.startswith("https:"))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self.settings.timeout_s)
@@ -194,6 +213,25 @@ class ChatClient(BaseLLM):
         )
         async with request as answer:
             return answer.status, await answer.read()
+
+    async def _ask(self, request: Coroutine[object, None, tuple[int, bytes]]) -> tuple[int, bytes]:
+        """Wait for the answer of a server in this process, which goes on without us if we are cancelled.
+
+        Raises:
+            LocalCallError: The server raised an error.
+            TimeoutError: There was no answer in time.
+            ServerDisconnectedError: The server cancelled the request.
+        """
+        task = asyncio.create_task(request, context=Context())
+        task.add_done_callback(_log_failure)
+        await asyncio.wait({task}, timeout=self.settings.timeout_s)
+        if not task.done():
+            raise TimeoutError
+        if task.cancelled():
+            raise aiohttp.ServerDisconnectedError
+        if task.exception() is not None:
+            raise LocalCallError
+        return task.result()
 
     def _read(self, completion: ChatCompletion, prompt: str) -> LLMResponse:
         choice = completion.choices[0]
@@ -223,6 +261,11 @@ class ChatClient(BaseLLM):
         if self._consecutive_cuts > self.settings.max_cut_answers:
             raise RolloutEnd(Outcome.output_limit, f"{self._consecutive_cuts} consecutive answers were cut")
         raise OutputLengthExceededError("the answer was cut at its length", truncated_response=content)
+
+
+def _log_failure(task: asyncio.Task[tuple[int, bytes]]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a model call failed in the server of this process", exc_info=error)
 
 
 def _raise_refusal(refusal: str) -> None:
