@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("torch")
 
 from harbortrainer.warmup.demonstrations import Demonstration
-from harbortrainer.warmup.encoding import collate
 from harbortrainer.warmup.supervised import BasePolicy
 from tiny_policy import prompts
 from tiny_policy.architecture import fresh_policy
@@ -68,14 +67,6 @@ def test_chat_template_matches_renderer(policy: BasePolicy, episodes: list[Demon
     (sequence,) = policy.encode(episodes[0])
     newline = policy.tokenizer.encode("\n", add_special_tokens=False)
     assert by_template == sequence.ids + newline
-
-
-def test_padding_is_not_learned(policy: BasePolicy, episodes: list[Demonstration]):
-    rows = [policy.encode(episode)[0] for episode in episodes]
-    ids, attention, labels = collate(rows, pad=policy.tokenizer.pad_token_id)
-    assert ids.shape == attention.shape == labels.shape == (3, max(len(row.ids) for row in rows))
-    assert (labels[attention == 0] == -100).all()
-    assert int((labels != -100).sum()) == sum(sum(row.answer) for row in rows)
 
 
 def test_harbor_first_prompt_is_unchanged():

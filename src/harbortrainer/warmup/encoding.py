@@ -5,15 +5,13 @@ verifiers' train client. If the renderer cannot append a turn, the conversation 
 sequence.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-import torch
 from pydantic import TypeAdapter
 from renderers import AutoRendererConfig, RendererConfig, create_renderer
 from renderers.base import Message, Renderer
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from harbortrainer.environment.renderers_compat import known_format
@@ -72,15 +70,3 @@ def encode(
         answer = before.answer + [False] * (len(prompt) - len(before.ids)) + [True] * len(answer_ids)
         found.append(Encoded(prompt + answer_ids, answer))
     return found
-
-
-def collate(rows: Iterable[Encoded], *, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pad to one length: ids [B, T], attention [B, T], labels [B, T] (-100 for tokens that are not learned)."""
-    rows = list(rows)
-    ids = [torch.tensor(row.ids) for row in rows]
-    labels = [torch.where(torch.tensor(row.answer), row_ids, -100) for row, row_ids in zip(rows, ids, strict=True)]
-    return (
-        pad_sequence(ids, batch_first=True, padding_value=pad),
-        pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
-        pad_sequence(labels, batch_first=True, padding_value=-100),
-    )

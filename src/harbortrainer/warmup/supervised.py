@@ -1,4 +1,7 @@
-"""Supervised fine-tuning on encoded demonstrations: AdamW on the cross-entropy of the answers' tokens."""
+"""Supervised fine-tuning on encoded demonstrations: AdamW on the cross-entropy of the answers' tokens.
+
+A batch is computed in the learner's micro batches, so that memory grows with their tokens, not with the batch.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -8,12 +11,16 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from renderers.base import Renderer
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harbortrainer.engines.attention.packed import enable_packing
+from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH, MicroBatch, Packing, pack
+from harbortrainer.engines.local.learner.output_head import OutputHead
+from harbortrainer.engines.local.learner.trained_policy import recompute_activations, token_logprobs
+from harbortrainer.engines.local.learner.training_sample import Sample, trained_tokens
 from harbortrainer.engines.models import load_model, load_tokenizer
 from harbortrainer.warmup.demonstrations import Demonstration
-from harbortrainer.warmup.encoding import Encoded, collate, encode, renderer_of
+from harbortrainer.warmup.encoding import Encoded, encode, renderer_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,12 @@ class SupervisedTrainer:
     """Supervised trainer of all weights, or of a LoRA of rank `lora_rank`."""
 
     def __init__(self, start: BasePolicy, *, lr: float, lora_rank: int = 0) -> None:
-        self.model: PreTrainedModel | PeftModel = start.model
+        self.model: PreTrainedModel | PeftModel = start.model.eval()  # without dropout, as the learner
+        self._device = start.model.device
+        if self._device.type != "cpu":
+            recompute_activations(start.model)
+        self._packing = Packing.SHARED if enable_packing(start.model) else Packing.ALONE
+        self._head = OutputHead(start.model, self._device)
         if lora_rank:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
             self.model = get_peft_model(start.model, lora)
@@ -60,28 +72,26 @@ class SupervisedTrainer:
 
     def step(self, episodes: Sequence[Encoded], *, scale: float) -> float:
         """Run one optimizer step at `scale` times the peak learning rate; return the loss in nats per token."""
-        ids, attention, labels = self._batch(episodes)
-        self.model.train()
-        loss = nn.functional.cross_entropy(*self._answer_logits(ids, attention, labels))
-        loss.backward()
+        samples = [_sample(episode) for episode in episodes]
+        tokens, loss = trained_tokens(samples), 0.0
+        for micro_batch in self._micro_batches(samples):
+            part = -self._logprobs(micro_batch).sum() / tokens
+            part.backward()
+            loss += part.item()
         torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
         for group in self._optimizer.param_groups:
             group["lr"] = scale * self._lr
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return loss.item()
+        return loss
 
     @torch.no_grad()
     def likelihood(self, episodes: Sequence[Encoded]) -> list[float]:
         """Return the probability of exactly each episode's answers, sampled at temperature 1."""
-        self.model.eval()
-        probabilities: list[float] = []
-        for start in range(0, len(episodes), 64):
-            ids, attention, labels = self._batch(episodes[start : start + 64])
-            logprobs = self.model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
-            chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
-            probabilities += (chosen * (labels[:, 1:] != -100)).sum(1).exp().tolist()
-        return probabilities
+        logprobs = torch.zeros(len(episodes), device=self._device)
+        for micro_batch in self._micro_batches([_sample(episode) for episode in episodes]):
+            logprobs.index_add_(0, micro_batch.tokens.sample, self._logprobs(micro_batch))
+        return logprobs.exp().tolist()
 
     def save(self, folder: Path) -> None:
         """Write the weights, with a LoRA merged, and the tokenizer in transformers' format."""
@@ -91,18 +101,19 @@ class SupervisedTrainer:
         model.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
 
-    def _answer_logits(
-        self, ids: torch.Tensor, attention: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [n, V] and labels [n] of the answers' tokens; -100 for other tokens at the same places.
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        return pack(samples, MICRO_BATCH[self._device.type], self._device, packing=self._packing)
 
-        Logits of whole prompts would take gigabytes with a real vocabulary.
-        """
-        places = (labels[:, 1:] != -100).any(0).nonzero()[:, 0]
-        logits = self.model(input_ids=ids, attention_mask=attention, logits_to_keep=places).logits
-        return logits.flatten(0, 1), labels[:, places + 1].flatten()
+    def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the log-probability [N] of each token of an answer."""
+        row: dict[str, object] = {"input_ids": batch.input_ids}
+        if self._packing is not Packing.ALONE:
+            row |= {"position_ids": batch.position_ids, "segments": batch.segments}
+        states, tokens = self._head.states(**row)[batch.column], batch.tokens
+        return token_logprobs(states, self._head.logits, tokens.token, tokens.temperature, vocab=self._head.vocab)[0]
 
-    def _batch(self, episodes: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        device = next(self.model.parameters()).device
-        ids, attention, labels = collate(episodes, pad=self._tokenizer.pad_token_id)
-        return ids.to(device), attention.to(device), labels.to(device)
+
+def _sample(episode: Encoded) -> Sample:
+    """Return a sequence as the learner packs it; its log-probabilities and versions are not used."""
+    unused = [0] * len(episode.ids)
+    return Sample(episode.ids, episode.answer, unused, unused, temperature=1.0, advantage=1.0)
