@@ -186,7 +186,23 @@ def test_remedy_for_tasks_that_access_this_machine_is_printed(folder, capfd):
     assert main(["init", "tasks", "--model", "model"]) == 0
     output = capfd.readouterr().out
     assert "left out (exclude): 1 task: judge (can access this machine: " in output
-    assert "if you trust them, remove them from both `exclude` lists and set `trusted_tasks`" in output
+    assert "if you trust them, delete the file and run `init` again with `--trust NAME`" in output
+
+
+def test_trusted_tasks_are_in_the_file_and_in_the_next_commands(folder, capfd, monkeypatch):
+    build_tiny_model(folder / "model")
+    write_task(folder / "tasks/good", "sort the lines")
+    write_task(folder / "tasks/judge", "asks a judge", table='[environment.env]\nMY_KEY = "${MY_KEY}"\n')
+    assert main(["init", "tasks", "--model", "model", "--trust", "other", "--trust", "jud*"]) == 0
+    output = capfd.readouterr().out
+    assert "left out" not in output
+    assert "harbortrainer tasks check tasks --environment local --trust other --trust 'jud*'" in output
+    assert "init tasks --trust other --trust 'jud*' --model model" in Path("run.toml").read_text()
+    for side in ("train", "eval"):
+        assert env_of("run.toml", side)["agent"]["harness"]["trusted_tasks"] == ["other", "jud*"]
+    assert sorted(selected("run.toml", "train") + selected("run.toml", "eval")) == ["good", "judge"]
+    monkeypatch.setenv("MY_KEY", "sk-of-the-user")
+    assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
 
 
 def test_tasks_that_did_not_pass_the_check_are_left_out(folder, capfd):

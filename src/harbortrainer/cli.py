@@ -78,14 +78,15 @@ def init(
     warmup: Annotated[bool, typer.Option("--warmup", help="First teach the solutions of the training tasks.")] = False,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs that train. Default: this machine's.")] = None,
     gpu_memory: Annotated[float | None, typer.Option(min=1, max=1e6, help="GB of each of these GPUs.")] = None,
+    trust: TrustOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Run file to write.")] = Path("run.toml"),
 ) -> None:
     """Write a commented run file for your tasks, model and machine."""
     from harbortrainer.commands.init import InitOrder
     from harbortrainer.commands.init import init as write_run_file
 
-    machine = {"engine": engine, "gpus": gpus, "gpu_memory": gpu_memory}
-    raise typer.Exit(write_run_file(InitOrder(tasks=tasks, model=model, warmup=warmup, output=output, **machine)))
+    others = {"engine": engine, "gpus": gpus, "gpu_memory": gpu_memory, "trust": trust or []}
+    raise typer.Exit(write_run_file(InitOrder(tasks=tasks, model=model, warmup=warmup, output=output, **others)))
 
 
 @app.command(context_settings=PASS_ON, epilog=examples("train"))

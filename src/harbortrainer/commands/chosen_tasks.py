@@ -57,6 +57,8 @@ class ChosenTasks:
     saved: bool
     """Whether the split is saved in the folder of tasks."""
     sandbox: SandboxChoice
+    trusted: Sequence[str]
+    """Names or patterns of tasks that may access this machine."""
     left_out: dict[str, str]
     """Reason why a task cannot run, by its name."""
     unreadable: list[UserError]
@@ -65,11 +67,12 @@ class ChosenTasks:
     """Tasks left out because they did not pass `tasks check`, which others of them passed."""
 
 
-def choose_tasks(text: str | None) -> ChosenTasks:
+def choose_tasks(text: str | None, trusted: Sequence[str] = ()) -> ChosenTasks:
     """Read the tasks of a source, choose their sandbox and hold out some.
 
     Args:
         text: The source; None for the default folder.
+        trusted: Names or patterns of tasks that may access this machine.
 
     Raises:
         UserError: There is no source, or none of its tasks can be read or can run.
@@ -84,7 +87,7 @@ def choose_tasks(text: str | None) -> ChosenTasks:
                 task_row(task, {}, {})
         except UserError as error:
             refused[task.name] = error.what
-    sandbox, left_out = choose_sandbox([task for task in tasks if task.name not in refused])
+    sandbox, left_out = choose_sandbox([task for task in tasks if task.name not in refused], trusted)
     left_out |= refused
     kept = [task for task in tasks if task.name not in left_out]
     if not kept:
@@ -107,6 +110,7 @@ def choose_tasks(text: str | None) -> ChosenTasks:
         split=split,
         saved=saved is not None,
         sandbox=sandbox,
+        trusted=trusted,
         left_out=dict(sorted(left_out.items())),
         unreadable=unreadable,
         unchecked=len(kept) - len(fit),
@@ -147,7 +151,7 @@ def _count_held_out(tasks: Sequence[TaskRef], used: set[str], share: float) -> i
     return sum(side == "eval" for name, side in sides.items() if name in used)
 
 
-def choose_sandbox(tasks: Sequence[TaskRef]) -> tuple[SandboxChoice, dict[str, str]]:
+def choose_sandbox(tasks: Sequence[TaskRef], trusted: Sequence[str]) -> tuple[SandboxChoice, dict[str, str]]:
     """Choose the sandbox that runs the most tasks: `local`, else `auto`, else `docker`.
 
     Returns:
@@ -155,7 +159,7 @@ def choose_sandbox(tasks: Sequence[TaskRef]) -> tuple[SandboxChoice, dict[str, s
     """
     found: list[tuple[SandboxChoice, dict[str, str]]] = []
     for choice in _possible_sandboxes():
-        found.append((choice, _left_out(tasks, choice)))
+        found.append((choice, _left_out(tasks, choice, trusted)))
         if not found[-1][1]:
             break
     return min(found, key=lambda pair: len(pair[1]))
@@ -184,13 +188,13 @@ def _local_problem() -> str:
     return asyncio.run(problem()) or ""
 
 
-def _left_out(tasks: Sequence[TaskRef], choice: SandboxChoice) -> dict[str, str]:
+def _left_out(tasks: Sequence[TaskRef], choice: SandboxChoice, trusted: Sequence[str]) -> dict[str, str]:
     """Return the reason why a task cannot run in a sandbox, by the task's name; unset variables are no reason."""
     variables = task_checks.variables()
     buildx = program_output("docker", "buildx", "version") is not None
     found = {}
     for task in tasks:
-        report = task_checks.inspect_tasks([task], choice.kind, choice.kwargs, variables)
+        report = task_checks.inspect_tasks([task], choice.kind, choice.kwargs, variables, trusted)
         reasons = [text.removeprefix(f"{task.name} (").removesuffix(")") for text in report.unsupported]
         reasons += [f"{ACCESS}: {access}" for access in report.exposed.values()]
         in_docker = any(environment_entry(kind).needs_docker for kind in report.placements)

@@ -49,6 +49,8 @@ class InitOrder:
     gpus: int | None
     gpu_memory: float | None
     """GB of each GPU."""
+    trust: Sequence[str] = ()
+    """Names or patterns of tasks that may access this machine."""
     output: Path
 
 
@@ -64,7 +66,7 @@ def init(order: InitOrder) -> int:
         raise UserError("its folder does not exist", where=str(order.output), do="create it, or change --output")
     gpus = planned_gpus(order)
     choice = planned_engine(order, gpus)
-    tasks = choose_tasks(order.tasks)
+    tasks = choose_tasks(order.tasks, order.trust)
     if order.warmup:
         check_warmup_order(tasks, choice)
     played = [*tasks.train, *tasks.held_out]
@@ -167,9 +169,14 @@ def command_of(order: InitOrder) -> str:
         "--gpu-memory": None if order.gpu_memory is None else f"{order.gpu_memory:g}",
         "--output": None if order.output == DEFAULT_OUTPUT else order.output,
     }
-    words = ["--warmup"] * order.warmup
+    words = ["--warmup"] * order.warmup + trust_words(order)
     words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return shlex.join(["harbortrainer", "init", *([order.tasks] if order.tasks else []), *words])
+
+
+def trust_words(order: InitOrder) -> list[str]:
+    """Return the options `--trust` that were given."""
+    return [word for name in order.trust for word in ("--trust", name)]
 
 
 def read_text(text: str, output: Path, choice: EngineChoice, gpus: Sequence[Gpu]) -> LaunchPlan:
@@ -219,7 +226,7 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
         named = name_first([f"{name} ({reason})" for name, reason in tasks.left_out.items()])
         yield _printable(f"warning: left out (exclude): {plural(len(tasks.left_out), 'task')}: {named}")
         if any(ACCESS in reason for reason in tasks.left_out.values()):
-            do = "remove them from both `exclude` lists and set `trusted_tasks` in both harness tables"
+            do = "delete the file and run `init` again with `--trust NAME`"
             yield f"  read the tasks that access this machine; if you trust them, {do} (docs/check-tasks.md)"
     if tasks.unchecked:
         yield f"warning: left out (checked_only): {plural(tasks.unchecked, 'task')} that did not pass `tasks check`"
@@ -241,6 +248,7 @@ def next_commands(order: InitOrder, choices: RunChoices) -> list[str]:
     file, source = shlex.quote(str(order.output)), shlex.quote(str(choices.tasks.source))
     sandbox = choices.tasks.sandbox
     options = f"--environment {sandbox.kind}" + "".join(f" --ek {key}={value}" for key, value in sandbox.kwargs.items())
+    options = " ".join([options, *map(shlex.quote, trust_words(order))])
     checked = passed_keys()
     if all(task.key in checked for task in choices.tasks.train):
         first = f"harbortrainer doctor --config {file} --engine {engine}", "is this machine ready?"

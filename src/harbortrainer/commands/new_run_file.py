@@ -248,6 +248,10 @@ def _harness(choices: RunChoices) -> list[Key]:
     ]
     if tasks.sandbox.kwargs:
         keys.append(Key("environment_kwargs", tasks.sandbox.kwargs, "remove it when an image builder is installed"))
+    if tasks.trusted:
+        keys.append(
+            Key("trusted_tasks", list(tasks.trusted), "tasks that may access this machine (docs/check-tasks.md)")
+        )
     if choices.timeout_multiplier > 1:
         reason = "the tasks' time limits, times this, hold the longest trial"
         keys.append(Key("timeout_multiplier", choices.timeout_multiplier, reason))
