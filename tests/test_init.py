@@ -218,6 +218,22 @@ def test_tasks_that_did_not_pass_the_check_are_left_out(folder, capfd):
     assert "harbortrainer doctor" in out, "the tasks are checked"
 
 
+def test_file_written_before_the_check_has_the_key_that_the_next_command_names(folder, capfd):
+    build_tiny_model(folder / "model")
+    assert main(["init", str(SAMPLES), "--model", "model"]) == 0
+    out = capfd.readouterr().out
+    (line,) = [line for line in out.splitlines() if "tasks check" in line]
+    assert "if a task fails: checked_only = true, twice in run.toml" in line
+    file = Path("run.toml")
+    assert file.read_text().count("checked_only = false ") == 2
+    good = [task for task in load_folder(SAMPLES) if task.name[0] < "m"]
+    record_passed(good)
+    file.write_text(file.read_text().replace("checked_only = false ", "checked_only = true "))
+    trained, held_out = selected("run.toml", "train"), selected("run.toml", "eval")
+    assert sorted(trained + held_out) == [task.name for task in good]
+    assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
+
+
 def test_single_task_is_also_evaluated(folder, capfd):
     build_tiny_model(folder / "model")
     shutil.copytree(SAMPLES / "csv-clean", "tasks/csv-clean")

@@ -253,7 +253,10 @@ def next_commands(order: InitOrder, choices: RunChoices) -> list[str]:
     if all(task.key in checked for task in choices.tasks.train):
         first = f"harbortrainer doctor --config {file} --engine {engine}", "is this machine ready?"
     else:
-        first = f"harbortrainer tasks check {source} {options}", "are the rewards right?"
+        first = (
+            f"harbortrainer tasks check {source} {options}",
+            f"if a task fails: checked_only = true, twice in {file}",
+        )
     return next_lines(
         [
             first,

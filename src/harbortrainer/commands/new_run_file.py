@@ -272,8 +272,8 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
         )
     if tasks.unreadable:
         yield Key("skip_bad", True, f"unreadable tasks or duplicates: {len(tasks.unreadable)}")
-    if tasks.unchecked:
-        yield Key("checked_only", True, f"{plural(tasks.unchecked, 'task')} did not pass `tasks check`")
+    reason = f"{plural(tasks.unchecked, 'task')} did not pass `tasks check`"
+    yield Key("checked_only", tasks.unchecked > 0, reason if tasks.unchecked else "true: only if `tasks check` passed")
     if kind == "eval" and not tasks.held_out:
         yield Key("may_overlap", True, "no task is held out: this measures the training tasks")
     if tasks.split is None:
