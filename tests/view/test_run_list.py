@@ -1,15 +1,17 @@
 """The list of runs in a folder, their comparison, and their pages below it."""
 
 import re
+import time
 from html import unescape
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from view_runs import CONFIG, eval_folder, eval_row, run_folder, trial_row, two_steps, write_rows
+from view_runs import CONFIG, eval_folder, eval_row, hold_lock, run_folder, trial_row, two_steps, write_rows
 
 from harbortrainer.commands.view_run import site_of
 from harbortrainer.errors import UserError
+from harbortrainer.runs.live_status import LIVE_FILE, LiveStatus
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def page_text(response) -> str:
 def test_list_has_gain_cost_and_curve_of_each_run(client) -> None:
     response = client.get("/")
     text = page_text(response)
-    assert "first org/policy finished 2 1 0.25 → 1 +0.75 [-0.046, 1] $1.50 25.0 s" in text
+    assert "first org/policy finished 2 1 0.25 → 1 +0.75 [-0.046, 1] $1.50 1 min 01 s" in text
     assert "evaluations/base org/policy incomplete 0.25 [0, 0.994] 1 1" in text
     assert "empty org/policy incomplete 0 – – – –" in text
     assert (
@@ -53,6 +55,28 @@ def test_list_has_gain_cost_and_curve_of_each_run(client) -> None:
         and "<b>" not in response.text.split("<main>")[1].split("second")[1][:9]
     )
     assert response.text.count('class="spark"') == 1, "only the first run has metrics"
+
+
+def overview_time(client: TestClient, words: str) -> str:
+    found = re.search(rf"{words} (\d+ min \d+ s|[\d.]+ s|–)", page_text(client.get("/run/first/")))
+    return found[1] if found else "none"
+
+
+def test_list_has_wall_time_of_run_page(client, folder, monkeypatch) -> None:
+    def listed() -> str:
+        text = page_text(client.get("/"))
+        assert "cost wall time" in text
+        found = re.search(r"first org/policy .*? \$1.50 (\d+ min \d+ s|[\d.]+ s)", text)
+        return found[1] if found else "missing"
+
+    assert listed() == overview_time(client, "wall time") == "1 min 01 s"
+    hold_lock(folder / "first")  # resumed: the summary is of the earlier start
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    (folder / "first" / LIVE_FILE).write_text(LiveStatus(since=900.0).model_dump_json())
+    assert listed() == overview_time(client, "elapsed") == "1 min 40 s"
+    assert overview_time(client, "wall time") == "none"
+    (folder / "first" / LIVE_FILE).unlink()
+    assert listed() == "25.0 s", "its finished steps and evaluations"
 
 
 def test_pages_of_a_run_link_below_its_address(client) -> None:

@@ -143,14 +143,15 @@ class EmbeddedFolder(WithoutAnnotations):
             summary = SummaryFile(model=summary.model)  # of an earlier start; a later one runs, or was killed
         status = "running" if is_running(folder) else summary.status or "incomplete"
         facts = [("engine", "embedded")]
-        if summary.wall_s is not None:
-            facts.append(("wall time", duration(summary.wall_s)))
+        wall_s = None if status == "running" else summary.wall_s
+        if wall_s is not None:
+            facts.append(("wall time", duration(wall_s)))
         if summary.peak_rss_mb is not None:
             facts.append(("peak memory", f"{summary.peak_rss_mb / 1000:.1f} GB"))
         config = toml_file(folder / "config.toml", ModelFile)
         facts += [("max steps", str(config.max_steps))] if isinstance(config.max_steps, int) else []
         failed = (summary.steps + 1, summary.failed_check) if status == "stopped" and summary.failed_check else None
-        return RunHead(folder.name, "run", str(folder), config.title or summary.model, status, facts, failed)
+        return RunHead(folder.name, "run", str(folder), config.title or summary.model, status, facts, failed, wall_s)
 
     def config(self, folder: Path) -> FlatConfig:
         """Return the config of the run."""

@@ -4,6 +4,7 @@ Contract: a run that cannot be read is a line with its error. A folder inside a 
 """
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from harbortrainer.estimates.interval import Estimate, mean_reward
 from harbortrainer.estimates.paired import PairedDifference, paired_difference
 from harbortrainer.view.charts import Mark, Series, for_both_widths, line_chart, sparkline
 from harbortrainer.view.overview import Evaluations, all_rewards, evaluations_of, last_value, reward_marks, run_seconds
+from harbortrainer.view.progress import progress_of_run
 from harbortrainer.view.queries import IndexedRun
 from harbortrainer.view.run_config import ConfigEntry, differences
 from harbortrainer.view.run_folders import reader_of
@@ -65,8 +67,8 @@ class RunSummary:
     """Mean reward of an evaluation of its own."""
     cost: float | None = None
     """Dollars of all steps so far, without evaluations; None without prices."""
-    seconds: float = 0.0
-    """Wall-clock seconds of all steps."""
+    wall_s: float | None = None
+    """Wall-clock seconds as on the run's page; of its steps alone if neither `live.json` nor a summary has them."""
 
 
 class RunSet:
@@ -129,8 +131,16 @@ def summary_of(name: str, store: IndexedRun) -> RunSummary:
         last_reward=marks[-1].value if marks else None,
         evaluations=evaluations_of(store),
         cost=last_value(metrics, "cost/total"),
-        seconds=sum(part.amount for part in run_seconds(metrics)),
+        wall_s=wall_seconds(store, time.time()),
     )
+
+
+def wall_seconds(store: IndexedRun, now: float) -> float:
+    """Return the wall-clock seconds of a run until `now`, in seconds since the epoch, or until its end."""
+    progress, ended_s = progress_of_run(store, now), store.head().wall_s
+    if progress is not None and progress.elapsed_s is not None:
+        return progress.elapsed_s
+    return sum(part.amount for part in run_seconds(store.metrics())) if ended_s is None else ended_s
 
 
 @dataclass(frozen=True, slots=True)

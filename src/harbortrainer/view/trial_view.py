@@ -113,6 +113,8 @@ class RunHead:
     """Further pairs of name and value for the title."""
     failed_check: tuple[int, str] | None = None
     """Step and message of the check of the training data that stopped the run; None if none did."""
+    wall_s: float | None = None
+    """Wall-clock seconds of an ended run, from its summary; None if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
