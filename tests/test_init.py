@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from project_folder import write_project
 from tiny_model import build_tiny_model
-from transformers import Qwen3Config
+from transformers import AutoTokenizer, Qwen3Config
 
 from harbortrainer.cli import main
 from harbortrainer.commands import chosen_policy, chosen_tasks
@@ -18,6 +18,7 @@ from harbortrainer.config.prime_rl_run import prime_run
 from harbortrainer.config.reader import load, read
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.doctor.gpus import GIB, memory_plan
+from harbortrainer.doctor.policy_checks import local_tokenizer
 from harbortrainer.engines.memory_plan import MemoryPlan
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.split import SavedSplit, assign_sides
@@ -359,6 +360,16 @@ def test_unreachable_hub_gives_estimated_lengths(folder, capfd, monkeypatch):
     assert "lengths are estimated: to have them counted, run `hf download me/mine-0.5B`" in capfd.readouterr().out
     assert load("run.toml").seq_len == 8192
     assert tomllib.loads(Path("run.toml").read_text())["orchestrator"]["renderer"]["name"] == "custom"
+
+
+def test_tokenizer_outside_the_cache_is_not_requested(hub, monkeypatch):
+    requested: list[str] = []
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda model, **_: requested.append(model))
+    assert local_tokenizer("me/mine-0.5B") is local_tokenizer("me/wide") is None
+    assert requested == []
+    (hub / "models--me--wide/snapshots/one/tokenizer.json").write_text("{}")
+    local_tokenizer("me/wide")
+    assert requested == ["me/wide"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 20])

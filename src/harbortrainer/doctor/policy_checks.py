@@ -14,14 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
 from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
-from harbortrainer.doctor.gpus import config_folders
+from harbortrainer.doctor.gpus import config_folders, folders_of
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.doctor.model_files import has_tokenizer
 from harbortrainer.doctor.pace import turns_of
@@ -146,9 +145,9 @@ def _max_turns(plan: LaunchPlan) -> int:
 
 
 def local_tokenizer(model: str) -> "PreTrainedTokenizerBase | None":
-    """Return the tokenizer of a folder or hub id; None if it is not on this machine."""
-    if Path(model).is_dir() and not has_tokenizer(Path(model)):
-        return None  # `model_files` reports it
+    """Return the tokenizer of a folder or hub id; None if it is not on this machine. Does not call the hub."""
+    if not any(map(has_tokenizer, folders_of(model))):
+        return None  # transformers would call the hub for a missing file, `local_files_only` or not
     try:
         with loading("the tokenizer", "transformers"):
             from transformers import AutoTokenizer
