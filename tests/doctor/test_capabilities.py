@@ -26,6 +26,8 @@ def test_lists_what_works_here(tmp_path: Path):
     assert "NVIDIA L4 (22 GiB); " in rows["processors"].what
     assert rows["embedded engine"].what.startswith("torch ")
     assert rows["local sandbox"].level is Level.GREEN
+    assert "terminus-2 and plain" in rows["agents"].what and "17 agents of Harbor can't" in rows["agents"].what
+    assert "task's image" in rows["agents"].do
     assert (rows["vLLM"].level, rows["Prime-RL"].level) == (Level.YELLOW, Level.YELLOW)
 
 

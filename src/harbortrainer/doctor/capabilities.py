@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 
+from harbortrainer.config.agent_table import OWN_SERVICE, UNSUPPORTED_AGENTS
 from harbortrainer.config.environment_table import ENVIRONMENT_TYPES
 from harbortrainer.doctor import credentials, docker_daemon, engine_checks, machine_checks
 from harbortrainer.doctor.finding import Finding, Level, green
@@ -16,13 +17,14 @@ from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import require_extra
 from harbortrainer.engines.vllm.vllm_process import require_vllm
 from harbortrainer.errors import UserError
+from harbortrainer.runs.display import plural
 
 EMBEDDED = ("torch", "transformers", "peft", "fastapi")
 
 
 def examine_capabilities(plan: LaunchPlan) -> list[Finding]:
-    """List processors, engines, sandboxes and sandbox providers."""
-    found = (*_processors(plan), *_engines(plan), *_sandboxes(), *_providers())
+    """List processors, engines, agents, sandboxes and sandbox providers."""
+    found = (*_processors(plan), *_engines(plan), _agents(), *_sandboxes(), *_providers())
     return [replace(one, level=Level.YELLOW) if one.level is Level.RED else one for one in found]
 
 
@@ -45,6 +47,15 @@ def _engines(plan: LaunchPlan) -> Iterator[Finding]:
     except UserError as error:
         if plan.gpus:
             yield _missing("vLLM", error)
+
+
+def _agents() -> Finding:
+    refused = plural(len(OWN_SERVICE | UNSUPPORTED_AGENTS.keys()), "agent")
+    what = (
+        "terminus-2 and plain run outside the sandbox; Harbor's installed agents, e.g. mini-swe-agent, use the "
+        f"model proxy in local and Docker sandboxes; {refused} of Harbor can't be trained"
+    )
+    return replace(green("agents", what), do="install such an agent's program in the task's image (docs/agents.md)")
 
 
 def _sandboxes() -> Iterable[Finding]:
