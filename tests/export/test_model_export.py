@@ -8,6 +8,7 @@ import pytest
 import torch
 from eval_folders import evaluation
 from peft import AutoPeftModelForCausalLM, PeftModel
+from prime_rl_runs import StreamRun, arrived, episode
 from trained_run import (
     COMMIT,
     SECRET,
@@ -18,6 +19,7 @@ from trained_run import (
     write_trained_run,
 )
 from transformers import AutoModelForCausalLM
+from view_runs import write_rows
 
 from harbortrainer.cli import main
 from harbortrainer.engines.models import load_tokenizer
@@ -26,6 +28,8 @@ from harbortrainer.evaluation.eval_folder import ABOUT
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.export.vllm_fit import served_rank, vllm_obstacles
 from harbortrainer.runs.provenance import FILE, Provenance
+from harbortrainer.view.overview import evaluations_of
+from harbortrainer.view.run_folders import open_store
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +186,31 @@ def test_prime_rl_weights_get_peft_names(local_base_run: TrainedRun, tmp_path: P
     config = json.loads((out / "run_config.json").read_text())
     assert config.keys() == {"trainer", "orchestrator"} and config["trainer"]["model"]["lora"]["rank"] == 4
     assert has_no_local_path_or_secret(out, tmp_path)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_model_card_has_evaluations_of_prime_rl(local_base_run: TrainedRun, tmp_path: Path, stream: bool) -> None:
+    """The card and the run's page agree. Step N's folder has the evaluation of policy version N - 1."""
+    prime_rl_run, out = write_prime_rl_run(local_base_run, tmp_path), tmp_path / "out"
+    for version, rewards in ((0, (0.0, 0.0, 1.0)), (2, (1.0, 0.0, 1.0))):
+        lines = [
+            episode(f"e{version}-{task}", reward=reward, task=task, task_key=task)
+            for task, reward in zip(("sort", "join", "count"), rewards, strict=True)
+        ]
+        failed = episode(f"f{version}", ok=False, outcome="sandbox_error", reward=None, rewards=None)
+        if stream:
+            StreamRun(prime_rl_run).add(arrived(one, "eval", version) for one in (*lines, failed))
+        else:
+            write_rows(prime_rl_run / f"rollouts/step_{version + 1}/eval/all/traces.jsonl", [*lines, failed])
+    assert main(["export", str(prime_rl_run), "--adapter", "--out", str(out)]) == 0
+    shown = evaluations_of(open_store(prime_rl_run))
+    assert list(shown.steps) == [0, 2]
+    first, last = shown.estimates
+    assert last.mean == pytest.approx(2 / 3) and last.low is not None and last.high is not None
+    card = (out / "README.md").read_text()
+    interval = f"95 % interval {last.low:.3f} to {last.high:.3f}"
+    assert f"**Mean reward on 3 held-out tasks: {first.mean:.3f} after step 0, 0.667 after step 2 ({interval})" in card
+    assert "Not evaluated" not in card and (out / "reward.png").is_file()
 
 
 def test_export_can_be_evaluated(run: TrainedRun, tmp_path: Path) -> None:

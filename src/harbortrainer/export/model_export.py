@@ -19,6 +19,7 @@ from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
 from harbortrainer.config.redacted_config import redact, redact_path
 from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import RunStoppedError, UserError
+from harbortrainer.estimates.interval import mean_reward
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import EvalFolder
 from harbortrainer.evaluation.policy_files import PolicyFiles
@@ -29,8 +30,10 @@ from harbortrainer.export.vllm_fit import rank_of, vllm_obstacles
 from harbortrainer.runs.curve import as_png, curve_of
 from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.prime_rl_files import evaluation_rows
 from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
 from harbortrainer.runs.summary import EvalResult, evaluated_sources, evaluations
+from harbortrainer.runs.trial_row import TrialRow
 
 LOCK, CONFIG, CARD = "tasks.lock.json", "run_config.json", "README.md"
 
@@ -104,6 +107,9 @@ class ModelExport:
         weights = self.weights
         run = RunFolder(weights.run)
         curve = curve_of(read_lines(run.metrics_file), evaluation_name(weights.run))
+        evaluated = _evaluations(run, weights.step)
+        means = ((step, one.mean_reward) for step, one in sorted(evaluated.items()))
+        curve.evaluated = curve.evaluated or [(step, mean) for step, mean in means if mean is not None]
         made_of = weights.provenance
         origins = {name: made_of.origins.get(name) for name in made_of.tasks}
         return CardContent(
@@ -123,7 +129,7 @@ class ModelExport:
                 name: (_from(origin.source) if origin else "not recorded", len(made_of.tasks[name]))
                 for name, origin in origins.items()
             },
-            evaluations=_evaluations(run, weights.step),
+            evaluations=evaluated,
             reports=self.reports,
             evaluated_training_tasks=evaluated_training_tasks(weights.run)[0],
             curve=curve.until(weights.step),
@@ -134,8 +140,22 @@ class ModelExport:
 def _evaluations(run: RunFolder, step: int) -> dict[int, EvalResult]:
     """Return the evaluations with the sources of the last one up to `step`: means over other tasks do not compare."""
     found, sources = evaluations(run), evaluated_sources(run)
+    if rows := evaluation_rows(run.path):
+        found, sources = _prime_rl_evaluations(rows)
     last = max((known for known in found if known <= step), default=None)
     return {known: result for known, result in found.items() if last is not None and sources[known] == sources[last]}
+
+
+def _prime_rl_evaluations(rows: Sequence[TrialRow]) -> tuple[dict[int, EvalResult], dict[int, set[str]]]:
+    """Return the evaluations and their sources, by policy version. Prime-RL's metrics have no interval over tasks."""
+    rewards: dict[int, dict[str, list[float]]] = {}
+    sources: dict[int, set[str]] = {}
+    for row in rows:
+        own = rewards.setdefault(row.step or 0, {})
+        sources.setdefault(row.step or 0, set()).add(row.source)
+        if row.reward is not None:
+            own.setdefault(row.task_key or row.task, []).append(row.reward)
+    return {step: EvalResult.of(mean_reward(own)) for step, own in rewards.items()}, sources
 
 
 def _agents(config: TomlTable) -> list[str]:

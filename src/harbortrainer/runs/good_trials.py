@@ -5,7 +5,6 @@ Invariants: no trial is from an evaluation, lacks a reward, or has an agent that
 conversation ends with an answer that was sampled and not cut off. `is_cut` names earlier answers that were cut off.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbortrainer.errors import UserError
-from harbortrainer.runs.prime_rl_files import row_of_line, training_files
+from harbortrainer.runs.prime_rl_files import episode_of, row_of_line, training_files
 from harbortrainer.runs.sealed_files import open_lines
 from harbortrainer.runs.trace_transcript import transcript_of_episode
 from harbortrainer.runs.transcript import Transcript, TranscriptMessage
@@ -108,19 +107,10 @@ def _trials(run: Path, file: Path) -> Iterator[tuple[TrialRow, Transcript | None
         return
     with open_lines(file) as lines:
         for content in lines:
-            episode = _episode(content)
+            episode = episode_of(content)
             row = row_of_line(episode, file)
             if row is not None and row.kind == "train":
                 yield row, transcript_of_episode(episode)
-
-
-def _episode(content: bytes) -> dict[str, object]:
-    """Parse an episode's line; empty for a line that is still being written."""
-    try:
-        episode = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return episode if isinstance(episode, dict) else {}
 
 
 def _rejection(row: TrialRow, transcript: Transcript | None, min_reward: float) -> str | None:

@@ -138,6 +138,26 @@ def row_of_line(line: Mapping[str, object], file: Path) -> TrialRow | None:
     return row_of_episode(line, step=step, kind="eval" if kind == "eval" else "train", trained=False)
 
 
+def episode_of(content: bytes) -> dict[str, object]:
+    """Parse an episode's line; empty for a line that is still being written or was cut."""
+    try:
+        episode = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return episode if isinstance(episode, dict) else {}
+
+
+def evaluation_rows(run: Path) -> list[TrialRow]:
+    """Return the evaluation trials of a run, once each. Their step is the policy version."""
+    found: dict[str, TrialRow] = {}
+    for file in episode_files(run):
+        if file.parts[-3:-1] in {("eval", "all"), ("traces", "stream")}:
+            with open_lines(file) as lines:
+                rows = (row_of_line(episode_of(content), file) for content in lines)
+                found |= {row.trial: row for row in rows if row is not None and row.trial and row.kind == "eval"}
+    return list(found.values())
+
+
 class _FirstTrace(BaseModel):
     id: str = Field("", validation_alias=AliasPath("traces", 0, "id"))
 
