@@ -116,3 +116,17 @@ def test_row_counts_branches_tokens_and_truncation(line: dict[str, object]) -> N
 def test_line_with_a_missing_parent_is_no_episode(line: dict[str, object]) -> None:
     line["traces"][0]["nodes"][1]["parent"] = 9  # ty: ignore[not-subscriptable]
     assert row_of_line(line, Path("rollouts/step_1/train/all/traces.jsonl")) is None
+
+
+def test_evaluation_without_token_ids_counts_the_servers_tokens(line: dict[str, object]) -> None:
+    """Prime-RL's evaluations use chat completions, so their nodes have no tokens."""
+    trace = line["traces"][0]  # ty: ignore[not-subscriptable]
+    for node in trace["nodes"]:
+        node |= {"token_ids": [], "mask": []}
+    usages = {
+        1: {"prompt_tokens": 39, "completion_tokens": 11},
+        4: {"prompt_tokens": 1, "cached_input_tokens": 80, "completion_tokens": 2},
+    }
+    trace["calls"] = [{"node": node, "usage": usage} for node, usage in usages.items()]
+    row = row_in(line, "rollouts/step_1/eval/all")
+    assert (row.input_tokens, row.output_tokens) == (120, 13)

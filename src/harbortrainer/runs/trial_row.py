@@ -25,7 +25,10 @@ _REQUIRED = {"trial": "", "task": "", "outcome": ""}
 
 
 class RowTokens(BaseModel):
-    """Tokens of one trial, as the embedded engine counts them."""
+    """Tokens of one trial, as the embedded engine counts them.
+
+    Of an evaluation by Prime-RL all three are sums over the model calls, as the model's server counted them.
+    """
 
     input: int = 0
     """Tokens that were fed in, counted once."""
@@ -249,10 +252,17 @@ def _fields(episode: _Episode, kind: str, *, trained: bool) -> dict[str, object]
         "turns": sum(node.sampled for node in nodes),
         "branches": len(branches),
         "truncated": trace is not None and trace.is_truncated,
-        "tokens": RowTokens(
-            input=sum(len(node.token_ids) for node in nodes) - sampled, output=sampled, total=sum(branches)
-        ),
+        "tokens": _counted_by_server(trace)
+        if trace is not None and not any(node.token_ids for node in nodes)
+        else RowTokens(input=sum(len(node.token_ids) for node in nodes) - sampled, output=sampled, total=sum(branches)),
         "timings": {phase: took for phase, took in timings.items() if took is not None},
         "steps": record.get("steps") or [],
         "error": f"{error.type}: {error.message}"[:MOST_ERROR] if error else None,
     }
+
+
+def _counted_by_server(trace: Trace) -> RowTokens:
+    """Return the tokens of a trace without token ids: Prime-RL's evaluations use chat completions."""
+    usages = [call.usage for call in trace.calls if call.usage is not None and call.node is not None]
+    read, sampled = sum(one.input_tokens for one in usages), sum(one.completion_tokens for one in usages)
+    return RowTokens(input=read, output=sampled, total=read + sampled)

@@ -31,7 +31,7 @@ from harbortrainer.view.trial_view import UNDECIDED_STEP
 logger = logging.getLogger(__name__)
 
 NAME = "view.sqlite"
-VERSION = 6
+VERSION = 7
 """Version of the tables; an index of another version is rebuilt."""
 PHASES = ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
 
