@@ -109,7 +109,7 @@ def test_step_that_the_user_names_is_kept(checkpoints, launch, more) -> None:
 def test_later_resume_takes_the_continued_history(checkpoints, launch, capfd) -> None:
     write_parts(checkpoints, 50, ORCHESTRATOR, SHARD, METADATA)
     launch(overrides=("--resume.step", "1"))
-    line = "from which the run now branches off: step_2, step_3, step_4, step_5, step_50 to abandoned_step_..."
+    line = ": step_2, step_3, step_4, step_5, step_50 to abandoned_step_..."
     assert line in capfd.readouterr().err
     write_parts(checkpoints, 2, ORCHESTRATOR, SHARD, METADATA)
     assert launch(resume=True)[-1] == ["--resume.step", "2"]

@@ -58,7 +58,8 @@ def old_parts_freed(folder: Path) -> Generator[None]:
 
     def check() -> None:
         while not ended.wait(CHECK_S):
-            free_old_parts(folder)
+            with contextlib.suppress(OSError):  # a folder was removed meanwhile
+                free_old_parts(folder)
 
     threading.Thread(target=check, daemon=True).start()
     try:

@@ -71,7 +71,7 @@ class Checkpoints:
                 target = next(folder / name for name in names if not (folder / name).exists())
                 (folder / f"step_{found}").rename(target)
             if later:
-                what = f"renamed the checkpoints after step {step} in {folder}, from which the run now branches off"
+                what = f"the run branches off at step {step}; renamed its later checkpoints in {folder}"
                 print(f"{what}: step_{', step_'.join(map(str, later))} to abandoned_step_...", file=sys.stderr)
 
     def set_aside(self) -> None:
