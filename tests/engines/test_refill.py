@@ -13,7 +13,7 @@ from patience import HANG_S
 from harbortrainer.config.algorithm_config import Algo
 from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound, StepBatch
 from harbortrainer.engines.local.rollouts.dispatcher import Dispatcher
-from harbortrainer.engines.local.rollouts.group import Group
+from harbortrainer.engines.local.rollouts.group import MAX_SERVER_ENDS, Group
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.rollouts.schedule import Plan, Schedule
 from harbortrainer.engines.local.step_metrics import batch_metrics
@@ -100,6 +100,26 @@ def test_policys_own_outcomes_are_not_played_again(outcome):
     group = Group(id="g", plan=Plan("s", 0), size=GROUP)
     group.start(0)
     assert not group.refill(rollout(None, outcome=outcome))
+
+
+async def test_trials_of_a_server_that_ended_are_all_played_again():
+    def script(number: int) -> Rollout:
+        made = rollout(None if number < BATCH else float(number % 2))
+        made.server_lost = number < BATCH
+        return made
+
+    batch = await first_batch(script)
+    assert [len(group.trainable) for group in batch.groups] == [GROUP] * (BATCH // GROUP)
+    assert batch_metrics(batch, OffPolicyBound(0), ["s"])["batch/refills"] == BATCH
+
+
+def test_trial_is_not_played_again_for_ever():
+    group = Group(id="g", plan=Plan("s", 0), size=GROUP)
+    group.start(0)
+    failed = rollout(None)
+    failed.server_lost = True
+    refilled = sum(group.refill(failed) for _ in range(10 * GROUP))
+    assert refilled == MAX_SERVER_ENDS * GROUP + GROUP // 4
 
 
 async def test_group_about_to_be_too_old_waits_for_no_refill():

@@ -213,7 +213,8 @@ class RolloutClient:
         except RuntimeError as error:
             # The server's reply to a request that it could not serve.
             rollout.error = " ".join(str(error).split())[:500]
-            rollout.outcome = Outcome.sandbox_error if isinstance(error, ServerLostError) else rollout.outcome
+            rollout.server_lost = isinstance(error, ServerLostError)
+            rollout.outcome = Outcome.sandbox_error if rollout.server_lost else rollout.outcome
             return rollout
         completions = [entry for trace in episode.traces for entry in self.completion_log.pop(trace.id)]
         rollout.logged_tokens = sum(len(entry.token_ids) for entry in completions)

@@ -124,8 +124,9 @@ class Dispatcher:
         refilled = True
         while refilled:
             rollout = await self.client.run_rollout(stream, group.plan.index, on_start=group.begin)
-            refilled = self._may_refill(group) and group.refill(rollout)
-            self.refills += refilled
+            lost = rollout.server_lost and self.error is None  # every trial is, and none is at fault
+            refilled = (lost or self._may_refill(group)) and group.refill(rollout)
+            self.refills += refilled and not lost
             group.add(rollout)
             self.on_rollout(rollout, group)
             self.changed.set()

@@ -20,6 +20,8 @@ from harbortrainer.engines.local.rollouts.schedule import Plan
 
 MAX_REFILL_PART = 4
 """A group plays at most a quarter of its size again, and at least one; so does a batch, also one without a signal."""
+MAX_SERVER_ENDS = 5
+"""Ends of the environment server after which a rollout is not played again; a run stops before that."""
 
 
 class DropReason(StrEnum):
@@ -65,6 +67,8 @@ class Group:
     """Whether its rollouts were requested from the environment."""
     refills: int = 0
     """Rollouts that were started in place of failed ones."""
+    replays: int = 0
+    """Refills because the environment server ended; they do not count for the limit."""
     begun: int = 0
     """Rollouts that got a free slot."""
     rollouts: list[Rollout] = field(default_factory=list)
@@ -120,7 +124,9 @@ class Group:
 
         Only outcomes that the outcome table retries count: not the policy's, and another attempt may succeed.
         """
-        if failed.outcome.retries == 0 or self.refills >= max(1, self.size // MAX_REFILL_PART):
+        if failed.server_lost and self.replays < MAX_SERVER_ENDS * self.size:
+            self.replays += 1
+        elif failed.outcome.retries == 0 or self.refills - self.replays >= max(1, self.size // MAX_REFILL_PART):
             return False
         self.refills += 1
         return True

@@ -85,6 +85,8 @@ class Rollout:
     """Its answers as the sampler logged them; empty if the trial does not train."""
     error: str | None = None
     """The error, in one line."""
+    server_lost: bool = False
+    """Whether its environment server ended, through no fault of its own."""
     transcript: bytes = b""
     """Packed messages and tokens; empty if no trial was started."""
 
