@@ -205,6 +205,6 @@ class ScriptedRun:
             train={fake.name: fake},  # ty: ignore[invalid-argument-type]
             held_out={},
             display=Display(),
-            usage=lambda: (1.0, 1.0),
+            usage=lambda: (1.0, 1.0, 2.0),
         )
         return TrainingLoop(self.config, self.folder, components, progress or Progress())

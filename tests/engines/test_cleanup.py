@@ -31,6 +31,23 @@ def test_keeps_processes_of_other_runs() -> None:
         other.wait()
 
 
+def test_ends_processes_of_one_owner() -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"],
+            env={"HARBORTRAINER_RUN": "owned-r-1", "HARBORTRAINER_OWNER": owner},
+        )
+        for owner in ("server-1", "server-2")
+    ]
+    try:
+        assert end_processes("owned-r-1", owner="server-1") == 1
+        assert [process.poll() is None for process in started] == [False, True]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 @pytest.fixture
 def docker_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The calls of a `docker` whose run r-1 has a container with a sidecar and a network."""

@@ -105,6 +105,7 @@ def expected_metrics(step: int, rows: list[dict]) -> dict[str, float]:
         "progress/input_tokens": sum(row["tokens"]["input"] for row in trained),
         "progress/output_tokens": sum(row["tokens"]["output"] for row in trained),
         "progress/tasks": len({row["task_key"] for row in returned}),
+        "progress/server_restarts": 2.0,
     }
 
 

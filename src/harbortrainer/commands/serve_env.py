@@ -16,7 +16,7 @@ from harbortrainer.config.reader import read
 from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.doctor.preflight import refused_tasks
-from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
+from harbortrainer.engines.cleanup import clean_up, clean_up_predecessor, end_sandboxes, print_lines
 from harbortrainer.engines.env_server import (
     EnvServer,
     keep_serving,
@@ -88,7 +88,7 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     label = run_label(folder.path)
     try:
         message = f"serving {names} ({len(tasks)} tasks) at {{}}; log: {log}"
-        asyncio.run(serve(server, message, lambda owner: end_sandboxes(label, kinds, owner=owner)))
+        asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner)))
     finally:
         server.stop()
         print_lines(end_sandboxes(label, kinds))
@@ -96,13 +96,13 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     return 0
 
 
-async def serve(server: EnvServer, message: str, end_sandboxes: Callable[[str], Sequence[str]]) -> None:
+async def serve(server: EnvServer, message: str, clean_up: Callable[[str], Sequence[str]]) -> None:
     """Serve until a signal, and print the message with the server's address once it is ready.
 
     Args:
         server: The server; it is started again if it ends.
         message: The message, with `{}` for the address.
-        end_sandboxes: Ends the sandboxes of an owner; returns messages for the user.
+        clean_up: Ends the processes and sandboxes of an owner; returns messages for the user.
 
     Raises:
         RunStoppedError: The server ended before it was ready, or too often.
@@ -114,7 +114,7 @@ async def serve(server: EnvServer, message: str, end_sandboxes: Callable[[str], 
     server.start()
     stop = asyncio.create_task(asyncio.to_thread(stopping.wait))
     ready = asyncio.create_task(asyncio.to_thread(server.address))
-    keeping = asyncio.create_task(keep_serving(server, end_sandboxes, lambda line: print_lines([line])))
+    keeping = asyncio.create_task(keep_serving(server, clean_up, lambda line: print_lines([line])))
     try:
         await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():

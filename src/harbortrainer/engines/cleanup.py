@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from harbortrainer.config.environment_table import environment_entry
-from harbortrainer.runs.label import LABEL_FILE, RUN_VARIABLE, run_label
+from harbortrainer.runs.label import LABEL_FILE, OWNER_VARIABLE, RUN_VARIABLE, run_label
 from harbortrainer.sandbox.inventory import InventoryError, find_sandboxes, has_inventory, inventory, resolve_kinds
 from harbortrainer.trials.provider_faults import UNSTOPPED
 
@@ -25,8 +25,8 @@ WARNING = "warning"
 """Begins a message about sandboxes that may still run."""
 
 
-def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> list[str]:
-    """End all processes and sandboxes of a run.
+def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
+    """End all processes and sandboxes of a run, or only those of one owner in it.
 
     Args:
         run: The run's label.
@@ -36,9 +36,9 @@ def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = ()) -> li
     Returns:
         Messages for the user, one line each; empty if there was nothing to end.
     """
-    processes = end_processes(run)
+    processes = end_processes(run, owner=owner)
     lines = [f"cleaned up: {processes} processes"] if processes else []
-    return lines + end_sandboxes(run, kinds, pythons)
+    return lines + end_sandboxes(run, kinds, pythons, owner=owner)
 
 
 def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
@@ -91,9 +91,9 @@ def clean_up_predecessor(
     return lines
 
 
-def end_processes(run: str, *, grace_s: float = PROCESS_GRACE_S) -> int:
+def end_processes(run: str, *, owner: str = "", grace_s: float = PROCESS_GRACE_S) -> int:
     """Terminate the processes with the run's label, and kill them after `grace_s` seconds; return their number."""
-    found = processes_of(run)
+    found = processes_of(run, owner)
     for process in found:
         _ignore_errors(process.terminate)
     _, alive = psutil.wait_procs(found, timeout=grace_s)
@@ -103,10 +103,10 @@ def end_processes(run: str, *, grace_s: float = PROCESS_GRACE_S) -> int:
     return len(found)
 
 
-def processes_of(run: str) -> list[psutil.Process]:
-    """Return the processes other than this one whose environment has the run's label."""
+def processes_of(run: str, owner: str = "") -> list[psutil.Process]:
+    """Return the processes other than this one whose environment has the run's label, and the owner if one is given."""
     own = psutil.Process().pid
-    mark = f"{RUN_VARIABLE}={run}".encode()
+    marks = {f"{RUN_VARIABLE}={run}".encode()} | ({f"{OWNER_VARIABLE}={owner}".encode()} if owner else set())
     found = []
     for process in psutil.process_iter():
         if process.pid == own:
@@ -115,7 +115,7 @@ def processes_of(run: str) -> list[psutil.Process]:
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
         except OSError:
             continue
-        if mark in environment.split(b"\0"):
+        if marks <= set(environment.split(b"\0")):
             found.append(process)
     return found
 

@@ -41,6 +41,7 @@ RESTART_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Seconds before each further start of a server that ended."""
 FORGET_S = 1800.0
 """Seconds of service after which earlier ends no longer count."""
+_LOG_END_BYTES = 65_536
 QUIET = {**LITELLM_OFFLINE, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
@@ -127,8 +128,13 @@ class EnvServer:
 
     def exit_error(self) -> RunStoppedError:
         """Return the error of a server that exited."""
-        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END_BYTES))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1].strip()[:300] if lines else "no output"
+        code = self.process.poll() if self.process else None
+        if code is not None and code < 0:
+            last = f"killed by signal {-code}; its log ends with: {last}"
         return RunStoppedError(f"the environment server of {self.name!r} exited: {last}", do=f"see {self.log}")
 
     def close(self) -> None:
@@ -138,7 +144,8 @@ class EnvServer:
         if not self.serving:
             # Still importing: it has no sandboxes, and would not notice the end-of-file.
             _kill(self.process)
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it ended before it read its request
+            self.process.stdin.close()
 
     def stop(self, within: float = STOP_S) -> None:
         """Stop the server; kill it after `within` seconds."""
@@ -244,13 +251,13 @@ async def watch(servers: Sequence[WatchedProcess]) -> None:
 
 
 async def keep_serving(
-    server: EnvServer, end_sandboxes: Callable[[str], Sequence[str]], report: Callable[[str], None]
+    server: EnvServer, clean_up: Callable[[str], Sequence[str]], report: Callable[[str], None]
 ) -> NoReturn:
     """Start a server again whenever it ends: when it is killed, or one of its workers is.
 
     Args:
         server: The started server; an external one is not watched.
-        end_sandboxes: Ends the sandboxes of an owner; returns messages for the user.
+        clean_up: Ends the processes and sandboxes of an owner; returns messages for the user.
         report: Prints a line.
 
     Raises:
@@ -262,9 +269,9 @@ async def keep_serving(
             continue
         pause_s = server.next_pause_s()
         report(f"{server.exit_error()}; starting it again in {pause_s:.0f} s")
-        for line in await asyncio.to_thread(end_sandboxes, server.owner):
+        for line in await asyncio.to_thread(clean_up, server.owner):
             report(line)
         await asyncio.sleep(pause_s)
-        server.start()
-        with contextlib.suppress(RunStoppedError):  # it ended again
+        with contextlib.suppress(RunStoppedError, OSError):  # it ended again, or no process could be started
+            server.start()
             await asyncio.to_thread(server.address)

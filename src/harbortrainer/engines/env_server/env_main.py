@@ -25,7 +25,7 @@ from harbortrainer.runs.label import OWNER_VARIABLE, owner_of_process
 
 _AUTOGROUP = Path("/proc/self/autogroup")
 _NICE = -10
-_WORKER_CHECK_S = 1.0
+_WORKER_CHECK_S = 0.2
 
 
 @contextlib.contextmanager
@@ -102,6 +102,8 @@ class WorkerWatch:
         while not (lost := workers - (alive := set(multiprocessing.active_children()))):
             workers = alive
             time.sleep(_WORKER_CHECK_S)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # the server stops, and ends its workers
+            return
         self.fault = ", ".join(f"worker {worker.pid} ended with exit code {worker.exitcode}" for worker in lost)
         exit_after_grace()
         os.kill(os.getpid(), signal.SIGTERM)

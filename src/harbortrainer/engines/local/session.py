@@ -20,7 +20,7 @@ from verifiers.v1.configs.client import TrainClientConfig
 
 from harbortrainer.config.redacted_config import redact
 from harbortrainer.config.runfile import RunConfig
-from harbortrainer.engines.cleanup import end_sandboxes
+from harbortrainer.engines.cleanup import clean_up
 from harbortrainer.engines.env_server import (
     STARTUP_S,
     keep_serving,
@@ -195,7 +195,6 @@ class Session:
             held_out=self.eval_streams,
             display=self.display,
             usage=self.usage,
-            server_restarts=lambda: sum(server.restarts for server in self.servers.values()),
         )
         shown = redact(self.config.model_dump(mode="json", exclude_none=True))
         self.run.metrics.start(monitors_of(self.config, self.run.path, shown=shown), self.display.line)
@@ -235,7 +234,7 @@ class Session:
         """Start servers again that end; raise the exit error of other processes."""
 
         def end(owner: str) -> Sequence[str]:
-            return end_sandboxes(run_label(self.run.path), self.kinds, owner=owner)
+            return clean_up(run_label(self.run.path), self.kinds, owner=owner)
 
         keeping = [keep_serving(server, end, self.display.line) for server in self.servers.values()]
         watches = [asyncio.create_task(it) for it in (watch(required), *keeping)]
@@ -264,9 +263,10 @@ class Session:
         for stream in [*self.train_streams.values(), *self.eval_streams.values()]:
             await stream.connect(addresses[server_key(stream.config)], policy, model, self.key, STARTUP_S)
 
-    def usage(self) -> tuple[float, float]:
-        """Return the run's seconds and peak memory (MB) so far, over all its starts."""
-        return self.before_s + time.monotonic() - self.started, self.memory.peak_mb
+    def usage(self) -> tuple[float, float, float]:
+        """Return the seconds and peak memory (MB) of all starts of the run, and the server restarts of this one."""
+        restarts = sum(server.restarts for server in self.servers.values())
+        return self.before_s + time.monotonic() - self.started, self.memory.peak_mb, float(restarts)
 
     def live_status(self) -> LiveStatus:
         """Return what the run is doing, for `live.json`; called in another thread."""
@@ -295,7 +295,7 @@ class Session:
         """Return the summary of the run so far."""
         self.memory.sample()
         progress = self.loop.progress if self.loop else self.progress
-        wall_s, peak_rss_mb = self.usage()
+        wall_s, peak_rss_mb, _ = self.usage()
         return summarize(
             self.run,
             replace(progress, wall_s=wall_s, peak_rss_mb=peak_rss_mb),

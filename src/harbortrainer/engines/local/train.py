@@ -47,10 +47,8 @@ class LoopComponents:
     held_out: Mapping[str, TaskStream]
     """The evaluation sources by name."""
     display: Display
-    usage: Callable[[], tuple[float, float]]
-    """Returns the run's seconds and peak memory (MB) so far, over all its starts."""
-    server_restarts: Callable[[], int] = lambda: 0
-    """Returns how often environment servers were started again, since this start of the run."""
+    usage: Callable[[], tuple[float, float, float]]
+    """Returns the seconds and peak memory (MB) of all starts of the run, and the server restarts of this one."""
 
 
 class TrainingLoop:
@@ -162,10 +160,9 @@ class TrainingLoop:
         discarded = self.client.take_discarded_tokens()
         numbers = self.watch.rates(counters) | self.watch.lap()
         numbers |= batch_metrics(batch, self.bound, self.components.train, discarded=discarded)
-        numbers["progress/server_restarts"] = float(self.components.server_restarts())
         progress.total_tokens += int(numbers["progress/tokens"])
         progress.total_samples += int(numbers["progress/rollouts"])
-        progress.wall_s, progress.peak_rss_mb = self.components.usage()
+        progress.wall_s, progress.peak_rss_mb, numbers["progress/server_restarts"] = self.components.usage()
         numbers["progress/total_tokens"] = float(progress.total_tokens)
         numbers["progress/total_rollouts"] = float(progress.total_samples)
         if self.config.prices is not None:
