@@ -44,6 +44,6 @@ def last_batch(output_dir: Path) -> int:
 def episodes(output_dir: Path, subset: str) -> Iterator[dict]:
     """Yield the recorded episodes of all steps: all (`all`), or only trained ones (`effective`)."""
     for path in sorted(output_dir.glob(f"rollouts/step_*/train/{subset}/traces.jsonl")):
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
+        # Only "\n" ends a line: a model's text may have other separators, which `str.splitlines` splits at.
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        yield from map(json.loads, filter(None, whole.split(b"\n")))
