@@ -26,7 +26,7 @@ WARNING = "warning"
 
 
 def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
-    """End all processes and sandboxes of a run, or only those of one owner in it.
+    """End the processes and sandboxes of a run; with `owner`, only those of that owner.
 
     Args:
         run: The run's label.
@@ -42,7 +42,7 @@ def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, ow
 
 
 def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
-    """End the containers and remote sandboxes of a run, or only those of one owner in it.
+    """End the containers and remote sandboxes of a run; with `owner`, only those of that owner.
 
     Takes and returns the same as `clean_up`.
     """

@@ -29,7 +29,7 @@ _LIMITS = (
     *("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens"),
     *("context_length", "compaction_failed"),
 )
-"""Stop conditions with which verifiers counts a trace as truncated."""
+"""Stop conditions of truncated traces, as verifiers defines them."""
 
 
 def as_list[T](values: T) -> T:
