@@ -16,11 +16,12 @@ from harbortrainer.config.table import lookup
 from harbortrainer.engines.cleanup import processes_of
 from harbortrainer.engines.prime_rl import checkout, process
 from harbortrainer.engines.prime_rl.checkout import SCHEMA, SOURCE, Checkout
-from harbortrainer.engines.prime_rl.failure_report import TAIL_BYTES, last_lines, report
+from harbortrainer.engines.prime_rl.failure_report import report
 from harbortrainer.engines.prime_rl.start import LABEL, LOCK, LOG, start
 from harbortrainer.errors import UserError
 from harbortrainer.runs.label import owner_state, run_label
 from harbortrainer.runs.locks import RunLock
+from harbortrainer.runs.log_files import TAIL_BYTES, last_lines
 from harbortrainer.runs.provenance import Provenance
 from harbortrainer.tasks.task_folder import load_task
 

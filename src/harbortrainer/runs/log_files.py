@@ -1,17 +1,18 @@
-"""Size limit of the logs in a run folder.
+"""Logs in a run folder: their size limit and their end.
 
-A log of ours that grows over `LOG_BYTES` is copied to `NAME.log.1`, in place of the copy before it, and emptied, as
+An own log that grows over `LOG_BYTES` is copied to `NAME.log.1`, in place of the copy before it, and emptied, as
 logrotate's `copytruncate` does. Lines that are written in between are lost.
 
 Invariant: its writers have opened the log for appending, so that they go on at the new end.
 
-Prime-RL's writers have not. The disk space of the older part of such a log is freed in place (`fallocate
---punch-hole`): the file keeps its size, the newest part stays, and its writers notice nothing.
+Prime-RL does not open its logs for appending. The older part of such a log becomes a hole, which takes no disk space
+(`fallocate --punch-hole`). The file keeps its size and its newest part, and its writers go on.
 """
 
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -21,6 +22,15 @@ from pathlib import Path
 
 LOG_BYTES = 100_000_000
 CHECK_S = 60.0
+TAIL_BYTES = 65536
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def last_lines(path: Path) -> list[str]:
+    """Return the lines in the last 64 kB of a log, without colours."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return COLOUR.sub("", file.read().decode(errors="replace")).splitlines()
 
 
 def trim_logs(folder: Path, most: int = LOG_BYTES) -> None:

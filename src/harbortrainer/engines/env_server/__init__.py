@@ -33,6 +33,7 @@ from harbortrainer.errors import RunStoppedError, UserError
 from harbortrainer.harbor_compat import LITELLM_OFFLINE
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import RUN_VARIABLE, TRIALS_DIR_VARIABLE, owner_of_process, run_label
+from harbortrainer.runs.log_files import last_lines
 
 STARTUP_S = 600.0
 STOP_S = 6.0
@@ -41,7 +42,6 @@ RESTART_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Seconds before each further start of a server that ended."""
 FORGET_S = 1800.0
 """Seconds of service after which earlier ends no longer count."""
-_LOG_END_BYTES = 65_536
 QUIET = {**LITELLM_OFFLINE, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
@@ -128,9 +128,7 @@ class EnvServer:
 
     def exit_error(self) -> RunStoppedError:
         """Return the error of a server that exited."""
-        with self.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END_BYTES))
-            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in last_lines(self.log) if line.strip()]
         last = lines[-1].strip()[:300] if lines else "no output"
         code = self.process.poll() if self.process else None
         if code is not None and code < 0:

@@ -3,16 +3,14 @@
 `rl` writes the log of each child to `<run>/logs/latest/` and reports which child failed.
 """
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from harbortrainer.engines.prime_rl.stall_detector import Stall
+from harbortrainer.runs.log_files import COLOUR, last_lines
 
 LINES = 20
-TAIL_BYTES = 65536
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 CHILD = r"trainer|orchestrator|inference|(?:train|eval) env server .+?"
 FAILED = re.compile(rf"\b(?P<name>{CHILD}) failed with exit code (?P<code>-?\d+)", re.IGNORECASE)
 """What `rl` reports of a failed child (`monitor_process`). Its output also has the orchestrator's lines."""
@@ -62,13 +60,6 @@ def find_log(run_dir: Path, name: str) -> Path | None:
     folder = latest / "envs" / server[1]
     found = [path for path in folder.glob("*.log") if path.stem.lower() == server[2]]
     return found[0] if found else None
-
-
-def last_lines(path: Path) -> list[str]:
-    """Return the lines in the last 64 kB of a log, without colours."""
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return COLOUR.sub("", file.read().decode(errors="replace")).splitlines()
 
 
 def _indented(lines: list[str]) -> list[str]:

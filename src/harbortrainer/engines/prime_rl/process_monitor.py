@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from harbortrainer.engines.cleanup import processes_of
-from harbortrainer.engines.prime_rl.failure_report import find_log, last_lines
+from harbortrainer.engines.prime_rl.failure_report import find_log
 from harbortrainer.engines.prime_rl.stall_detector import Snapshot, Stall, StallDetector
+from harbortrainer.runs.log_files import last_lines
 from harbortrainer.runs.prime_rl_files import growing_files
 
 ORCHESTRATOR_LOG = "orchestrator.log"
