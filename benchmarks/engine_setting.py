@@ -11,6 +11,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 800, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16,
     },
+    "smollm2-135m": {
+        "model_type": "llama", "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536,
+        "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+    },
     "qwen3-0.6b": {
         "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
@@ -61,7 +65,7 @@ def build_model(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def write_model(folder: Path, shape: str, *, device: str, dtype: str, max_tokens: int, **changes: int) -> None:
-    """Write a random Qwen3 model, with a tokenizer that has one token per letter.
+    """Write a random model, Qwen3 if the shape names no other type, with a tokenizer that has one token per letter.
 
     Args:
         folder: The model's folder.
@@ -72,14 +76,14 @@ def write_model(folder: Path, shape: str, *, device: str, dtype: str, max_tokens
         changes: Keys of the model's config that differ from the shape.
     """
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from tests.tiny_model import build_tiny_tokenizer
 
     tokenizer = build_tiny_tokenizer(259)
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"tie_word_embeddings": True} | SHAPES[shape] | changes
-    config = Qwen3Config(
+    sizes: dict[str, Any] = {"model_type": "qwen3", "tie_word_embeddings": True} | SHAPES[shape] | changes
+    config = AutoConfig.for_model(
         **sizes,
         max_position_embeddings=max_tokens,
         bos_token_id=None,
