@@ -19,6 +19,20 @@ class WillNotStart(LocalEnvironment):
         raise SandboxStartError("no room for another sandbox")
 
 
+class TimeoutException(Exception):  # noqa: N818 - as e2b names it
+    """Nothing of Python's own."""
+
+
+class OwnTimeouts(LocalEnvironment):
+    """Has an exception of its own for a command beyond its limit, as Harbor's providers have."""
+
+    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
+        try:
+            return await super().exec(command, *args, **kwargs)
+        except RuntimeError as error:
+            raise TimeoutException("the request was cancelled") from error.__cause__
+
+
 class NumbersItsStarts(LocalEnvironment):
     """Writes into /start-number how many sandboxes started before it, to simulate a change between trials."""
 

@@ -76,6 +76,12 @@ async def test_endings(tmp_path: Path, tokenizer_dir: Path, answers: list, max_t
     assert record(trace) == expected, trace.errors
 
 
+async def test_providers_own_timeout_is_the_commands(tmp_path: Path, tokenizer_dir: Path) -> None:
+    harness = {"agent_kwargs": {"command_timeout_s": 1}, "environment_type": "e2e_environments:OwnTimeouts"}
+    trace, _ = await play(tmp_path, tokenizer_dir, ["sleep 60", SOLVE], max_turns=2, **harness)
+    assert record(trace) == ("turn_limit", 2, 1.0), trace.errors
+
+
 async def test_command_that_does_not_end_is_stopped(tmp_path: Path, tokenizer_dir: Path, environment_type: str) -> None:
     harness = {"agent_kwargs": {"command_timeout_s": 1}, "environment_type": environment_type}
     trace, engine = await play(tmp_path, tokenizer_dir, ["cat /dev/zero >/dev/null", SOLVE], max_turns=2, **harness)

@@ -14,7 +14,7 @@ from harbor.models.environment_type import EnvironmentType
 from harbortrainer.sandbox.errors_and_changes import SandboxDiedError
 from harbortrainer.trials import provider_faults
 from harbortrainer.trials.outcome import Outcome, classify
-from harbortrainer.trials.provider_faults import UNSTOPPED, SandboxRequestError, guard_environment
+from harbortrainer.trials.provider_faults import UNSTOPPED, SandboxRequestError, exceeded_limit, guard_environment
 
 
 class FaultySandbox:
@@ -65,11 +65,52 @@ async def test_providers_error_is_a_sandbox_error(error: Exception, phase, tmp_p
     assert classify(rewards=None, exception=type(raised.value).__name__, phase=phase) is Outcome.sandbox_error
 
 
-async def test_command_beyond_its_own_limit_is_the_callers(tmp_path: Path):
-    sandbox, _ = guarded(tmp_path, RuntimeError("Command timed out after 0.01 seconds"))
-    with pytest.raises(RuntimeError, match="Command timed out") as raised:
+class TimeoutException(Exception):  # noqa: N818 - as e2b and Novita name it
+    """Nothing of Python's own."""
+
+
+class ExecTimeoutError(Exception):
+    """Modal's, which is no TimeoutError of Python's."""
+
+
+class ConnectError(Exception):
+    """E2b's client raises TimeoutException from it."""
+
+
+def raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Command timed out after 0.01 seconds"),
+        TimeoutException("the request was cancelled"),
+        ExecTimeoutError(),
+        TimeoutError(),
+        httpx.ReadTimeout(""),
+        RuntimeError("command exceeded the requested timeout_sec=1"),
+        raised_from(RuntimeError("exec failed"), raised_from(ConnectError(), TimeoutError())),
+    ],
+)
+async def test_command_beyond_its_own_limit_is_the_callers(error: Exception, tmp_path: Path):
+    sandbox, _ = guarded(tmp_path, error)
+    with pytest.raises(type(error)) as raised:
         await sandbox.exec("sleep 9", timeout_sec=0.01)  # ty: ignore[invalid-argument-type]
-    assert type(raised.value) is RuntimeError
+    assert raised.value is error
+
+
+async def test_outage_after_the_limit_is_the_providers(tmp_path: Path):
+    sandbox, _ = guarded(tmp_path, httpx.ReadError("connection reset"))
+    with pytest.raises(SandboxRequestError, match="connection reset"):
+        await sandbox.exec("sleep 9", timeout_sec=0.01)  # ty: ignore[invalid-argument-type]
+
+
+def test_timeout_before_the_limit_is_the_providers():
+    assert not exceeded_limit(ExecTimeoutError(), limit_s=10, elapsed_s=9.9)
+    assert not exceeded_limit(ExecTimeoutError(), limit_s=None, elapsed_s=9.9)
+    assert not exceeded_limit(SandboxRequestError("exec failed: TimeoutError"), limit_s=10, elapsed_s=10.1)
 
 
 async def test_missing_file_and_own_errors_keep_their_type(tmp_path: Path):

@@ -12,6 +12,7 @@ What is done with an answer:
 - The command `exit`, an answer without a command, a cut answer and the last turn end the run. The state is graded.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, override
@@ -25,12 +26,12 @@ from harbortrainer.trials.agent import make_client, separate_thinking
 from harbortrainer.trials.faults import RolloutEnd
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.plain_format import LOOP_PROMPT, SYSTEM_PROMPT, command_of
+from harbortrainer.trials.provider_faults import exceeded_limit
 from harbortrainer.trials.record import TurnTokens
 from harbortrainer.trials.tokens import to_rollout_details
 
 _MAX_OUTPUT = 4000
 """Characters of a command's output in the next prompt."""
-_TIMED_OUT = "timed out after"
 
 
 class PlainAgent(BaseAgent):
@@ -134,10 +135,11 @@ class PlainAgent(BaseAgent):
 
     async def _run_command(self, command: str, environment: BaseEnvironment) -> str:
         """Run a command. Return what the model gets to see of it."""
+        began = time.monotonic()
         try:
             done = await environment.exec(command, timeout_sec=self._command_timeout_s)
-        except RuntimeError as error:
-            if _TIMED_OUT not in str(error):
+        except Exception as error:
+            if not exceeded_limit(error, self._command_timeout_s, time.monotonic() - began):
                 raise
             return f"The command took longer than {self._command_timeout_s} s and was stopped."
         output = "\n".join(text.strip() for text in (done.stdout, done.stderr) if text and text.strip())

@@ -3,6 +3,7 @@
 - Requests (commands, transfers, checks) raise whatever the provider's client raises: httpx's `ReadTimeout`, which a
   model's client raises too, or names that only one provider has. `SandboxRequestError` replaces them, with the
   provider's words, so that the outcome is a `sandbox_error` on any provider.
+  A command that ran into its own time limit is no fault; its exception stays (`exceeded_limit`).
 - `stop` is called when the trial is graded. A stop that fails, or hangs for `STOP_S`, is logged and retried in the
   background. Until it succeeds, a file in `.unstopped` beside the trials names the sandbox.
 
@@ -13,6 +14,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -35,6 +37,7 @@ _TRANSFERS = ("upload_file", "upload_dir", "download_file", "download_dir", "dow
 _REQUESTS = ("exec", *_TRANSFERS, "is_dir", "is_file", "empty_dirs", "ensure_dirs")
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Answers to a transfer of a path that is not there or is of another kind; the caller handles them."""
+_TIMEOUT = re.compile("time(d )?out", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 _retries: set[asyncio.Task[None]] = set()
 
@@ -61,8 +64,7 @@ def _with_provider_blamed(name: str, request: _Request) -> _Request:
         except SandboxError:
             raise
         except Exception as error:
-            limit = named.get("timeout_sec")
-            own_limit = isinstance(limit, int | float) and limit > 0 and time.monotonic() - began >= limit
+            own_limit = exceeded_limit(error, named.get("timeout_sec"), time.monotonic() - began)
             if own_limit or (name in _TRANSFERS and isinstance(error, _PATH_ERRORS)):
                 raise
             words = " ".join(str(error).split())
@@ -72,6 +74,32 @@ def _with_provider_blamed(name: str, request: _Request) -> _Request:
             ) from error
 
     return blamed
+
+
+def exceeded_limit(error: BaseException, limit_s: object, elapsed_s: float) -> bool:
+    """Return whether a command failed at its own time limit, and not because its provider failed.
+
+    Providers share no exception for it: `e2b.TimeoutException`, `modal.exception.ExecTimeoutError`, a RuntimeError
+    "Command timed out after 10 seconds". They share the word, in the class or the message of the error or of a cause.
+
+    Args:
+        error: What the request raised.
+        limit_s: The limit that the caller set; None or 0 for no limit.
+        elapsed_s: The time from the request to the error.
+    """
+    if isinstance(error, SandboxError) or not isinstance(limit_s, int | float) or not 0 < limit_s <= elapsed_s:
+        return False
+    return any(_TIMEOUT.search(f"{type(cause).__mro__} {cause}") for cause in causes(error))
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """Return an error and what caused it, the error first."""
+    found: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in found:
+        found.append(current)
+        current = current.__cause__ or current.__context__
+    return found
 
 
 class _StopGuard:

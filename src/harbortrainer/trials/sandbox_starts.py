@@ -29,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 
 from harbortrainer.runs.locks import file_lock
 from harbortrainer.sandbox.errors_and_changes import SandboxStartError
+from harbortrainer.trials.provider_faults import causes
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -230,7 +231,7 @@ def retry_after_s(error: BaseException) -> float | None:
 
     Clients of providers have the status and the headers in different places; some have only the words.
     """
-    for cause in _causes(error):
+    for cause in causes(error):
         response = getattr(cause, "response", None)
         statuses = {getattr(one, name, None) for one in (cause, response) for name in ("status_code", "status", "code")}
         if 429 in statuses or _TOO_MANY.search(f"{type(cause).__name__} {cause}"):
@@ -240,15 +241,6 @@ def retry_after_s(error: BaseException) -> float | None:
                 return min(max(0.0, float(asked)), _RECENT_S)  # ty: ignore[invalid-argument-type] - suppressed
             return _RETRY_AFTER_S
     return None
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in found:
-        found.append(current)
-        current = current.__cause__ or current.__context__
-    return found
 
 
 def report_start(environment: "BaseEnvironment") -> None:
