@@ -26,7 +26,10 @@ from harbortrainer.engines.models import load_tokenizer
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import ABOUT
 from harbortrainer.evaluation.policy_files import PolicyFiles
+from harbortrainer.export.model_export import ModelExport
+from harbortrainer.export.trained_weights import TrainedWeights
 from harbortrainer.export.vllm_fit import served_rank, vllm_obstacles
+from harbortrainer.runs.curve import TRAIN_KEY
 from harbortrainer.runs.provenance import FILE, Provenance
 from harbortrainer.view.overview import evaluations_of
 from harbortrainer.view.run_folders import open_store
@@ -186,6 +189,15 @@ def test_prime_rl_weights_get_peft_names(local_base_run: TrainedRun, tmp_path: P
     config = json.loads((out / "run_config.json").read_text())
     assert config.keys() == {"trainer", "orchestrator"} and config["trainer"]["model"]["lora"]["rank"] == 4
     assert has_no_local_path_or_secret(out, tmp_path)
+
+
+@pytest.mark.parametrize("root", [".", "monitors/file"])
+def test_model_card_has_training_curve_of_prime_rl(local_base_run: TrainedRun, tmp_path: Path, root: str) -> None:
+    prime_rl_run, out = write_prime_rl_run(local_base_run, tmp_path), tmp_path / "out"
+    rewards = [{"step": step, TRAIN_KEY: 0.25 * step} for step in (1, 2, 3)]
+    write_rows(prime_rl_run / root / "metrics.jsonl", [*rewards, {"step": None, "inference/running": 4}])
+    card = ModelExport.plan(TrainedWeights.find(prime_rl_run, None), merged=False, out=out).card([])
+    assert card.curve.train == [(1, 0.25), (2, 0.5)], "the exported step is 2"
 
 
 @pytest.mark.parametrize("stream", [False, True])

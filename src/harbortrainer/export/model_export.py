@@ -30,7 +30,7 @@ from harbortrainer.export.vllm_fit import rank_of, vllm_obstacles
 from harbortrainer.runs.curve import as_png, curve_of
 from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.runs.prime_rl_files import evaluation_rows
+from harbortrainer.runs.prime_rl_files import evaluation_rows, metric_files
 from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
 from harbortrainer.runs.summary import EvalResult, evaluated_sources, evaluations
 from harbortrainer.runs.trial_row import TrialRow
@@ -106,7 +106,8 @@ class ModelExport:
         """Return the contents of the card."""
         weights = self.weights
         run = RunFolder(weights.run)
-        curve = curve_of(read_lines(run.metrics_file), evaluation_name(weights.run))
+        metrics = [row for file in metric_files(weights.run) for row in read_lines(file)]
+        curve = curve_of(metrics, evaluation_name(weights.run))
         evaluated = _evaluations(run, weights.step)
         means = ((step, one.mean_reward) for step, one in sorted(evaluated.items()))
         curve.evaluated = curve.evaluated or [(step, mean) for step, mean in means if mean is not None]
