@@ -1,5 +1,6 @@
 """The launcher for a CPU refuses what it cannot run with one line, before anything starts. Prime-RL is not needed."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -59,6 +60,22 @@ def test_empty_checkout_and_other_commit_are_refused(checkout, monkeypatch, capf
     commit(checkout)
     line = refusal(capfd)
     assert f"{checkout}: Prime-RL is at commit " in line and "expected 559b44772; run `git submodule update`" in line
+
+
+def test_installation_refuses_before_it_downloads(checkout, tmp_path, monkeypatch) -> None:
+    (checkout / "src/prime_rl").mkdir(parents=True)
+    commit(checkout)
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    environment = tmp_path / "environment"
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for gpus, expected in (("", "Prime-RL is at commit "), ("NVIDIA H100, 81559", "this one has NVIDIA H100; run ")):
+        smi.write_text(f"#!/bin/sh\necho '{gpus}'\n")
+        smi.chmod(0o755)
+        done = subprocess.run([REPOSITORY / "tools/prime-rl", environment], capture_output=True, text=True, check=False)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and expected in line and not environment.exists()
 
 
 def test_missing_python_and_packages_are_refused(checkout, monkeypatch, capfd) -> None:

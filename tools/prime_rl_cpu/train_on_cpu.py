@@ -99,8 +99,8 @@ def prime_python() -> Path:
     return Path(os.environ.get(PYTHON_VARIABLE) or REPOSITORY / ".venv-prime-rl/bin/python").absolute()
 
 
-def check_machine(checkout: Checkout, python: Path, *, vllm: bool = False) -> None:
-    """Check that there is no GPU, Prime-RL's source at the pin, and an environment with its packages.
+def check_source(checkout: Checkout) -> None:
+    """Check that there is no GPU, and Prime-RL's source at the pin.
 
     Raises:
         UserError: One of these is not so.
@@ -114,6 +114,15 @@ def check_machine(checkout: Checkout, python: Path, *, vllm: bool = False) -> No
     finding = pinned(checkout)
     if finding.level is not Level.GREEN:
         raise UserError(f"Prime-RL is {finding.what}", where=str(checkout.root), do=finding.do)
+
+
+def check_machine(checkout: Checkout, python: Path, *, vllm: bool = False) -> None:
+    """Check `check_source`, and that there is an environment with Prime-RL's packages.
+
+    Raises:
+        UserError: One of these is not so.
+    """
+    check_source(checkout)
     needed, do = ((*NEEDED, "vllm"), INSTALL_VLLM) if vllm else (NEEDED, INSTALL)
     code = f"import importlib.util as u; print(*[m for m in {needed!r} if u.find_spec(m) is None])"
     output = program_output(str(python), "-c", code, timeout_s=60)
@@ -200,12 +209,17 @@ def train(file: Path, words: Sequence[str], *, vllm: bool, resume: bool, restart
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--config", type=Path, required=True)
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--config", type=Path)
+    task.add_argument("--check", action="store_true", help="only check that there is no GPU, and the right source")
     parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--restarts", type=int, default=0)
     options, words = parser.parse_known_args(arguments)
     try:
+        if options.check:
+            check_source(find())
+            return 0
         return train(options.config, words, vllm=options.vllm, resume=options.resume, restarts=options.restarts)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
