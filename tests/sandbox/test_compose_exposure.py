@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.sandbox.compose_exposure import compose_exposure
-from harbortrainer.sandbox.containers.usage import has_process_limit
+from harbortrainer.sandbox.containers.usage import process_limit
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 HARMLESS = """
@@ -302,4 +302,4 @@ def test_compose_file_that_is_no_file_is_never_opened(tmp_path: Path, make: Call
     assert task.exposure("docker") == [unread]
     for kind in ("docker", "local"):
         assert "environment/docker-compose.yaml is not a regular file" in task.unsupported(kind)
-    assert not has_process_limit([tmp_path / "environment/docker-compose.yaml"])
+    assert process_limit([tmp_path / "environment/docker-compose.yaml"], 7) == {"pids_limit": 7}

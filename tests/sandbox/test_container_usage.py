@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harbortrainer.sandbox.containers.direct_docker import container_config
-from harbortrainer.sandbox.containers.usage import ContainerUsage, has_process_limit
+from harbortrainer.sandbox.containers.usage import ContainerUsage, process_limit
 from harbortrainer.sandbox.docker_examination import full_filesystems
 
 MB = 1 << 20
@@ -72,17 +72,21 @@ def test_reads_daemon_stats():
 
 
 @pytest.mark.parametrize(
-    ("compose", "has_limit"),
+    ("compose", "added"),
     [
-        ("services: {main: {pids_limit: 5000}}", True),
-        ("services: {main: {deploy: {resources: {limits: {pids: 5000}}}}}", True),
-        ("services: {main: {mem_limit: 1g}}", False),
+        ("services: {main: {pids_limit: 5000}}", {}),
+        ("services: {main: {deploy: {resources: {limits: {pids: 5000}}}}}", {}),
+        ("services: {main: {mem_limit: 1g}}", {"pids_limit": 7}),
+        (
+            "services: {main: {deploy: {resources: {limits: {memory: 1g}}}}}",
+            {"deploy": {"resources": {"limits": {"pids": 7}}}},
+        ),
     ],
 )
-def test_detects_process_limit_of_task(tmp_path: Path, compose: str, has_limit: bool):
+def test_process_limit_fits_limits_of_task(tmp_path: Path, compose: str, added: dict[str, object]):
     (tmp_path / "docker-compose.yaml").write_text(compose)
     (tmp_path / "other.json").write_text(json.dumps({"services": {}}))
-    assert has_process_limit([tmp_path / "other.json", tmp_path / "docker-compose.yaml"]) is has_limit
+    assert process_limit([tmp_path / "other.json", tmp_path / "docker-compose.yaml"], 7) == added
 
 
 def test_process_limit_is_passed_to_daemon():

@@ -36,7 +36,7 @@ from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
 from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs
 from harbortrainer.sandbox.containers.reward_watch import RewardWatch, forbid_devices
 from harbortrainer.sandbox.containers.shell import MAIN, parse_download
-from harbortrainer.sandbox.containers.usage import PIDS, has_process_limit
+from harbortrainer.sandbox.containers.usage import PIDS, process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock, mount_points
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
@@ -116,8 +116,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         main: dict[str, object] = {"init": True, "stop_grace_period": "0s", "labels": labels}
         if self.builds_image and not self._uses_compose:
             main |= {"image": self.image, "build": {"labels": {IMAGE_LABEL: self.environment_name}}}
-        if not has_process_limit(others):
-            main["pids_limit"] = self._pids
+        main |= process_limit(others, self._pids)
         path.write_text(json.dumps({"services": {"main": main}}))  # JSON is YAML
         return path
 

@@ -106,9 +106,21 @@ PIDS = 2048
 _ASK_S = 20.0
 
 
-def has_process_limit(files: Sequence[Path]) -> bool:
-    """Return whether compose files set a process limit (`pids_limit`, or `pids` under `deploy`)."""
-    return any("pids" in read_text(path) for path in files)
+def process_limit(files: Sequence[Path], processes: int) -> dict[str, object]:
+    """Return the keys of a Compose service that limit its processes; empty if the compose files set a limit.
+
+    Compose refuses `pids_limit` beside limits under `deploy`, which need their own key.
+
+    Args:
+        files: The other compose files of the service.
+        processes: Limit of processes and threads.
+    """
+    texts = [read_text(path) for path in files]
+    if any("pids" in text for text in texts):
+        return {}
+    if any("deploy" in text for text in texts):
+        return {"deploy": {"resources": {"limits": {"pids": processes}}}}
+    return {"pids_limit": processes}
 
 
 async def exhausted_limit(label: str) -> str:
