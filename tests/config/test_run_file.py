@@ -302,3 +302,13 @@ def test_override_does_not_modify_its_input():
     data = {"model": {"name": "a"}, "list": [{"x": 1}]}
     assert overrides.apply(data, overrides.parse(["--model.name", "b", "--run.name", "r"]))["model"]["name"] == "b"
     assert data == {"model": {"name": "a"}, "list": [{"x": 1}]}
+
+
+def test_unknown_key_suggests_a_similar_name_only(write):
+    text = "[trainer]\nlr = 1e-5\n[trainer.optim]\nschedular = 'linear'\nlearning_rates = 1e-5\n"
+    advice = {error.where.rpartition(" ")[2]: error.do for error in parts_of(error_of(write(text)))}
+    assert advice == {
+        "trainer.lr": "did you mean trainer.optim.lr?",
+        "trainer.optim.schedular": "did you mean trainer.scheduler?",
+        "trainer.optim.learning_rates": "remove it",
+    }

@@ -54,8 +54,9 @@ def nearest(key: str, known: Sequence[str]) -> str:
     names = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.6)
     if names:
         return siblings[names[0]]
-    same_name = [k for k in known if k.rpartition(".")[2] == last]
-    return (difflib.get_close_matches(plain, same_name or known, n=1, cutoff=0.6) or [""])[0]
+    elsewhere = difflib.get_close_matches(last, {k.rpartition(".")[2] for k in known}, n=1, cutoff=0.75)
+    same_name = [k for k in known if k.rpartition(".")[2] in elsewhere]
+    return (difflib.get_close_matches(plain, same_name, n=1, cutoff=0.6) or [""])[0]
 
 
 def dotted(location: Sequence[int | str]) -> str:
