@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from eval_folders import evaluation
+from eval_folders import evaluation, row
 from peft import AutoPeftModelForCausalLM, PeftModel
 from prime_rl_runs import StreamRun, arrived, episode
 from trained_run import (
@@ -30,6 +30,8 @@ from harbortrainer.export.model_export import ModelExport
 from harbortrainer.export.trained_weights import TrainedWeights
 from harbortrainer.export.vllm_fit import served_rank, vllm_obstacles
 from harbortrainer.runs.curve import TRAIN_KEY
+from harbortrainer.runs.durable import write_lines
+from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.provenance import FILE, Provenance
 from harbortrainer.view.overview import evaluations_of
 from harbortrainer.view.run_folders import open_store
@@ -222,7 +224,31 @@ def test_model_card_has_evaluations_of_prime_rl(local_base_run: TrainedRun, tmp_
     card = (out / "README.md").read_text()
     interval = f"95 % interval {last.low:.3f} to {last.high:.3f}"
     assert f"**Mean reward on 3 held-out tasks: {first.mean:.3f} after step 0, 0.667 after step 2 ({interval})" in card
+    gain = shown.gain
+    assert gain is not None and gain.mean == pytest.approx(1 / 3) and gain.low is not None and gain.high is not None
+    assert f". Gain: +0.333 [{gain.low:+.3f}, {gain.high:+.3f}] (95 % interval, paired over 3 tasks).**" in card
     assert "Not evaluated" not in card and (out / "reward.png").is_file()
+
+
+def test_model_card_begins_with_the_gain(run: TrainedRun, tmp_path: Path) -> None:
+    metrics, folder = run.path / "metrics.jsonl", RunFolder(run.path)
+    original = metrics.read_text()
+    write_lines(
+        metrics, [{"step": step, "eval/mean_reward": mean, "eval/n": 4} for step, mean in ((0, 0.25), (2, 1.0))]
+    )
+    folder.rollouts.mkdir()
+    for step, rewards in ((0, (0.0, 0.0, 0.0, 1.0)), (2, (1.0, 1.0, 1.0, 1.0))):
+        write_lines(
+            folder.eval_file(step),
+            [row(f"task-{n}", 0, reward).model_dump(mode="json") for n, reward in enumerate(rewards)],
+        )
+    try:
+        assert main(["export", str(run.path), "--out", str(tmp_path / "out")]) == 0
+    finally:
+        metrics.write_text(original)
+        shutil.rmtree(folder.rollouts)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "0.250 after step 0, 1.000 after step 2. Gain: +0.750 [" in card and "paired over 4 tasks).**" in card
 
 
 def test_export_can_be_evaluated(run: TrainedRun, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from harbortrainer.export.hub_push import BaseModelOrigin
 from harbortrainer.export.vllm_fit import served_rank
 from harbortrainer.runs.curve import Curve
 from harbortrainer.runs.display import plural
-from harbortrainer.runs.summary import EvalResult
+from harbortrainer.runs.summary import EvalResult, Gain
 
 TERMINUS_2 = "terminus-2"
 """The agent of `harbortrainer eval` without --agent."""
@@ -50,6 +50,8 @@ class CardContent:
     """Origin and number of the tasks, by source."""
     evaluations: Mapping[int, EvalResult] = field(default_factory=dict)
     """The run's evaluations, by step."""
+    gain: Gain | None = None
+    """Gain of the evaluation at `step` over the run's first one; None if there are not both."""
     reports: Sequence[str] = ()
     """Text of further evaluations of exactly these weights."""
     evaluated_training_tasks: int = 0
@@ -87,8 +89,9 @@ def _result(card: CardContent) -> str:
     interval = f" (95 % interval {last.low:.3f} to {last.high:.3f})" if known else ""
     name, trained = _evaluated(card), card.evaluated_training_tasks
     on = plural(last.tasks, f"{name} task") if last.tasks else f"{name} tasks"
+    gain = f" Gain: {card.gain}." if card.gain else ""
     note = f" {trained} of these tasks were trained on." if trained else ""
-    return f"**Mean reward on {on}: {before}{last.mean_reward:.3f} after step {card.step}{interval}.{note}**"
+    return f"**Mean reward on {on}: {before}{last.mean_reward:.3f} after step {card.step}{interval}.{gain}{note}**"
 
 
 def _evaluated(card: CardContent) -> str:

@@ -32,8 +32,8 @@ from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.prime_rl_files import evaluation_rows, metric_files
 from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
-from harbortrainer.runs.summary import EvalResult, evaluated_sources, evaluations
-from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.runs.summary import EvalResult, Gain, evaluated_sources, evaluations, gain_of
+from harbortrainer.runs.trial_row import TrialRow, read_rows
 
 LOCK, CONFIG, CARD = "tasks.lock.json", "run_config.json", "README.md"
 
@@ -108,7 +108,8 @@ class ModelExport:
         run = RunFolder(weights.run)
         metrics = [row for file in metric_files(weights.run) for row in read_lines(file)]
         curve = curve_of(metrics, evaluation_name(weights.run))
-        evaluated = _evaluations(run, weights.step)
+        rows = evaluation_rows(run.path)
+        evaluated = _evaluations(run, rows, weights.step)
         means = ((step, one.mean_reward) for step, one in sorted(evaluated.items()))
         curve.evaluated = curve.evaluated or [(step, mean) for step, mean in means if mean is not None]
         made_of = weights.provenance
@@ -131,6 +132,7 @@ class ModelExport:
                 for name, origin in origins.items()
             },
             evaluations=evaluated,
+            gain=_gain(run, rows, min(evaluated, default=weights.step), weights.step),
             reports=self.reports,
             evaluated_training_tasks=evaluated_training_tasks(weights.run)[0],
             curve=curve.until(weights.step),
@@ -138,13 +140,24 @@ class ModelExport:
         )
 
 
-def _evaluations(run: RunFolder, step: int) -> dict[int, EvalResult]:
-    """Return the evaluations with the sources of the last one up to `step`: means over other tasks do not compare."""
+def _evaluations(run: RunFolder, rows: Sequence[TrialRow], step: int) -> dict[int, EvalResult]:
+    """Return the evaluations with the sources of the last one up to `step`: means over other tasks do not compare.
+
+    `rows` are the evaluation trials of a Prime-RL run.
+    """
     found, sources = evaluations(run), evaluated_sources(run)
-    if rows := evaluation_rows(run.path):
+    if rows:
         found, sources = _prime_rl_evaluations(rows)
     last = max((known for known in found if known <= step), default=None)
     return {known: result for known, result in found.items() if last is not None and sources[known] == sources[last]}
+
+
+def _gain(run: RunFolder, rows: Sequence[TrialRow], first: int, step: int) -> Gain | None:
+    """Return the gain of policy version `step` over version `first`; `rows` as for `_evaluations`."""
+    if first >= step:
+        return None
+    known = {version: [row for row in rows if (row.step or 0) == version] for version in (first, step)}
+    return gain_of(*(known[version] or read_rows(run.eval_file(version)) for version in (first, step)))
 
 
 def _prime_rl_evaluations(rows: Sequence[TrialRow]) -> tuple[dict[int, EvalResult], dict[int, set[str]]]:

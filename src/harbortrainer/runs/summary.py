@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import BaseModel, Field
@@ -14,7 +15,7 @@ from harbortrainer.runs.display import Display, plural
 from harbortrainer.runs.durable import finite, read_lines, write_whole
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
-from harbortrainer.runs.trial_row import read_rows
+from harbortrainer.runs.trial_row import TrialRow, read_rows
 
 type Status = Literal["finished", "interrupted", "stopped"]
 
@@ -164,12 +165,17 @@ def recorded_times(run: RunFolder) -> tuple[float, float]:
 
 def held_out_gain(run: RunFolder, step: int) -> Gain | None:
     """Return the gain of policy version `step` over the first one; None unless both were evaluated."""
+    return gain_of(read_rows(run.eval_file(0)), read_rows(run.eval_file(step))) if step else None
+
+
+def gain_of(before: Iterable[TrialRow], after: Iterable[TrialRow]) -> Gain | None:
+    """Return the gain of one evaluation over another, from the trials of both; None if they share no graded task."""
     rewards: list[dict[str, list[float]]] = []
-    for file in (run.eval_file(0), run.eval_file(step)):
+    for rows in (before, after):
         rewards.append({})
-        for row in read_rows(file) if step and file.is_file() else ():
+        for row in rows:
             if row.reward is not None:
-                rewards[-1].setdefault(row.task_key, []).append(row.reward)
+                rewards[-1].setdefault(row.task_key or row.task, []).append(row.reward)
     found = paired_difference(*rewards)
     return None if found is None else Gain(mean=found.mean, low=found.low, high=found.high, tasks=found.tasks)
 
