@@ -251,6 +251,18 @@ def test_model_card_begins_with_the_gain(run: TrainedRun, tmp_path: Path) -> Non
     assert "0.250 after step 0, 1.000 after step 2. Gain: +0.750 [" in card and "paired over 4 tasks).**" in card
 
 
+def test_eval_of_export_warns_of_default_settings(
+    local_base_run: TrainedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, task = str(tmp_path / "out"), str(tmp_path / "tasks" / "first")
+    assert main(["export", str(local_base_run.path), "--out", out]) == 0
+    assert main(["tasks", "new", task]) == 0
+    assert main(["eval", task, "--model", out, "--environment-kwarg", "image=host", "--resume"]) == 2
+    shown = capsys.readouterr().err
+    assert f"warning: --model {out}: an export is evaluated with default turns, sampling and sandboxes" in shown
+    assert "pass --config RUN/config.toml" in shown
+
+
 def test_export_can_be_evaluated(run: TrainedRun, tmp_path: Path) -> None:
     assert main(["export", str(run.path), "--out", str(tmp_path / "out")]) == 0
     assert PolicyFiles.find(str(tmp_path / "out")).base == "org/tiny"
