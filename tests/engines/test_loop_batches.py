@@ -67,14 +67,24 @@ def test_unequal_rewards_without_signal_are_not_called_equal():
     assert "with max_rl, had a mean that is not above 0 (mean -0.50)" in lines[0]
 
 
-def test_ten_empty_batches_stop_run_with_difficulty():
+@pytest.mark.parametrize(
+    ("reward", "difficulty", "remedy"),
+    [
+        (0.0, "too hard", "sometimes, a larger group_size, or a [warmup] table"),
+        (0.25, "too hard", "sometimes, or a larger group_size"),
+        (1.0, "too easy", "sometimes, or a larger group_size"),
+    ],
+)
+def test_ten_empty_batches_stop_run_with_difficulty(reward, difficulty, remedy):
     collected = batches(size=2)
     for _ in range(MAX_EMPTY_BATCHES - 1):
-        collected.add(group_of([0.0, 0.0]))
+        collected.add(group_of([reward, reward]))
         collected.cut(1)
-    collected.add(group_of([0.0, 0.0]))
-    with pytest.raises(RunStoppedError, match=r"all rewards were equal \(mean 0\.00\), so the tasks are too hard"):
+    collected.add(group_of([reward, reward]))
+    with pytest.raises(RunStoppedError) as stopped:
         collected.cut(1)
+    assert f"all rewards were equal (mean {reward:.2f}), so the tasks are {difficulty}" in stopped.value.what
+    assert stopped.value.do == f"choose tasks that the policy solves {remedy}"
 
 
 def test_failing_trials_stop_run_with_cause():

@@ -245,10 +245,11 @@ def _most_common(lost: list[Rollout]) -> str:
 
 
 def no_signal_error(groups: list[Group]) -> RunStoppedError:
-    """Return the error of a run without a signal in any group."""
+    """Return the error of a run without a signal in any group. A warm-up helps a policy that never succeeds."""
+    others = "a larger group_size, or a [warmup] table" if _mean_reward(groups) <= 0 else "or a larger group_size"
     return RunStoppedError(
         f"{MAX_EMPTY_BATCHES} batches in a row had nothing to learn from: {_no_signal(groups)} {_difficulty(groups)}",
-        do="choose tasks that the policy solves sometimes, or a larger group_size",
+        do=f"choose tasks that the policy solves sometimes, {others}",
     )
 
 
