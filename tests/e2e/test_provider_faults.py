@@ -1,5 +1,7 @@
 """Trials at a simulated provider whose requests and stops fail: the sandbox is blamed, and a graded trial stays so."""
 
+import errno
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +79,16 @@ async def test_refused_start_of_separate_verifier_plays_no_second_trial_on_the_t
     record = trace.info["harbor"]
     assert (trace.num_turns, trace.metrics["excused_starts"]) == (3, 0), "the tokens of one trial"
     assert (trace.ok, record["outcome"]) == (False, "sandbox_error"), record["error"]
+
+
+async def test_file_system_without_locks_is_a_sandbox_error(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: object, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    trace = await play_at("simulated_provider:SimulatedSandbox", tmp_path, tokenizer_dir)
+    (error,) = trace.errors
+    assert error.message.startswith(f"sandbox_error: {tmp_path / 'trials' / '.starts'}/"), error
+    assert "this file system has no file locks; choose an output folder on another one" in error.message

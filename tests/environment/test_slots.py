@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import itertools
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from patience import HANG_S, wait_until
 
 from harbortrainer.environment import harness
 from harbortrainer.environment.harness import Slots, slot
-from harbortrainer.errors import UserError
+from harbortrainer.runs.locks import NoLocksError
 
 pytestmark = pytest.mark.process  # holders of slots are processes
 
@@ -199,10 +200,10 @@ async def test_own_slots_are_not_tried(tmp_path: Path, opened: list[str]) -> Non
 
 
 async def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(file: int) -> bool:
+    def no_locks(file: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(harness, "try_lock", no_locks)
-    with pytest.raises(UserError, match=r"\.slots: this file system has no file locks, which n_parallel_envs needs"):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(NoLocksError, match=r"\.slots: this file system has no file locks; .* not n_parallel_envs"):
         async with slot(tmp_path, 1):
             pass

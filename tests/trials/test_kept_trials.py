@@ -1,6 +1,8 @@
 """The folders of failed trials stay under a size limit."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -85,3 +87,18 @@ async def test_trial_end_limits_kept_folders(tmp_path: Path, keep, outcome, left
         record = SimpleNamespace(outcome=outcome, trial_dir="t")
         await _clean_up(spec, SimpleNamespace(trial_name=f"t{number}"), record)  # ty: ignore[invalid-argument-type]
     assert kept(tmp_path) == left or len(kept(tmp_path)) == left
+
+
+async def test_failed_trial_keeps_its_outcome_without_locks(tmp_path, monkeypatch, caplog):
+    def flock(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    spec = SimpleNamespace(trials_dir=tmp_path, keep_trials="failed", keep_trials_mb=1, model=None)
+    for number in range(4):
+        make_folder(tmp_path, f"t{number}")
+        record = SimpleNamespace(outcome=Outcome.sandbox_error, trial_dir="t")
+        await _clean_up(spec, SimpleNamespace(trial_name=f"t{number}"), record)  # ty: ignore[invalid-argument-type]
+    assert kept(tmp_path) == ["t0", "t1", "t2", "t3"]
+    (warning,) = caplog.messages
+    assert warning.startswith(f"keep_trials_mb has no effect: {tmp_path / '.kept.lock'}: this file system has no file")

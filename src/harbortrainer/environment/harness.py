@@ -36,13 +36,12 @@ from harbortrainer.environment.model_server import WorkerState
 from harbortrainer.environment.outcome_review import OutcomeReviewer
 from harbortrainer.environment.plugin_config import HarborHarnessConfig
 from harbortrainer.environment.rollout_details import direct_kwargs
-from harbortrainer.environment.rollout_state import harbor_state, trace_error
+from harbortrainer.environment.rollout_state import TrialFailedError, harbor_state, trace_error
 from harbortrainer.environment.taskset import HarborTaskData
-from harbortrainer.errors import UserError
-from harbortrainer.runs.locks import NO_LOCKS_HERE, POLL_S, try_lock
+from harbortrainer.runs.locks import POLL_S, NoLocksError, try_lock
 from harbortrainer.sandbox import container_sockets
 from harbortrainer.sandbox.environment_types import choose_environment
-from harbortrainer.trials.outcome import STOP_OF_LIMIT
+from harbortrainer.trials.outcome import STOP_OF_LIMIT, Outcome
 from harbortrainer.trials.record import INFO_KEY, TrialRecord, record_of
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.sandbox_starts import CURRENT, Start
@@ -90,7 +89,7 @@ class Slots:
         """Hold a free slot, waiting in order of arrival within the process. Yields its number.
 
         Raises:
-            UserError: The folder's file system has no locks.
+            NoLocksError: The folder's file system has no locks.
         """
         async with self._queue:
             number, file = await self._take()
@@ -127,11 +126,10 @@ class Slots:
         try:
             if try_lock(file):
                 return file
-        except OSError as error:
+        except NoLocksError as error:
             os.close(file)
-            if error.errno not in NO_LOCKS_HERE:
-                raise
-            raise _no_locks(self._folder) from error
+            do = "set trials_dir to another folder, or use orchestrator.concurrency.max_inflight, not n_parallel_envs"
+            raise NoLocksError(self._folder, do=do) from error
         os.close(file)
         return None
 
@@ -142,14 +140,6 @@ class Slots:
         except FileNotFoundError:
             self._folder.mkdir(parents=True, exist_ok=True)
             return os.open(f"{self._prefix}{number}", flags, 0o666)
-
-
-def _no_locks(folder: Path) -> UserError:
-    return UserError(
-        "this file system has no file locks, which n_parallel_envs needs",
-        where=str(folder),
-        do="set trials_dir to another folder, or use orchestrator.concurrency.max_inflight alone",
-    )
 
 
 class HarborHarness(Harness[HarborHarnessConfig]):
@@ -183,8 +173,11 @@ class HarborHarness(Harness[HarborHarnessConfig]):
         state = harbor_state(trace)
         await asyncio.sleep(state.attempts.pause_s)
         spec = self._spec(ctx, trace, data, state.folder or Path(data.path), endpoint, secret)
-        async with self._model_proxy(spec) as proxy:
-            record = await self._run_trial(ctx, trace, spec, proxy)
+        try:
+            async with self._model_proxy(spec) as proxy:
+                record = await self._run_trial(ctx, trace, spec, proxy)
+        except NoLocksError as error:  # of the slots or the starts: no sandbox was started
+            raise TrialFailedError(f"{Outcome.sandbox_error}: {error}") from error
         record.failed_attempts = state.attempts.count
         attach_record(trace, record)
         state.failure = trace_error(record, state.attempts)

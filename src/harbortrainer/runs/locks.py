@@ -2,7 +2,8 @@
 
 A lock is the kernel's lock on a file, which ends with its process, also after `kill -9`. The file's contents serve only
 the error message. Locks are polled: a waiting thread for each would starve the event loop's thread pool. The file is
-closed on exec, so that child processes do not keep the lock.
+closed on exec, so that child processes do not keep the lock. On a file system without locks all raise `NoLocksError`,
+except `RunLock` and `refuse_in_use`: a run there has no lock.
 
 Invariant: if two processes open one run folder, one is refused.
 """
@@ -22,6 +23,16 @@ from typing import IO
 from harbortrainer.errors import UserError
 
 POLL_S = 0.05
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""Errors of file systems without locks."""
+
+
+class NoLocksError(UserError):
+    """The file system has no file locks."""
+
+    def __init__(self, where: str | Path, *, do: str = "") -> None:
+        use = "choose an output folder on another one, or mount this one with `flock` (Lustre: also `localflock`)"
+        super().__init__("this file system has no file locks", where=str(where), do=do or use)
 
 
 @asynccontextmanager
@@ -38,12 +49,16 @@ async def file_lock(*paths: Path) -> AsyncGenerator[int]:
         await asyncio.sleep(POLL_S)
 
 
-def try_lock(file: IO[str] | int) -> bool:
+def try_lock(file: IO[str] | int, *, shared: bool = False) -> bool:
     """Lock an open file if it is free, and return whether it was; closing the file releases the lock."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise NoLocksError("" if isinstance(file, int) else file.name) from error
     return True
 
 
@@ -58,8 +73,6 @@ def waiting_lock(path: Path) -> Generator[None]:
 
 
 LOCK_FILE = ".lock"
-NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of file systems without locks; a run there has no lock."""
 
 
 class RunLock:
@@ -78,9 +91,7 @@ class RunLock:
         self._file = self.path.open("a+", encoding="utf-8")
         try:
             free = try_lock(self._file)
-        except OSError as error:
-            if error.errno not in NO_LOCKS_HERE:
-                raise
+        except NoLocksError:
             free = True
         if not free:
             self._file.close()
@@ -113,8 +124,8 @@ def refuse_in_use(folder: Path, name: str = LOCK_FILE) -> None:
     with path.open("a", encoding="utf-8") as file:
         try:
             free = try_lock(file)
-        except OSError as error:
-            free = error.errno in NO_LOCKS_HERE
+        except NoLocksError:
+            free = True
     if not free:
         raise in_use(folder, name)
 

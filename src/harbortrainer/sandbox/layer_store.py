@@ -7,7 +7,6 @@ Invariants:
 """
 
 import asyncio
-import fcntl
 import os
 import shutil
 import tempfile
@@ -88,12 +87,9 @@ class Store:
         file = _use_file(path).open("a")
         self._held.append(file)
         while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:  # it is being removed
-                await asyncio.sleep(POLL_S)
-            else:
+            if try_lock(file, shared=True):
                 return
+            await asyncio.sleep(POLL_S)  # it is being removed
 
     async def _fill(self, path: Path, build: Callable[[Path], Awaitable[None]]) -> None:
         scratch = _scratch(path)

@@ -9,18 +9,21 @@ since then stays: a retried start, which has the same name, may be running in it
 
 import asyncio
 import contextlib
+import functools
+import logging
 import os
 import shutil
 from pathlib import Path
 
 from harbortrainer.runs.durable import append_line, read_lines, write_lines
-from harbortrainer.runs.locks import file_lock
+from harbortrainer.runs.locks import NoLocksError, file_lock
 
 KEPT_FILE = ".kept.jsonl"
 LOCK_FILE = ".kept.lock"
 CHECKS = 50
 """A worker compares the total with the limit each time that it has kept this part of it: it reads the whole file."""
 
+_log = logging.getLogger(__name__)
 _unchecked: dict[Path, int] = {}
 """Bytes that this process has kept in a folder of trials since its last comparison."""
 
@@ -32,8 +35,17 @@ async def limit_kept(folder: Path, most: int) -> None:
         folder: The trial's folder.
         most: Limit of the registered folders beside it in bytes. They may exceed it by 1/50 for each worker.
     """
-    async with file_lock(folder.parent / LOCK_FILE):
-        await asyncio.to_thread(_register, folder, most)
+    try:
+        async with file_lock(folder.parent / LOCK_FILE):
+            await asyncio.to_thread(_register, folder, most)
+    except NoLocksError as error:  # must not become the trial's outcome
+        _warn_once(str(error))
+
+
+@functools.cache
+def _warn_once(fault: str) -> None:
+    """Warn once per process."""
+    _log.warning("keep_trials_mb has no effect: %s", fault)
 
 
 def _register(folder: Path, most: int) -> None:

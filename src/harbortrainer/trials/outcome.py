@@ -128,6 +128,7 @@ FINAL = frozenset(
         "AgentMissingError",
         "ImageLacksError",
         "MissingExtraError",
+        "NoLocksError",
         "PromptTooLongError",
         "ServiceOperationsUnsupportedError",
         "VercelScopeError",

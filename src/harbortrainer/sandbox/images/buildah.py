@@ -8,7 +8,6 @@ build that starts while no other runs removes them.
 """
 
 import asyncio
-import fcntl
 import json
 import os
 import shutil
@@ -16,9 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import batched
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import TypedDict
 
-from harbortrainer.runs.locks import file_lock
+from harbortrainer.runs.locks import file_lock, try_lock
 from harbortrainer.sandbox.dockerfile import inline_heredocs, normalize_heredocs, read_dockerfile
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images import build_support
@@ -190,9 +189,9 @@ class Buildah:
         locks = [self.folder / f".building{number}.lock" for number in range(_MAX_BUILDS)]
         with (self.folder / ".building.lock").open("a") as file:
             async with file_lock(self.folder / ".tidying.lock"):
-                if _lock(file, fcntl.LOCK_EX):
+                if try_lock(file):
                     await self._clean_up()
-                _lock(file, fcntl.LOCK_SH)
+                try_lock(file, shared=True)
             async with file_lock(*locks) as index:
                 yield index
 
@@ -201,7 +200,7 @@ class Buildah:
         """Yield whether no build runs; no build starts before this block ends."""
         async with file_lock(self.folder / ".tidying.lock"):
             with (self.folder / ".building.lock").open("a") as file:
-                yield _lock(file, fcntl.LOCK_EX)
+                yield try_lock(file)
 
     async def _clean_up(self) -> None:
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
@@ -237,11 +236,3 @@ class Buildah:
 
 def _read(path: Path) -> list[_Stored]:
     return json.loads(path.read_text()) if path.is_file() else []
-
-
-def _lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
