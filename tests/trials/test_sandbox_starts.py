@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,23 +85,62 @@ def test_provider_that_never_starts_is_given_up():
     assert state.fail(1000.0 + 2 * GIVE_UP_S, "429", 1.0), "a later run begins anew"
 
 
-def test_no_episode_is_lost_while_most_starts_fail():
-    """128 episodes with four attempts each, at a provider of which 60 % of the starts fail for two minutes."""
-    luck, state, now = random.Random(7), StartState(), 1000.0
-    attempts, left = Counter(), list(range(128))
-    in_flight: list[tuple[float, int]] = []
-    while left or in_flight:
+@dataclass
+class Played:
+    """What a simulated provider made of 320 episodes."""
+
+    hours: float
+    lost: Counter[bool]
+    """Episodes without an attempt left, by whether their task is broken."""
+
+
+def play(tasks: int, broken: int = 0, outage: tuple[float, float] = (0, 0), p_fail: float = 1.0) -> Played:
+    """Play 320 episodes of a minute with four attempts each, 64 in flight. The first tasks never start.
+
+    During the outage, a share of all starts fails.
+    """
+    luck, state, now = random.Random(7), StartState(), 0.0
+    waiting = [number % tasks for number in range(320)]
+    luck.shuffle(waiting)
+    queue = [(task, number) for number, task in enumerate(waiting)]
+    events: list[tuple[float, str, tuple[int, int]]] = []
+    attempts: Counter[tuple[int, int]] = Counter()
+    lost: Counter[bool] = Counter()
+    while queue or events:
         now += 0.05
-        while left and state.wait_s(now, None) == 0:
-            in_flight.append((now + luck.uniform(0.3, 3), left.pop(0)))
-        for entry in [entry for entry in in_flight if entry[0] <= now]:
-            in_flight.remove(entry)
-            if now < 1120 and luck.random() < 0.6:
-                attempts[entry[1]] += not state.fail(now, "no capacity", None, luck.uniform(0.75, 1.25))
-                left.append(entry[1])
+        while queue and len(events) < 64 and state.wait_s(now, None) <= 0:
+            events.append((now + luck.uniform(0.3, 3), "start", queue.pop(0)))
+        due = sorted(event for event in events if event[0] <= now)
+        events = [event for event in events if event[0] > now]
+        for _, kind, episode in due:
+            task = str(episode[0])
+            if kind == "end":
+                continue
+            if kind == "again":
+                queue.insert(0, episode)
+            elif episode[0] < broken or (outage[0] <= now < outage[1] and luck.random() < p_fail):
+                if state.fail(now, "no capacity", None, luck.uniform(0.75, 1.25), task=task):
+                    queue.append(episode)
+                elif (attempts.update([episode]) or attempts[episode]) < 4:
+                    events.append((now + 2 ** attempts[episode], "again", episode))
+                else:
+                    lost[episode[0] < broken] += 1
             else:
-                state.succeed(now)
-    assert max(attempts.values()) < 4 and now < 1400
+                state.succeed(now, task)
+                events.append((now + luck.uniform(30, 90), "end", episode))
+    return Played(now / 3600, lost)
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 40, 320])
+@pytest.mark.parametrize(("outage", "p_fail"), [((0, 120), 0.6), ((60, 660), 0.6), ((0, 600), 1.0), ((60, 660), 1.0)])
+def test_no_episode_is_lost_while_most_starts_fail(tasks: int, outage: tuple[float, float], p_fail: float):
+    assert play(tasks, outage=outage, p_fail=p_fail).lost.total() == 0
+
+
+@pytest.mark.parametrize(("broken", "outage", "hours"), [(4, (0, 0), 0.2), (20, (0, 0), 1.0), (4, (120, 420), 0.3)])
+def test_broken_tasks_use_up_attempts_and_hold_no_others(broken: int, outage: tuple[float, float], hours: float):
+    played = play(40, broken, outage)
+    assert played.lost == {True: 8 * broken} and played.hours < hours
 
 
 class Refused(Exception):  # noqa: N818 - as clients name it
@@ -134,14 +174,14 @@ async def test_gates_of_two_processes_share_the_rate(tmp_path: Path, monkeypatch
     clock = SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 0.0)
     monkeypatch.setattr(sandbox_starts, "time", clock)
     gates = [StartGate(tmp_path, "a:B", 2.0) for _ in range(2)]
-    assert await gates[0].failed(Refused(status_code=429, headers={"Retry-After": "60"}))
+    assert await gates[0].failed(Refused(status_code=429, headers={"Retry-After": "60"}), "task")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
-            await gates[1].admit()
+            await gates[1].admit("task")
     (state,) = (tmp_path / ".starts").glob("*.json")
     assert read_state(state).held_until == 1060.0
     clock.time = lambda: 1060.0
-    assert (await gates[1].admit()).excused is False
+    assert (await gates[1].admit("task")).excused is False
 
 
 def test_torn_state_is_a_new_one(tmp_path: Path):

@@ -195,7 +195,7 @@ class HarborHarness(Harness[HarborHarnessConfig]):
         async with slot(self.config.trials_folder, self.config.n_parallel_envs):
             waited_s, excused = 0.0, 0
             while True:
-                start = await self.worker_state.starts.admit() if self.worker_state.starts else Start()
+                start = await self.worker_state.starts.admit(spec.task_key) if self.worker_state.starts else Start()
                 CURRENT.set(start)
                 record = await run_trial(
                     spec, on_event=state.phases.on_event, stop=lambda: trace.stop_condition, review=review, proxy=proxy

@@ -6,6 +6,8 @@
 - A refused start is excused, and so is one that fails while a quarter of the recent ones fail: it is no attempt of its
   episode, and is repeated. After `GIVE_UP_S` without a good start failures count again, so that a wrong key ends the
   run. Only the agent's sandbox is excused: when a separate verifier's sandbox starts, the agent's tokens are recorded.
+- Broken tasks. A task that failed `_BROKEN` times in a row while others start is at fault itself: its failures are
+  attempts, and do not count for the hold.
 
 `StartState` is the state machine, without I/O. All workers share it as a file beside the trials, since a provider
 counts their starts together; aiolimiter and its like count one process.
@@ -40,6 +42,8 @@ GIVE_UP_S = 1800.0
 _WINDOW, _LEAST, _RECENT_S = 20, 10, 120.0
 """Recent results that count, least number of them that shows a failing provider, and seconds for which they count."""
 _FORGOTTEN_S = 600.0
+_BROKEN = 8
+"""Failures in a row of one task; with fewer, an outage that only some starts survive looks like a broken task."""
 _HOLDS_FROM, _EXCUSES_FROM = 0.5, 0.25
 """Shares of failed starts above which new ones are held, and failures are the provider's and not one task's."""
 _FIRST_HOLD_S, _LONGEST_HOLD_S = 2.0, 30.0
@@ -68,8 +72,10 @@ class StartState(BaseModel):
     """Holds since most starts failed; 0 if most succeed."""
     probing: bool = False
     """Whether one start was admitted during a hold, and its result is not known yet."""
-    results: list[tuple[float, bool]] = []
-    """Time of recent starts, and whether each succeeded."""
+    results: list[tuple[float, bool, str]] = []
+    """Time of recent starts, whether each succeeded, and its task."""
+    failing: dict[str, int] = {}
+    """Failures in a row by task."""
     ended: float = 0.0
     """Time of the last start's end."""
     failing_since: float | None = None
@@ -97,9 +103,10 @@ class StartState(BaseModel):
             self.held_until, self.probing = now + _LONGEST_HOLD_S, True
         return 0.0
 
-    def succeed(self, now: float) -> None:
+    def succeed(self, now: float, task: str = "") -> None:
         """Count a good start."""
-        self.results = [*self.results, (now, True)][-_WINDOW:]
+        self.failing.pop(task, None)
+        self.results = [*self.results, (now, True, task)][-_WINDOW:]
         self.ended, self.failing_since = now, None
         if self.probing:
             self.held_until, self.probing = now, False
@@ -108,7 +115,7 @@ class StartState(BaseModel):
         if self.rate is not None:
             self.rate += _RAISE
 
-    def fail(self, now: float, fault: str, retry_after_s: float | None, jitter: float = 1.0) -> bool:
+    def fail(self, now: float, fault: str, retry_after_s: float | None, jitter: float = 1.0, *, task: str = "") -> bool:
         """Count a failed start. Returns whether it is excused.
 
         Args:
@@ -116,10 +123,17 @@ class StartState(BaseModel):
             fault: The provider's words.
             retry_after_s: Seconds that the provider asked to wait; None if it refused nothing.
             jitter: Factor of the hold, about 1.
+            task: The task's name or key.
         """
         self.fault = fault
-        if self.failing_since is None or now - self.ended > _FORGOTTEN_S:  # an earlier run's
+        if retry_after_s is None and self._is_broken(task, now):
+            if self.probing:  # it tells nothing about the provider
+                self.held_until, self.probing = now, False
+            return False
+        if self.failing_since is None:
             self.failing_since = now
+        elif now - self.ended > _FORGOTTEN_S:  # an earlier run's
+            self.failing_since, self.holds = now, 0
         self.ended = now
         if retry_after_s is not None:
             self.held_until = max(self.held_until, now + retry_after_s)
@@ -127,21 +141,29 @@ class StartState(BaseModel):
                 self.rate = max(_LEAST_RATE, self.rate / 2) if self.rate is not None else _FIRST_RATE
                 self.slowed = now
         else:
-            self.results = [*self.results, (now, False)][-_WINDOW:]
+            self.results = [*self.results, (now, False, task)][-_WINDOW:]
             # Starts that were in flight when the hold began do not lengthen it.
-            if self._share_failed(now) > _HOLDS_FROM and (self.probing or now >= self.held_until):
+            # During a hold, too few start to tell a share.
+            most_fail = self.holds > 0 or self._share_failed(now) > _HOLDS_FROM
+            if most_fail and (self.probing or now >= self.held_until):
                 pause_s = jitter * min(_LONGEST_HOLD_S, _FIRST_HOLD_S * 2**self.holds)
                 self.held_until, self.holds, self.probing = now + pause_s, min(self.holds + 1, 10), False
-        excusable = retry_after_s is not None or self._share_failed(now) > _EXCUSES_FROM
+        excusable = retry_after_s is not None or self.holds > 0 or self._share_failed(now) > _EXCUSES_FROM
         return excusable and now - self.failing_since < GIVE_UP_S
+
+    def _is_broken(self, task: str, now: float) -> bool:
+        """Count a task's failure. Returns whether the task is at fault: it fails while others start."""
+        self.failing[task] = self.failing.get(task, 0) + 1
+        others = any(good and other != task and now - moment < _RECENT_S for moment, good, other in self.results)
+        return others and self.failing[task] > _BROKEN
 
     def _share_failed(self, now: float) -> float:
         """Share of the recent starts that failed; 0 if there are too few to tell."""
-        recent = [good for moment, good in self.results if now - moment < _RECENT_S]
+        recent = [good for moment, good, _ in self.results if now - moment < _RECENT_S]
         return 1 - sum(recent) / len(recent) if len(recent) >= _LEAST else 0.0
 
     def __str__(self) -> str:
-        failed = sum(not good for _, good in self.results)
+        failed = sum(not good for _, good, _ in self.results)
         return f"{failed} of the last {len(self.results)} starts failed, the last with {self.fault}"
 
 
@@ -151,6 +173,7 @@ class Start:
 
     gate: "StartGate | None" = None
     waited_s: float = 0.0
+    task: str = ""
     excused: bool = False
     """Whether the sandbox did not start, and the trial should be played again without counting an attempt."""
     has_sandbox: bool = False
@@ -175,34 +198,34 @@ class StartGate:
         self._provider, self._most = provider, most
         self._queue = asyncio.Lock()
 
-    async def admit(self) -> Start:
-        """Wait until a sandbox may start."""
+    async def admit(self, task: str) -> Start:
+        """Wait until a sandbox of this task may start."""
         began = time.monotonic()
         async with self._queue:  # so that one waiter a process looks at the file
             while True:
                 wait_s = await self._update(lambda state: state.wait_s(time.time(), self._most))
                 if wait_s <= 0:
-                    return Start(self, time.monotonic() - began)
+                    return Start(self, time.monotonic() - began, task)
                 await asyncio.sleep(min(wait_s, _LONGEST_SLEEP_S) * random.uniform(1, 1.2))
 
-    async def succeeded(self) -> None:
+    async def succeeded(self, task: str) -> None:
         """Count a good start."""
 
         def succeed(state: StartState) -> bool:
             held = state.holds > 0
-            state.succeed(time.time())
+            state.succeed(time.time(), task)
             return held and not state.holds
 
         if await self._update(succeed):
             _log.warning("sandboxes of %s start again", self._provider)
 
-    async def failed(self, error: Exception) -> bool:
+    async def failed(self, error: Exception, task: str) -> bool:
         """Count a failed start. Returns whether it is excused."""
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         jitter = random.uniform(0.75, 1.25)
 
         def fail(state: StartState) -> tuple[bool, str]:
-            excused = state.fail(time.time(), words, retry_after_s(error), jitter)
+            excused = state.fail(time.time(), words, retry_after_s(error), jitter, task=task)
             return excused, str(state) if state.holds == 1 else ""
 
         excused, hold = await self._update(fail)
@@ -258,14 +281,14 @@ def report_start(environment: "BaseEnvironment") -> None:
         try:
             await start(force_build)
         except Exception as error:
-            excused = await current.gate.failed(error)
+            excused = await current.gate.failed(error, current.task)
             if not current.has_sandbox:
                 current.excused = excused
                 raise
             words = " ".join(f"{type(error).__name__}: {error}".split())
             raise SandboxStartError(f"the verifier's sandbox did not start: {words}") from error
         current.has_sandbox = True
-        await current.gate.succeeded()
+        await current.gate.succeeded(current.task)
 
     setattr(environment, "start", reported)  # noqa: B010 - this object only
 
