@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from harbortrainer.tasks.task_limits import ATTEMPTS, max_episode_s
+from harbortrainer.trials.sandbox_starts import GIVE_UP_S
 from harbortrainer.trials.time_limits import BUILD_S, MARGIN_S, SETUP_S, VERIFIER_S
 
 
@@ -19,14 +20,14 @@ def test_max_episode_is_slowest_task_with_multiplier_and_retries(tmp_path: Path)
         "[agent]\ntimeout_sec = 100\n[verifier]\ntimeout_sec = 20\n[environment]\nbuild_timeout_sec = 700\n",
     )
     slow = 2 * 700 + SETUP_S + 100 + 20
-    assert max_episode_s(tmp_path, multiplier=2) == slow * 2 * ATTEMPTS + MARGIN_S
+    assert max_episode_s(tmp_path, multiplier=2) == slow * 2 * ATTEMPTS + GIVE_UP_S + MARGIN_S
 
 
 def test_step_timeouts_add_up_as_in_harbor(tmp_path: Path) -> None:
     steps = '[[steps]]\nname = "a"\n[steps.agent]\ntimeout_sec = 7\n[[steps]]\nname = "b"\n'
     write(tmp_path / "t", f"[agent]\ntimeout_sec = 10\n[verifier]\ntimeout_sec = 5\n{steps}")
     one = 2 * BUILD_S + SETUP_S + 7 + 10 + 2 * VERIFIER_S
-    assert max_episode_s(tmp_path / "t", multiplier=1) == one * ATTEMPTS + MARGIN_S
+    assert max_episode_s(tmp_path / "t", multiplier=1) == one * ATTEMPTS + GIVE_UP_S + MARGIN_S
 
 
 def test_agent_without_timeout_is_limited_by_episode_timeout(tmp_path: Path) -> None:
@@ -54,4 +55,6 @@ def test_default_timeouts_equal_harbors() -> None:
 
 def test_number_in_quotes_counts_as_in_harbor(tmp_path: Path) -> None:
     write(tmp_path / "t", '[agent]\ntimeout_sec = "10"\n[verifier]\ntimeout_sec = "7200"\n')
-    assert max_episode_s(tmp_path, multiplier=1) == (2 * BUILD_S + SETUP_S + 10 + 7200) * ATTEMPTS + MARGIN_S
+    assert (
+        max_episode_s(tmp_path, multiplier=1) == (2 * BUILD_S + SETUP_S + 10 + 7200) * ATTEMPTS + GIVE_UP_S + MARGIN_S
+    )

@@ -15,6 +15,7 @@ from harbortrainer.tasks.split import select_side
 from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
 from harbortrainer.tasks.task_store import is_available, load_source
 from harbortrainer.trials.outcome import Outcome
+from harbortrainer.trials.sandbox_starts import GIVE_UP_S
 from harbortrainer.trials.time_limits import MARGIN_S, agent_s, trial_s
 
 ATTEMPTS = 1 + sum(outcome.retries for outcome in Outcome)
@@ -22,18 +23,19 @@ ATTEMPTS = 1 + sum(outcome.retries for outcome in Outcome)
 
 
 def max_episode_s(tasks_dir: Path, *, multiplier: float, episode_s: float | None = None) -> float | None:
-    """Return the longest possible episode of any task in a folder, in seconds, including retries.
+    """Return the longest possible episode of any task in a folder, in seconds, including retries and a hold on starts.
 
     Args:
         tasks_dir: Folder with tasks at any depth, or one task.
         multiplier: `timeout_multiplier` of the harness.
-        episode_s: `env.timeout.episode`, which limits every episode.
+        episode_s: `env.timeout.episode`, which limits every episode, waits included.
 
     Returns:
         None without a limit: an agent has no timeout, or there are no readable tasks.
     """
     tables = list(_tables(tasks_dir))
-    bounds = [None if (one := trial_s(table)) is None else one * multiplier * ATTEMPTS for table in tables]
+    trials = [trial_s(table) for table in tables]
+    bounds = [None if one is None else one * multiplier * ATTEMPTS + GIVE_UP_S for one in trials]
     known = [bound for bound in bounds if bound is not None]
     if episode_s is not None:
         return min([episode_s, *([max(known)] if known and len(known) == len(bounds) else [])]) + MARGIN_S
