@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -165,6 +166,36 @@ def test_harbor_viewer_shows_evaluation_as_job(evaluation: ResumedEvaluation) ->
         "solved": 1.0,
         "unsolved": 0.0,
     }
+
+
+def test_trials_of_a_killed_server_are_played_again(tmp_path: Path, tokenizer_dir: Path) -> None:
+    make_task(tmp_path / "tasks" / "solved", agent_timeout_s=200, verifier_timeout_s=100)
+    waiting = threading.Event()
+
+    def answers(prompt: str) -> Answer:
+        if not waiting.is_set():
+            waiting.set()
+            return Answer(DONE, delay_s=60)
+        return SOLVES(prompt)
+
+    with ScriptedEngine(tokenizer_dir, answers) as engine:
+        arguments = [str(tmp_path / "tasks"), "--base-url", f"{engine.url}/v1", "--model", "m", "-k", "4"]
+        process = start(*arguments, "--parallel", "2", "--out", str(tmp_path / "out"))
+        wait_for(lambda: waiting.is_set() and len(lines(tmp_path / "out")) >= 1, process)
+        server_of(process.pid).kill()
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0, output
+    assert "the environment server of 'eval' exited: killed by signal 9" in output
+    assert "starting it again in 1 s" in output
+    rows = [TrialRow.model_validate_json(line) for line in lines(tmp_path / "out")]
+    assert sorted((row.attempt, row.reward, row.outcome) for row in rows) == [(n, 1.0, "completed") for n in range(4)]
+
+
+def server_of(evaluation: int) -> psutil.Process:
+    """Return the environment server of an evaluation, which runs the trials itself."""
+    children = psutil.Process(evaluation).children(recursive=True)
+    (server,) = [child for child in children if "harbortrainer.engines.env_server.env_main" in child.cmdline()]
+    return server
 
 
 @pytest.mark.long

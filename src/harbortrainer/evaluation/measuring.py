@@ -1,7 +1,8 @@
 """Run the missing trials of an evaluation, with the environment server that training uses.
 
 Contract: `run_missing_trials` returns when all attempts have run or a stop is requested, and leaves no process behind.
-Each trial is written when it ends. Invariant: all tasks get their first attempt before any gets its second, so that an
+Each trial is written when it ends. If the environment server ends, it is started again, and its trials are played
+again. Invariant: all tasks get their first attempt before any gets its second, so that an
 interrupted evaluation has about equally many attempts at each.
 """
 
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING
 
 from harbortrainer.config.plugin import PLUGIN_ID
 from harbortrainer.config.table import TomlTable
-from harbortrainer.engines.env_server import STARTUP_S, EnvServer, server_variables, watch
+from harbortrainer.engines.cleanup import clean_up
+from harbortrainer.engines.env_server import STARTUP_S, EnvServer, keep_serving, server_variables
+from harbortrainer.engines.env_server.remote_server import RemoteServer, ServerLostError
+from harbortrainer.engines.local.rollouts.group import MAX_SERVER_ENDS
 from harbortrainer.environment.request_check import RunKey
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, ServedModel
@@ -21,6 +25,7 @@ from harbortrainer.evaluation.eval_folder import EvalFolder, EvalSpec
 from harbortrainer.evaluation.eval_rules import ONE_WORKER
 from harbortrainer.runs.display import Bar, Display
 from harbortrainer.runs.interrupt import StopSignal
+from harbortrainer.runs.label import run_label
 from harbortrainer.runs.live_status import ActiveTrial, LiveStatus, LiveWriter
 from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.trial_row import TrialRow
@@ -50,7 +55,7 @@ def run_missing_trials(folder: EvalFolder, candidate: Candidate, *, parallel: in
 
     Raises:
         UserError: The model's server is gone or cannot be started; finished trials are in the folder.
-        RunStoppedError: The environment server ended.
+        RunStoppedError: The environment server ended before it served, or too often.
     """
     spec = folder.spec
     left = attempts_left(spec.keys, spec.attempts, folder.graded())
@@ -64,8 +69,8 @@ def run_missing_trials(folder: EvalFolder, candidate: Candidate, *, parallel: in
         with stop:
             server.start()
             with candidate.serve(spec.rules, key) as served, display.bar("evaluating", len(left)) as bar:
-                measuring = EvalRunner(folder, candidate, served, key, tasks, asyncio.Semaphore(parallel), bar)
-                with LiveWriter(folder.path, lambda: measuring.live_status(display)):
+                measuring = EvalRunner(folder, candidate, served, key, tasks, asyncio.Semaphore(parallel), display, bar)
+                with LiveWriter(folder.path, measuring.live_status):
                     return asyncio.run(measuring.until_done(server, left, stop))
     except KeyboardInterrupt:
         return False
@@ -124,25 +129,31 @@ class EvalRunner:
     key: RunKey
     tasks: "Sequence[Task]"
     slots: asyncio.Semaphore
+    display: Display
     bar: Bar
     client: "EnvClient | None" = None
+    remote: RemoteServer | None = None
     misses: int = 0
     in_flight: list[ActiveTrial] = field(default_factory=list)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def live_status(self, display: Display) -> LiveStatus:
+    def live_status(self) -> LiveStatus:
         """Return the status for `live.json`; called in another thread."""
-        return LiveStatus(since=self.bar.since, phases=display.phases, trials=self.in_flight.copy())
+        return LiveStatus(since=self.bar.since, phases=self.display.phases, trials=self.in_flight.copy())
 
     async def until_done(self, server: EnvServer, left: Sequence[PlannedTrial], stop: StopSignal) -> bool:
         """Run trials until all have run, a server is gone, or a stop is requested; return whether all have run."""
+        label, kinds = run_label(self.folder.path), [self.folder.spec.rules.environment_type]
+        keeping = keep_serving(server, lambda owner: clean_up(label, kinds, owner=owner), self.display.line)
         work = asyncio.create_task(self._play_all(server, left))
-        ends = [work, asyncio.create_task(watch([server])), asyncio.create_task(stop.wait())]
+        ends = [work, asyncio.create_task(keeping), asyncio.create_task(stop.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
         server.close()
+        if self.remote is not None:
+            await self.remote.close()
         if self.client is not None:
             await self.client.close()
         for task in ends[:2]:
@@ -155,6 +166,7 @@ class EvalRunner:
 
         self.client = EnvClient(address=await asyncio.to_thread(server.address))
         await self.client.wait_for_server_startup(timeout=STARTUP_S, interval=0.5)
+        self.remote = RemoteServer("eval", self.client, may_be_silent=True)
         trials = [asyncio.create_task(self._play(attempt)) for attempt in left]
         try:
             await asyncio.gather(*trials)
@@ -177,9 +189,6 @@ class EvalRunner:
         await self._check_server(row)
 
     async def _trial(self, attempt: PlannedTrial) -> tuple[TrialRow, bytes]:
-        from harbortrainer.environment.taskset import request_data
-
-        assert self.client is not None
         task, started = self.tasks[attempt.index], time.monotonic()
         row = TrialRow(
             task=str(task.data.name or attempt.index),
@@ -190,19 +199,34 @@ class EvalRunner:
             seconds=0.0,
         )
         try:
-            episode = await self.client.run(
-                client=self.served.client,
-                model=self.served.model,
-                sampling=self._sampling(str(task.key), attempt.number),
-                task_data=request_data(task, self.key, self.served.client),
-            )
+            episode = await self._episode(task, attempt.number)
         except RuntimeError as error:
             # The server's reply to a failed request; its text is the error message.
-            return row.model_copy(update={"error": " ".join(str(error).split())[:500]}), b""
+            outcome = Outcome.sandbox_error if isinstance(error, ServerLostError) else row.outcome
+            return row.model_copy(update={"outcome": outcome, "error": " ".join(str(error).split())[:500]}), b""
         for trace in episode.traces:
             self.served.release(trace.id)
         packed = transcript_of(episode.traces[0]).packed() if episode.traces else b""
         return completed_row(row, episode, seconds=time.monotonic() - started), packed
+
+    async def _episode(self, task: "Task", number: int) -> "WireEpisode":
+        """Run a task once; again if the environment server ends meanwhile."""
+        from harbortrainer.environment.taskset import request_data
+
+        assert self.client is not None and self.remote is not None
+        ends = 0
+        while True:
+            request = self.client.run(
+                client=self.served.client,
+                model=self.served.model,
+                sampling=self._sampling(str(task.key), number),
+                task_data=request_data(task, self.key, self.served.client),
+            )
+            try:
+                return await self.remote.guard(request)
+            except ServerLostError:
+                if (ends := ends + 1) > MAX_SERVER_ENDS:
+                    raise
 
     def _sampling(self, task_key: str, number: int):
         from harbortrainer.environment.verifiers_compat import SamplingConfig
