@@ -1,6 +1,9 @@
 """Imported objects are excluded from garbage collection only during a run; workers collect young objects rarely."""
 
 import gc
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -34,3 +37,31 @@ def test_collects_young_objects_rarely() -> None:
         assert gc.get_threshold() == (20_000, 11, 12)
     finally:
         gc.set_threshold(*before)
+
+
+FREED_BUFFERS = """
+import ctypes
+import re
+from pathlib import Path
+
+from harbortrainer.runs.memory import release_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.memset.argtypes, libc.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
+for _ in range(2):  # after the first time, buffers of this size are in the heap
+    buffers = [libc.malloc(4 << 20) for _ in range(100)]
+    for buffer in buffers:
+        libc.memset(buffer, 1, 4 << 20)
+    for buffer in buffers[:-1]:  # the last one keeps the others' memory in the heap
+        libc.free(buffer)
+release_freed_memory()
+print(int(re.search("VmRSS: *([0-9]+)", Path("/proc/self/status").read_text().replace(chr(9), " "))[1]) // 1024)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+def test_freed_tensors_leave_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED_BUFFERS], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 200, "MB of the process, after 400 MB were freed twice"

@@ -1,4 +1,4 @@
-"""Memory of a process: peak use of its process tree, malloc arenas, garbage collection."""
+"""Memory of a process: peak use of its process tree, malloc's heap, garbage collection."""
 
 import ctypes
 import gc
@@ -24,6 +24,15 @@ def limit_malloc_arenas() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+
+
+def release_freed_memory() -> None:
+    """Return the freed memory of malloc's heap to the machine; does nothing without glibc.
+
+    glibc keeps freed tensors of up to 32 MB in its heap. After a training step of a small model these were 3.6 GiB.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def freeze_gc() -> None:

@@ -28,6 +28,7 @@ from harbortrainer.environment.renderers_compat import with_chat_format
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import Display, name_first, plural
 from harbortrainer.runs.durable import atomic_folder
+from harbortrainer.runs.memory import release_freed_memory
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.trials.plain_format import SYSTEM_PROMPT
@@ -158,6 +159,7 @@ def warm_up(
             load_task_generator(config.family).make_policy(config, folder, seed=seed, display=display)
         else:
             _learn_tasks(config, folder, rollouts or Rollouts(), seed, display)
+    release_freed_memory()
     return out_dir
 
 
@@ -248,6 +250,7 @@ def _learn(
             if measure is None or (done % _STEPS_BETWEEN and done < config.steps):
                 continue
             trainer.save(folder)
+            release_freed_memory()  # the sampler needs it
             rewards = measure(seed=seed + done)
             mean = fmean(rewards)
             display.line(
