@@ -43,6 +43,9 @@ from harbortrainer.trials.http_proxies import bypass_proxies
 
 logger = logging.getLogger(__name__)
 
+_STARTS = 8
+"""Episodes that start in one turn of the event loop. The start of one blocks it for about 2 ms."""
+
 
 class HarborEnvironment(Env[HarborEnvConfig]):
     """An environment whose episodes are Harbor trials."""
@@ -73,12 +76,18 @@ class HarborEnvironment(Env[HarborEnvConfig]):
             RequestRefusedError: The task comes from a request that is not the run's.
             OtherTaskError: The task is missing on this machine, or has other files than where it was loaded.
         """
+        async with self._starts:
+            await asyncio.sleep(0)
         if isinstance(slot.task, HarborTask):
             self._check_request(slot.task, ctx)
             slot.task = slot.task.without_permit()
             await self._find_folder(slot.task)
         bypass_proxies([ctx.client.base_url])
         return await super().run_slot(slot, with_flat_sampling(ctx), *args, **kwargs)  # ty: ignore[invalid-argument-type]
+
+    @functools.cached_property
+    def _starts(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(_STARTS)
 
     def _check_request(self, task: HarborTask, ctx: ModelContext) -> None:
         """Refuse a task of a request that is not the run's; tasks that this process loaded are its own."""
