@@ -230,7 +230,7 @@ def export(
 def serve(
     model: Annotated[str, typer.Argument(help="Run, export, adapter or model folder, or hub id.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
-    max_model_len: Annotated[int, typer.Option(min=2, help="Context length: prompt and completion.")] = 4096,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Context length; at most 4096 by default.")] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
 ) -> None:
     """Serve a run's policy or a model (OpenAI-compatible). Uses the embedded sampler, until Ctrl-C."""

@@ -24,10 +24,12 @@ def test_serves_run_under_given_name_until_stopped(tmp_path):
     model.save_pretrained(str(checkpoint))
     (checkpoint / "progress.json").write_text('{"step": 1}')
     write_file_list(checkpoint)
-    command = [*COMMAND, "policy", "--port", "0", "--max-model-len", "256"]
+    command = [*COMMAND, "policy", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
-        url = next(word for line in process.stdout for word in line.split() if word.startswith("http"))
+        serving = next(line for line in process.stdout if line.startswith("serving"))
+        assert "(context 512," in serving, "the model has fewer positions than the default"
+        url = next(word for word in serving.split() if word.startswith("http"))
         assert http.get(url + "/v1/models").json()["data"][0]["id"] == "policy"
         assert agrees(generate(url, PROMPT), Reference(base, adapter))
         process.send_signal(signal.SIGTERM)

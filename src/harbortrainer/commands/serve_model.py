@@ -10,8 +10,11 @@ from harbortrainer.engines.engine_choice import require_bitsandbytes, require_ex
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.runs.display import loading
 
+DEFAULT_CONTEXT = 4096
+"""Context length in tokens if none is given; a model with fewer positions has its own."""
 
-def serve_model(model: str, *, port: int, max_model_len: int, seed: int) -> int:
+
+def serve_model(model: str, *, port: int, max_model_len: int | None, seed: int) -> int:
     """Serve a policy until SIGINT or SIGTERM. Call it from the main thread, which handles the signals.
 
     Prints the address and the key when the server is ready. `HARBORTRAINER_SAMPLER_KEY` sets the key, which is then not
@@ -40,7 +43,7 @@ def serve_model(model: str, *, port: int, max_model_len: int, seed: int) -> int:
     with Sampler(
         files.base,
         port=port,
-        max_model_len=max_model_len,
+        max_model_len=max_model_len or files.context_limit(DEFAULT_CONTEXT) or DEFAULT_CONTEXT,
         seed=seed,
         model_name=model,
         quantization=files.quantization,
