@@ -218,12 +218,13 @@ def hub_mistakes(plan, monkeypatch, tmp_path):
 
 
 def without_room(plan, tmp_path):
-    """Runs whose model does not fit: too long, too large, and with an adapter on unknown modules."""
+    """Runs whose model does not fit: too long, too large, also after a warm-up, an adapter on unknown modules."""
     folder = tmp_path / "four"
     Qwen3Config(hidden_size=2560, intermediate_size=9728, max_position_embeddings=40_960).save_pretrained(folder)
     model, lora = {"name": str(folder)}, {"model": {"lora": {"target_modules": ["nothing"]}}}
     yield plan(gpus=[Gpu("A", 36_864)], model=model, seq_len=40_960)
     yield plan(gpus=[Gpu("A", 8_192)], model=model)
+    yield plan(gpus=[Gpu("A", 8_192)], warmup={"model": str(folder)})
     yield plan(gpus=[Gpu("A", 49_152)], model=model, trainer=lora)
 
 

@@ -218,6 +218,15 @@ def test_doctor_prints_and_checks_the_memory_plan(plan, tmp_path):
     assert large.where == "run.toml: model.name"
 
 
+def test_model_of_a_warm_up_is_planned_too(plan, tmp_path):
+    EIGHT_BILLION.save_pretrained(tmp_path)
+    warmup = {"model": str(tmp_path)}
+    (fits,) = gpus.check(plan(gpus=[Gpu("A", 49_152)], warmup=warmup, seq_len=4096))
+    assert fits.level is Level.GREEN
+    (large,) = gpus.check(plan(gpus=[Gpu("A", 16_384)], warmup=warmup, seq_len=4096))
+    assert (large.level, large.where) == (Level.RED, "run.toml: warmup.model")
+
+
 def test_unknown_target_modules_name_the_key(plan, folder, monkeypatch):
     monkeypatch.setattr(gpus, "SMALL", 0.0)
     lora = {"model": {"lora": {"target_modules": ["nothing"]}}}

@@ -65,7 +65,14 @@ def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
     A large model whose config is on this machine is counted exactly, which takes seconds. Any other is estimated.
     """
     if run.warmup is not None:
-        return
+        if run.warmup.model is None:  # a family makes a small model of its own
+            return
+        # The policy will have the shape of the model that the warm-up starts from.
+        run = run.model_copy(update={"model": run.model.model_copy(update={"name": run.warmup.model})})
+
+    def where(key: str) -> str:
+        return plan.where("warmup.model" if key == "model.name" and run.warmup is not None else key)
+
     if run.inference.engine == "vllm":
         yield from beside_vllm(plan, run)
         return
@@ -73,8 +80,8 @@ def embedded(plan: LaunchPlan, run: RunConfig) -> Iterator[Finding]:
     folders = config_folders(run.model.name)
     size = parameters(run.model.name)
     large = size is None or size * embedded_bytes(device, run) > SMALL * room
-    found = counted(run, folders[0], device, room, plan.where) if large and folders and find_spec("torch") else None
-    found = found or estimated(run, device, room, plan.where)
+    found = counted(run, folders[0], device, room, where) if large and folders and find_spec("torch") else None
+    found = found or estimated(run, device, room, where)
     if found is not None:
         yield found
 
