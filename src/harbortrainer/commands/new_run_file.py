@@ -268,7 +268,7 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
         yield Key(
             "exclude",
             [glob.escape(name) for name in tasks.left_out],
-            "they cannot run here: `harbortrainer tasks check` says why",
+            "they cannot run here, or are not trusted: `harbortrainer tasks check` says why",
         )
     if tasks.unreadable:
         yield Key("skip_bad", True, f"unreadable tasks or duplicates: {len(tasks.unreadable)}")

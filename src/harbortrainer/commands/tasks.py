@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.errors import UserError
+from harbortrainer.runs.display import plural
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.measured_rates import read_rates
 from harbortrainer.tasks.near_duplicates import copy_groups, overlap
@@ -67,7 +68,7 @@ def print_table(rows: Sequence[TaskRow], *, measured: bool) -> None:
     for line in lines:  # rich's table takes 0.5 ms a row
         padded = (_pad(text, width, head) for text, width, head in zip(line, widths, lines[0], strict=True))
         print("  ".join(padded).rstrip())
-    print(f"{len(rows)} tasks, {sum(bool(row.checked) for row in rows)} checked")
+    print(f"{plural(len(rows), 'task')}, {sum(bool(row.checked) for row in rows)} checked")
     if exposed := [row for row in rows if row.exposure]:
         print(f"{len(exposed)} of them can access this machine, and are refused unless they are trusted:")
         for row in exposed:
@@ -122,8 +123,8 @@ def fetch_tasks(text: str, subset: TaskSubset, to: Path | None) -> int:
     fetched = loaded.fetched
     if to is not None:
         copy(fetched.folder, make_lock(str(fetched.source), loaded.tasks, {}), to)
-    of = f" of {loaded.total}" if loaded.bad else ""
-    print(f"{len(loaded.tasks)}{of} tasks in {to or fetched.folder}")
+    of = f"{len(loaded.tasks)} of " if loaded.bad else ""
+    print(f"{of}{plural(loaded.total, 'task')} in {to or fetched.folder}")
     print(f'dataset = "{fetched.source}"' if to is None and fetched.lock else f'tasks_dir = "{to or fetched.folder}"')
     return loaded.exit_code
 
