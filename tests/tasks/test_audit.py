@@ -138,6 +138,29 @@ def test_named_input_example_and_source_code_are_no_leak(
 
 
 @pytest.mark.pure
+@pytest.mark.parametrize(
+    ("instruction", "dockerfile", "test", "leaks"),
+    [
+        ("Count.", "RUN echo 2 > /opt/answer_truth.txt", "open('/opt/answer_truth.txt')", True),
+        ("Count.", "# RUN echo 2 > /opt/answer_truth.txt", "open('/opt/answer_truth.txt')", False),
+        ("Count.", "RUN echo 2 > /opt/answer_truth.txt", "open('/tests/answer_truth.txt')", False),
+        ("Write answer.txt.", "RUN touch /app/answer.txt", "open('/app/answer.txt')", False),
+        ("Count.", "RUN touch /app/solution.py", "open('/app/solution.py')", False),
+    ],
+    ids=["leak", "comment", "the tests' own", "the task's output", "source code"],
+)
+def test_answer_that_the_dockerfile_makes_is_a_leak(
+    tmp_path: Path, instruction: str, dockerfile: str, test: str, *, leaks: bool
+) -> None:
+    Plan(instruction, {}, "true", "true", "out").write(tmp_path)
+    (tmp_path / "environment/Dockerfile").write_text(f"FROM debian:12-slim\n{dockerfile}\n")
+    (tmp_path / "tests/test_count.py").write_text(f"assert int({test}.read()) == 1 + 1\n")
+    weak = [finding.what for finding in readable_answers(read_files(load_task(tmp_path))) if finding.severity == "weak"]
+    said = "the tests read an answer that the Dockerfile makes: /opt/answer_truth.txt"
+    assert weak == ([said] if leaks else [])
+
+
+@pytest.mark.pure
 def test_guesses_name_the_tasks_files_and_common_values_of_its_tests(tmp_path: Path) -> None:
     test = "[ $(cat /app/a/out.txt) = 42 ] || [ $(cat /app/b) = 4711 ] || [ -f /usr/bin/x ] || [ -f /tests/y ]"
     Plan("Write notes.md and '/app/it is'.", {}, "true", test, "out").write(tmp_path)

@@ -116,6 +116,8 @@ def readable_answers(files: AuditedFiles) -> list[Finding]:
         found.append(weak("task", f"the image may have copies: {pairs}{more}"))
     if named := sorted({file.name for file in files.environment if file.name not in copied and _names(file, files)}):
         found.append(weak("task", f"an expected value stands as an answer in {', '.join(named[:MAX_NAMED])}"))
+    if kept := _kept_in_image(files):
+        found.append(weak("task", f"the tests read an answer that the Dockerfile makes: {', '.join(kept[:MAX_NAMED])}"))
     if _tells(files.instruction, [value for value in files.values if _is_specific(value)]) or any(
         file.code in _without_comments(files.instruction) for file in files.solution if len(file.code) >= MIN_COPY
     ):
@@ -123,6 +125,19 @@ def readable_answers(files: AuditedFiles) -> list[Finding]:
     elif (values := files.values) and all(value in files.instruction for value in values):
         found.append(note("task", "each value that the tests compare with stands in the instruction"))
     return found
+
+
+def _kept_in_image(files: AuditedFiles) -> list[str]:
+    """Return the answer files that the Dockerfile makes and the tests read. The instruction names none of them."""
+    tests = " ".join(file.code for file in files.tests)
+    made = " ".join(file.code for file in files.environment if Path(file.name).name == "Dockerfile")
+    read = {path for path in _PATH.findall(tests) if path in made and not _NOT_THE_AGENTS.match(path)}
+    named = {path: Path(path).name for path in read}
+    return sorted(
+        path
+        for path, name in named.items()
+        if _ANSWER_WORD.search(name) and not _CODE.search(name) and name not in files.instruction
+    )
 
 
 def _secrets(files: AuditedFiles) -> list[TextFile]:
