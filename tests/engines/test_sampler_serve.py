@@ -18,7 +18,8 @@ COMMAND = [sys.executable, "-c", "import sys; from harbortrainer.cli import main
 
 @pytest.mark.long
 def test_serves_run_under_given_name_until_stopped(tmp_path):
-    base, checkpoint = build_tiny_model(tmp_path / "base"), tmp_path / "policy" / "checkpoints" / "step_1"
+    base = build_tiny_model(tmp_path / "base", max_position_embeddings=512)
+    checkpoint = tmp_path / "policy" / "checkpoints" / "step_1"
     model, adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LORA), random_adapter(base, seed=1)
     set_adapter(model, adapter)
     model.save_pretrained(str(checkpoint))
@@ -27,12 +28,14 @@ def test_serves_run_under_given_name_until_stopped(tmp_path):
     command = [*COMMAND, "policy", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
-        serving = next(line for line in process.stdout if line.startswith("serving"))
-        assert "(context 512," in serving, "the model has fewer positions than the default"
-        url = next(word for word in serving.split() if word.startswith("http"))
-        assert http.get(url + "/v1/models").json()["data"][0]["id"] == "policy"
-        assert agrees(generate(url, PROMPT), Reference(base, adapter))
-        process.send_signal(signal.SIGTERM)
+        try:
+            serving = next(line for line in process.stdout if line.startswith("serving"))
+            assert "(context 512," in serving, "the model has fewer positions than the default"
+            url = next(word for word in serving.split() if word.startswith("http"))
+            assert http.get(url + "/v1/models").json()["data"][0]["id"] == "policy"
+            assert agrees(generate(url, PROMPT), Reference(base, adapter))
+        finally:
+            process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 
 
