@@ -3,6 +3,7 @@
 Trials, sandboxes, environment server and endpoint are real; the model is scripted.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -193,8 +194,11 @@ def test_trials_of_a_killed_server_are_played_again(tmp_path: Path, tokenizer_di
 
 def server_of(evaluation: int) -> psutil.Process:
     """Return the environment server of an evaluation, which runs the trials itself."""
-    children = psutil.Process(evaluation).children(recursive=True)
-    (server,) = [child for child in children if "harbortrainer.engines.env_server.env_main" in child.cmdline()]
+    found = []
+    for child in psutil.Process(evaluation).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a command of a trial that has ended
+            found += [child] if "harbortrainer.engines.env_server.env_main" in child.cmdline() else []
+    (server,) = found
     return server
 
 
