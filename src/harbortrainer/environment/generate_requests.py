@@ -2,8 +2,8 @@
 
 - `over_aiohttp`: renderers' `generate` posts to `/inference/v1/generate` with an OpenAI client. `GenerateClient` takes
   its place and posts with aiohttp, for a third of the CPU. A failed request raises what the OpenAI client would raise.
-- `without_builtin_signatures`: pydantic's `model_construct`, which makes the nodes of a trace, inspects the signature
-  of `list` or `time.time` for each default.
+- `without_list_signatures`: pydantic's `model_construct`, which makes the nodes of a trace, inspects the signature of
+  `list` for each default.
 - `without_repeated_headers`: renderers encodes the constant header of an assistant message for each answer it parses.
 - `without_loopback_http`: an agent in this process calls verifiers' interception server, in this process too, over
   HTTP. `ChatClient` calls its handler instead.
@@ -13,7 +13,6 @@ figures, and the patches for the libraries.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -153,12 +152,8 @@ def over_aiohttp[T](generate: Callable[..., Awaitable[T]]) -> Callable[..., Awai
     return call
 
 
-_TAKE_NO_DATA = list, dict, set, time.time
-"""Default factories of which pydantic need not inspect the signature."""
-
-
-def without_builtin_signatures() -> None:
-    """Make pydantic know of `list` and others as a default factory that it takes no data."""
+def without_list_signatures() -> None:
+    """Make pydantic know of `list` as a default factory that it takes no data, in place of parsing its signature."""
     from pydantic._internal import _fields
 
     inspects = getattr(_fields, "takes_validated_data_argument", None)
@@ -166,7 +161,7 @@ def without_builtin_signatures() -> None:
 
         @wraps(inspects)
         def takes_data(factory: Callable[..., object]) -> bool:
-            return all(factory is not known for known in _TAKE_NO_DATA) and inspects(factory)
+            return factory is not list and inspects(factory)
 
         vars(_fields)["takes_validated_data_argument"] = takes_data
 

@@ -10,7 +10,6 @@ error was swallowed.
 """
 
 import copy
-import inspect
 import logging
 import time
 from collections.abc import Iterable
@@ -101,9 +100,6 @@ class HarborTask(Task[HarborTaskData, HarborState]):
         """
         harbor_state(trace).call_arrivals.append(time.time())
         return False
-
-    # verifiers inspects it at each model call.
-    vars(note_call)["__signature__"] = inspect.signature(note_call)
 
     async def finalize(self, trace: Trace, runtime: Runtime) -> None:
         """Raise if the trial's outcome does not train.
