@@ -175,7 +175,7 @@ def warn_about_defaults(model: str | None, file: Path | None) -> None:
     """Warn if an export is evaluated without the settings of its training."""
     if file is None and model is not None and (Path(model) / EXPORTED_CONFIG).is_file():
         what = "an export is evaluated with default turns, sampling and sandboxes"
-        do = "pass --config RUN/config.toml for those of its training"
+        do = "to use the settings of its run, pass --config RUN/config.toml"
         print(f"warning: --model {model}: {what}; {do}", file=sys.stderr)
 
 

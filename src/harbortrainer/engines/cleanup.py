@@ -26,12 +26,13 @@ WARNING = "warning"
 
 
 def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
-    """End the processes and sandboxes of a run; with `owner`, only those of that owner.
+    """End the processes and sandboxes of a run, or of one of its environment servers.
 
     Args:
         run: The run's label.
         kinds: Environment types of the run.
         pythons: Interpreters that may have the providers' packages, before this process's own.
+        owner: The environment server whose processes and sandboxes to end; empty for all of the run.
 
     Returns:
         Messages for the user, one line each; empty if there was nothing to end.
@@ -42,7 +43,7 @@ def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, ow
 
 
 def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
-    """End the containers and remote sandboxes of a run; with `owner`, only those of that owner.
+    """End the containers and remote sandboxes of a run, or of one of its environment servers.
 
     Takes and returns the same as `clean_up`.
     """
