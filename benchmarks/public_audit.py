@@ -1,4 +1,4 @@
-"""Search public task repositories for answers that the agent can read, and write the report of docs/audit/.
+"""Search public task repositories for readable answers and graders, and write the report of docs/audit/.
 
     python benchmarks/public_audit.py MIRRORS --out docs/audit
 
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from harbortrainer.errors import UserError
 from harbortrainer.tar_filter import strict_filter
-from harbortrainer.tasks.audit import read_files, readable_answers
+from harbortrainer.tasks.audit import read_files, static_findings
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.verdict import Finding
 
 INTRODUCTION = """# Audit of public tasks
 
-The static part of [`harbortrainer tasks audit`](../check-tasks.md#audit) on public repositories: answers in files of
-the image and in the instruction. No task was run, so this page says nothing about guesses, mutants, flaky verifiers or
-cheats. The search is textual. `audit.json` beside this page has all findings.
+The static part of [`harbortrainer tasks audit`](../check-tasks.md#audit) on public repositories: answers and graders in
+files of the image, and answers in the instruction. No task was run, so this page says nothing about guesses, mutants,
+flaky verifiers or cheats. The search is textual. `audit.json` beside this page has all findings.
 
 """
 BY_HAND = "\n## Read by hand\n"
@@ -67,14 +67,15 @@ def audit(mirror: Path) -> AuditedSet:
     """Audit the tasks at a repository's newest stored commit."""
     skipped: list[UserError] = []
     with tempfile.TemporaryDirectory(prefix="harbortrainer-public-") as folder:
-        with tarfile.open(fileobj=BytesIO(git(mirror, "archive", "HEAD"))) as archive:
+        # Level 0 leaves out the refused members, such as links to absolute paths.
+        with tarfile.open(fileobj=BytesIO(git(mirror, "archive", "HEAD")), errorlevel=0) as archive:
             archive.extractall(folder, filter=strict_filter)
         try:
             tasks = load_folder(folder, skip=skipped.append)
         except UserError:
             tasks = []
         names = {task.key: "." if task.path == Path(folder).resolve() else task.name for task in tasks}
-        findings = {names[task.key]: readable_answers(read_files(task)) for task in tasks}
+        findings = {names[task.key]: static_findings(read_files(task)) for task in tasks}
     commit = git(mirror, "rev-parse", "HEAD").decode().strip()
     return AuditedSet(mirror.parent.name.replace("+", "/", 1), commit, len(skipped), findings)
 

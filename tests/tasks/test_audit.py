@@ -12,7 +12,7 @@ from planted_tasks import FAMILIES, KINDS, PASS_OR_FAIL, Plan, write_planted
 from harbortrainer.cli import main
 from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.audit import guesses, read_files, readable_answers
+from harbortrainer.tasks.audit import guesses, read_files, readable_answers, static_findings
 from harbortrainer.tasks.checked_trial import CheckedTrial
 from harbortrainer.tasks.task_check import checked_as, record_passed
 from harbortrainer.tasks.task_folder import load_folder, load_task
@@ -146,18 +146,72 @@ def test_named_input_example_and_source_code_are_no_leak(
         ("Count.", "RUN echo 2 > /opt/answer_truth.txt", "open('/tests/answer_truth.txt')", False),
         ("Write answer.txt.", "RUN touch /app/answer.txt", "open('/app/answer.txt')", False),
         ("Count.", "RUN touch /app/solution.py", "open('/app/solution.py')", False),
+        ("Count.", "RUN python3 /build/make.py", "open('/opt/answer_truth.txt')", True),
+        ("Count.", "", "open('/opt/answer_truth.txt')", False),
+        ("Count.", "", "open('/app/answer_key.txt')", True),
     ],
-    ids=["leak", "comment", "the tests' own", "the task's output", "source code"],
+    ids=[
+        *("leak", "comment", "the tests' own", "the task's output", "source code"),
+        *("a build script's", "an unused script's", "copied"),
+    ],
 )
-def test_answer_that_the_dockerfile_makes_is_a_leak(
+def test_answer_of_the_image_that_the_tests_read_is_a_leak(
     tmp_path: Path, instruction: str, dockerfile: str, test: str, *, leaks: bool
 ) -> None:
     Plan(instruction, {}, "true", "true", "out").write(tmp_path)
     (tmp_path / "environment/Dockerfile").write_text(f"FROM debian:12-slim\n{dockerfile}\n")
+    (tmp_path / "environment/make.py").write_text("open('/opt/answer_truth.txt', 'w').write(str(1 + 1))\n")
+    (tmp_path / "environment/answer_key.txt").write_text("2\n")
     (tmp_path / "tests/test_count.py").write_text(f"assert int({test}.read()) == 1 + 1\n")
     weak = [finding.what for finding in readable_answers(read_files(load_task(tmp_path))) if finding.severity == "weak"]
-    said = "the tests read an answer that the Dockerfile makes: /opt/answer_truth.txt"
+    said = f"the tests read an answer of the image: {test.split("'")[1]}"
     assert weak == ([said] if leaks else [])
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    ("instruction", "test", "leaks"),
+    [
+        ("Count.", "python3 /opt/hidden_grader.py > score.txt", True),
+        ("Count.", 'reward=$(bash -e "/opt/hidden_grader.py")', True),
+        ("Count.", "python3 -m pytest -q /opt/hidden_grader.py", True),
+        ("Count.", "# python3 /opt/hidden_grader.py", False),
+        ("Count.", "cmp /opt/hidden_grader.py count.txt", False),
+        ("Count.", "python3 /tests/hidden_grader.py", False),
+        ("Count.", "python3 /opt/counter.py", False),
+        ("Count.", "cp /tests/own_check.py /opt; python3 /opt/own_check.py", False),
+        ("Write hidden_grader.py.", "python3 /opt/hidden_grader.py", False),
+    ],
+    ids=[
+        *("run", "by a shell", "by pytest", "comment", "compared", "the tests' own", "the program under test"),
+        *("brought by the tests", "the agent's work"),
+    ],
+)
+def test_grader_of_the_image_is_a_finding(tmp_path: Path, instruction: str, test: str, *, leaks: bool) -> None:
+    Plan(instruction, {}, "true", test, "out", tests={"own_check.py": "assert True"}).write(tmp_path)
+    for name in ("hidden_grader.py", "counter.py", "own_check.py"):
+        (tmp_path / "environment" / name).write_text("print(1)\n")
+    weak = [finding.what for finding in static_findings(read_files(load_task(tmp_path))) if finding.severity == "weak"]
+    assert weak == (["the tests run a grader of the image: /opt/hidden_grader.py"] if leaks else [])
+    (tmp_path / "environment/Dockerfile").unlink()
+    assert static_findings(read_files(load_task(tmp_path))) == []
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    ("lines", "noted"),
+    [
+        ("took = time.monotonic() - start\nassert took < 3", True),
+        ("took = time.monotonic() - start\nprint(took)", False),
+        ("deadline = time.monotonic() + 60\nassert failures < 3", False),
+    ],
+    ids=["limit", "report", "deadline"],
+)
+def test_limit_of_a_running_time_is_a_note(tmp_path: Path, lines: str, *, noted: bool) -> None:
+    Plan("Sort.", {}, "true", "true", "out", tests={"test_sort.py": f"import time\n{lines}\n"}).write(tmp_path)
+    found = [(finding.severity, finding.what) for finding in static_findings(read_files(load_task(tmp_path)))]
+    said = "tests/test_sort.py limits a running time, so the reward depends on the machine's load"
+    assert found == ([("note", said)] if noted else [])
 
 
 @pytest.mark.pure
@@ -165,7 +219,7 @@ def test_guesses_name_the_tasks_files_and_common_values_of_its_tests(tmp_path: P
     test = "[ $(cat /app/a/out.txt) = 42 ] || [ $(cat /app/b) = 4711 ] || [ -f /usr/bin/x ] || [ -f /tests/y ]"
     Plan("Write notes.md and '/app/it is'.", {}, "true", test, "out").write(tmp_path)
     found = guesses(read_files(load_task(tmp_path)))
-    assert list(found) == ["guessed-empty", "guessed-42"]
+    assert list(found) == ["guessed-empty", "guessed-42", "guessed-1"]
     named = re.search(r"for file in (.*?); do", found["guessed-42"])
     assert named is not None and named[1].split() == ["/app/a/out.txt", "/app/b", "/app/it", "notes.md"]
 
@@ -215,6 +269,8 @@ def test_audit_command_runs_guesses_and_mutants_and_finds_copies(
     clean = FAMILIES["total"](random.Random(3))
     clean.write(tmp_path / "tasks/clean")
     replace(clean, test=f"if [ -f /app/total.txt ]; {PASS_OR_FAIL}").write(tmp_path / "tasks/exists")
+    agree = 'if [ "$(cat a.txt)" -eq "$(cat b.txt)" ]; ' + PASS_OR_FAIL
+    Plan("Add to a.txt and b.txt.", {"n": "7"}, "tee a.txt < n > b.txt", agree, "a.txt").write(tmp_path / "tasks/agree")
     clean.write(tmp_path / "known/original")
     options = ["--repeats", "1", "--cheats", "none", "--parallel", "2", "--json", "audit.json"]
     assert main(["tasks", "audit", "tasks", *options]) == 0
@@ -222,14 +278,15 @@ def test_audit_command_runs_guesses_and_mutants_and_finds_copies(
     assert report["clean"].word == "ok", report["clean"].findings
     rewards = {trial.agent: trial.reward for trial in report["clean"].trials}
     mutants = dict.fromkeys(("emptied-output", "halved-output", "altered-output", "halved-solution"), 0)
-    assert rewards == {"oracle": 1, "nop": 0, "guessed-empty": 0, **mutants}
-    assert report["exists"].forged == {"guessed-empty": 1}
+    assert rewards == {"oracle": 1, "nop": 0, "guessed-empty": 0, "guessed-1": 0, **mutants}
+    assert report["exists"].forged == {"guessed-empty": 1, "guessed-1": 1}
+    assert report["agree"].forged == {"guessed-1": 1}
     assert "the verifier accepts a spoiled solution: emptied-output" in report["exists"].doubts[1]
     table = TasksetKeys(tasks_dir=Path("tasks"), audited=True)
     assert [task.name for task in select_tasks(table).tasks] == ["clean"]
     capsys.readouterr()
     assert main(["tasks", "audit", "tasks", *options, "--resume", "--benchmark", "known"]) == 0
-    assert "2 tasks were checked before" in capsys.readouterr().out
+    assert "3 tasks were checked before" in capsys.readouterr().out
     report = {row["task"]: Verdict.model_validate(row) for row in json.loads(Path("audit.json").read_text())["tasks"]}
     assert report["clean"].doubts == ["a copy of original of known (the same content)"]
 
@@ -251,3 +308,17 @@ def test_mutant_that_leaves_the_result_intact_is_no_finding(tmp_path: Path, monk
         rewards = {trial.agent: trial.reward for trial in verdict.trials}
         assert verdict.word == "ok", verdict.findings
         assert rewards["altered-output"] is None and rewards["halved-solution"] == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.process
+def test_spoiled_files_of_a_running_service_are_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop = "while :; do touch /app/beat; sleep 0.05; done"
+    solve = f"echo '{loop}' > service.sh\n(setsid bash -c \"$(cat service.sh)\" > /dev/null 2>&1 < /dev/null &)"
+    test = f"rm -f /app/beat; sleep 0.5; if [ -e /app/beat ]; {PASS_OR_FAIL}"
+    Plan("Start a service that touches the beat.", {"n": ""}, solve, test, "").write(tmp_path / "tasks/service")
+    assert main(["tasks", "audit", "tasks", "--repeats", "1", "--cheats", "none", "--json", "audit.json"]) == 0
+    (verdict,) = (Verdict.model_validate(row) for row in json.loads(Path("audit.json").read_text())["tasks"])
+    assert verdict.word == "ok", verdict.findings
+    assert {trial.reward for trial in verdict.trials if trial.agent.endswith("-output")} == {None}

@@ -1,4 +1,4 @@
-"""Static part of an audit: expected values, answers in files that the agent can read, and guesses worth a trial.
+"""Static part of an audit: answers and graders in files that the agent can read, and guesses worth a trial.
 
 A task's files are untrusted: nothing of them runs here, and at most `MAX_FILES` files of `MAX_FILE_BYTES` are read.
 The search is textual, so a finding is a reason to read the task, and no proof.
@@ -46,6 +46,13 @@ _COMMON |= {str(number) for number in (*range(11), 42, 100)}
 _PATH = re.compile(r"(?<![\w./:$}~*-])/(?:[\w.-]+/)*[\w.-]*\w")
 _FILE = re.compile(r"(?<![\w./-])[\w-]+\.(?:txt|json|csv|tsv|md|log|html|xml|ya?ml|out|dat)\b")
 _NOT_THE_AGENTS = re.compile(r"/(?:tests|logs|solution|bin|sbin|usr|etc|lib\w*|proc|dev|sys|run|boot)(?:/|$)")
+_RUN = re.compile(rf"\b(?:python[\d.]*|bash|sh|node|perl|ruby|pytest)(?: -\S+)* [\"']?({_PATH.pattern})")
+_GRADER = re.compile(
+    r"(?:^|[_.-])(?:tests?|check(?:s|er)?|verif(?:y|ier)|grad(?:e|er|ing)|judge|scor(?:e|er|ing)|reward)(?:[_.-]|$)",
+    re.IGNORECASE,
+)
+_ELAPSED = re.compile(r"\b(\w+)\s*=\s*\(?time\.(?:time|monotonic|perf_counter)\(\)\s*-")
+_LIMITED = re.compile(r"\bassert\s+(\w+)\s*<")
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,11 @@ class AuditedFiles:
     """Files of the image's build context, and the Dockerfile, whose lines are layers of the image."""
 
     @property
+    def dockerfile(self) -> str:
+        """Words of the Dockerfile; empty without one, so that nothing is known of the image."""
+        return " ".join(file.code for file in self.environment if Path(file.name).name == "Dockerfile")
+
+    @property
     def values(self) -> list[str]:
         """Constants that the tests compare with, in order."""
         found = [
@@ -106,6 +118,35 @@ def _texts(task: Path, part: str) -> Iterator[TextFile]:
             continue
 
 
+def static_findings(files: AuditedFiles) -> list[Finding]:
+    """Return the findings of all searches: readable answers, graders in the image, and tests of a running time."""
+    found = readable_answers(files)
+    if graders := _graders_in_image(files):
+        found.append(weak("verifier", f"the tests run a grader of the image: {', '.join(graders[:MAX_NAMED])}"))
+    if timed := [file.name for file in files.tests if {*_ELAPSED.findall(file.text)} & {*_LIMITED.findall(file.text)}]:
+        what = "limits a running time, so the reward depends on the machine's load"
+        found.append(note("verifier", f"{', '.join(timed[:MAX_NAMED])} {what}"))
+    return found
+
+
+def _graders_in_image(files: AuditedFiles) -> list[str]:
+    """Return the graders that the shell scripts of the tests run, and the agent can read or change.
+
+    Python tests are left out, since other tests beside a grader can catch its change. A program that the instruction
+    names is the agent's work, and one that the tests bring replaces the image's.
+    """
+    if not files.dockerfile:
+        return []
+    scripts = " ".join(file.code for file in files.tests if file.name.endswith(".sh"))
+    image, own = ({Path(file.name).name for file in part} for part in (files.environment, files.tests))
+    run = {path: Path(path).name for path in _RUN.findall(scripts) if not _NOT_THE_AGENTS.match(path)}
+    return sorted(
+        path
+        for path, name in run.items()
+        if name in image - own and _GRADER.search(name) and name not in files.instruction
+    )
+
+
 def readable_answers(files: AuditedFiles) -> list[Finding]:
     """Return the findings on answers in text that the agent can read."""
     copied = {file.name: of.name for of in _secrets(files) for file in files.environment if _is_copy(of, file)}
@@ -117,7 +158,7 @@ def readable_answers(files: AuditedFiles) -> list[Finding]:
     if named := sorted({file.name for file in files.environment if file.name not in copied and _names(file, files)}):
         found.append(weak("task", f"an expected value stands as an answer in {', '.join(named[:MAX_NAMED])}"))
     if kept := _kept_in_image(files):
-        found.append(weak("task", f"the tests read an answer that the Dockerfile makes: {', '.join(kept[:MAX_NAMED])}"))
+        found.append(weak("task", f"the tests read an answer of the image: {', '.join(kept[:MAX_NAMED])}"))
     if _tells(files.instruction, [value for value in files.values if _is_specific(value)]) or any(
         file.code in _without_comments(files.instruction) for file in files.solution if len(file.code) >= MIN_COPY
     ):
@@ -128,15 +169,23 @@ def readable_answers(files: AuditedFiles) -> list[Finding]:
 
 
 def _kept_in_image(files: AuditedFiles) -> list[str]:
-    """Return the answer files that the Dockerfile makes and the tests read. The instruction names none of them."""
+    """Return the answer files that the tests read, and that the image has. The instruction names none of them.
+
+    A file of that name is copied into the image, or the Dockerfile or a script that it names makes the file.
+    """
+    if not (dockerfile := files.dockerfile):
+        return []
+    copied = {Path(file.name).name for file in files.environment}
+    made = " ".join([dockerfile, *(file.code for file in files.environment if Path(file.name).name in dockerfile)])
     tests = " ".join(file.code for file in files.tests)
-    made = " ".join(file.code for file in files.environment if Path(file.name).name == "Dockerfile")
-    read = {path for path in _PATH.findall(tests) if path in made and not _NOT_THE_AGENTS.match(path)}
-    named = {path: Path(path).name for path in read}
+    read = {path: Path(path).name for path in _PATH.findall(tests) if not _NOT_THE_AGENTS.match(path)}
+    written = {*_PATH.findall(made)}
     return sorted(
         path
-        for path, name in named.items()
-        if _ANSWER_WORD.search(name) and not _CODE.search(name) and name not in files.instruction
+        for path, name in read.items()
+        if (name in copied or path in written)
+        and _ANSWER_WORD.search(name)
+        and not (_CODE.search(name) or _EXAMPLE.search(name) or name in files.instruction)
     )
 
 
@@ -209,12 +258,13 @@ def _is_specific(value: str) -> bool:
 def guesses(files: AuditedFiles) -> dict[str, str]:
     """Return scripts that write a constant to each file that the tests or the instruction name, by name of the guess.
 
-    An empty file is always guessed; other common values only if the tests compare with them.
+    An empty file and 1 are always guessed; other common values only if the tests compare with them.
     """
     text = "\n".join([files.instruction, *(file.text for file in files.tests)])
     absolute = {path for path in _PATH.findall(text) if not _NOT_THE_AGENTS.match(path)}
     named = sorted({*absolute, *_FILE.findall(text)}, key=lambda name: (-name.count("/"), name))[:MAX_GUESSED_FILES]
-    values = [value for value in files.values if value.lower() in _COMMON][: MAX_GUESSES - 1]
+    compared = [value for value in files.values if value.lower() in _COMMON]
+    values = list(dict.fromkeys([*compared[: MAX_GUESSES - 2], "1"]))
     return {f"guessed-{value or 'empty'}": _guess(named, value) for value in ("", *values)} if named else {}
 
 

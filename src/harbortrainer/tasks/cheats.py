@@ -94,9 +94,14 @@ CHEATING_AGENT = "harbortrainer.tasks.cheating_agent:CheatingAgent"
 
 _NOT_RESULTS = "proc sys dev tmp var usr lib lib64 bin sbin opt run logs solution tests boot"
 
+# A service that the solution leaves running may no longer need the files that it wrote.
 _SPOIL = rf"""
 touch /tmp/.mutant-start; sleep 0.05
+before=" $(echo /proc/[0-9]*) "
 bash /solution/solve.sh > /dev/null 2>&1 < /dev/null
+for process in /proc/[0-9]*; do
+  case $before in *" $process "*) ;; *) grep -q . "$process/cmdline" 2> /dev/null && exit 3 ;; esac
+done
 find / "$PWD" -xdev \( {" -o ".join(f"-path /{name}" for name in _NOT_RESULTS.split())} \) -prune \
   -o -type f -newer /tmp/.mutant-start -size +0 -print | sort -u > /tmp/.mutant-files
 [ -s /tmp/.mutant-files ] || exit 3
@@ -127,6 +132,7 @@ true
 """Script of each mutant of a solution, by name.
 
 - `emptied-output`, `halved-output` and `altered-output` spoil each file that the solution wrote.
+  They change nothing if the solution left a process running.
 - `halved-solution` runs the first half of the script's lines, without the lines at its end that only print.
 """
 

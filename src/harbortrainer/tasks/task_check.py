@@ -23,7 +23,7 @@ from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.locks import waiting_lock
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
-from harbortrainer.tasks.audit import guesses, read_files, readable_answers
+from harbortrainer.tasks.audit import guesses, read_files, static_findings
 from harbortrainer.tasks.cheats import CHEATING_AGENT, CHEATS, MUTANT_AGENT, MUTANTS
 from harbortrainer.tasks.checked_trial import Category, CheckedTrial, checked_trial
 from harbortrainer.tasks.file_faults import faults
@@ -163,7 +163,7 @@ async def _verdict(
     try:
         if audit:
             files = await asyncio.to_thread(read_files, task)
-            answers = await asyncio.to_thread(readable_answers, files)
+            answers = await asyncio.to_thread(static_findings, files)
             scripts |= guesses(files)
         mutants = list(MUTANTS) if audit and (task.path / "solution" / "solve.sh").is_file() else []
         trials = [trial async for trial in _trials(task, spec, repeats, scripts, mutants, closed)]
