@@ -19,6 +19,7 @@ from harbortrainer.engines.prime_rl.checkout import SCHEMA, SOURCE, Checkout
 from harbortrainer.engines.prime_rl.failure_report import report
 from harbortrainer.engines.prime_rl.start import LABEL, LOCK, LOG, start
 from harbortrainer.errors import UserError
+from harbortrainer.runs import episode_limit
 from harbortrainer.runs.label import owner_state, run_label
 from harbortrainer.runs.locks import RunLock
 from harbortrainer.runs.log_files import TAIL_BYTES, last_lines
@@ -86,6 +87,34 @@ def test_passes_file_and_overrides_and_logs_output(run_file, stand_in, tmp_path,
     printed = last_json(tmp_path / "outputs" / "r" / LOG)
     assert printed["argv"] == ["@", str(path), "--max-steps", "3", "--resume"]
     assert '"argv"' in capfd.readouterr().out
+
+
+WRITE_EPISODES = """
+import os, time
+from pathlib import Path
+from pyzstd import decompress
+rollouts = Path("{rollouts}")
+for step in (1, 2, 3):
+    file = rollouts / f"step_{{step}}/train/all/traces.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text('{{"id": "e", "traces": [{{"id": "t"}}]}}\\n')
+    os.utime(file, (time.time() + (1 if step == 3 else -7200),) * 2)
+until = time.time() + 30
+while not any(b"row" in decompress(file.read_bytes()) for file in rollouts.rglob("*.zst")) and time.time() < until:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("option", [False, True])
+def test_launcher_keeps_transcripts_mb(run_file, stand_in, tmp_path, capfd, monkeypatch, option):
+    monkeypatch.setattr(episode_limit, "CHECK_S", 0.02)
+    rollouts = tmp_path / "outputs/r/rollouts"
+    path = run_file("" if option else "transcripts_mb = 0")
+    rl = stand_in(WRITE_EPISODES.format(rollouts=rollouts))
+    words = ["--transcripts-mb", "0"] if option else []
+    assert start(read(path, words), rl, words) == 0
+    assert list(rollouts.rglob("*.zst")) == [rollouts / "step_1/train/all/traces.jsonl.zst"]
+    assert "has more than 0 MB (transcripts_mb)" in capfd.readouterr().err
 
 
 def test_sets_pythonpath_and_loads_dotenv(run_file, stand_in, tmp_path, monkeypatch):

@@ -184,6 +184,19 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+def test_sealed_file_is_no_returned_trial(run_dir: Path) -> None:
+    old, new = (run_dir / f"rollouts/step_{step}/train/all/traces.jsonl" for step in (1, 2))
+    for path in (old, new):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}\n")
+    monitor = ProcessMonitor(f"test-{run_dir.name}", run_dir, None)
+    before = monitor.snapshot().returned
+    old.unlink()
+    assert monitor.snapshot().returned == before
+    new.write_text("{}\n{}\n")
+    assert monitor.snapshot().returned != before
+
+
 STREAM = "monitors/file/traces/stream"
 LAYOUTS = ["rollouts/step_1/train/all/traces.jsonl", f"{STREAM}.index.jsonl", f"{STREAM}/00000.jsonl"]
 

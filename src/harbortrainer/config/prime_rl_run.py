@@ -204,7 +204,7 @@ def prime_run(raw: RawRun, *, release: Release = "pin", resume: bool = False, dr
 def refusals(raw: RawRun, *, resume: bool, dry_run: bool) -> Iterator[UserError]:
     """Yield errors: keys of the embedded engine, a resume without a run name, a dry run that cleans."""
     for override in raw.overrides:
-        if longest(override.key, OWN_KEYS):
+        if longest(override.key, OWN_KEYS - {"transcripts_mb"}):
             where = f"command line: {override.words[0]}"
             yield UserError("needs the embedded engine", where=where, do="leave it out")
     if dry_run and raw.get("clean"):

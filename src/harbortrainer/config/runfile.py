@@ -134,6 +134,9 @@ class RunBasics(Table):
     run: RunName = RunName()
     """Name and folder of the run."""
 
+    transcripts_mb: int = Field(4000, ge=0)
+    """Our own key. Maximum megabytes of transcripts in the run folder. The oldest are deleted first; 0 keeps none."""
+
     @property
     def run_dir(self) -> Path:
         """Path of the run folder."""
@@ -171,9 +174,6 @@ class RunConfig(RunBasics):
 
     warmup: WarmupConfig | None = None
     """Our own table. Warm up the policy before training."""
-
-    transcripts_mb: int = Field(4000, ge=0)
-    """Our own key. Maximum megabytes of transcripts in the run folder. The oldest are deleted first; 0 saves none."""
 
     monitors: MonitorsConfig = MonitorsConfig()
     """Where metrics are logged besides the run folder (W&B, ...)."""

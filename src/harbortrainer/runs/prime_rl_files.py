@@ -7,6 +7,8 @@
       rollouts/step_N/eval/all/traces.jsonl          evaluation episodes
       metrics.jsonl, configs/NAME.json
 
+  Our launcher seals the files of old steps, and reduces those of the oldest to rows (`episode_limit.py`).
+
 - Stream: from v0.9.1.dev29 on (src/prime_rl/monitors/file/ at 551bfc39b; releases up to dev46 kept it elsewhere, see
   `STREAM_ROOTS`). Written from the source; not run.
 
@@ -28,7 +30,8 @@ from pathlib import Path
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
-from harbortrainer.runs.sealed_files import numbered_files, open_lines
+from harbortrainer.runs.durable import line_of
+from harbortrainer.runs.sealed_files import numbered_files, open_lines, plain_path
 from harbortrainer.runs.trace_transcript import Trace, TraceNode, transcript_of
 from harbortrainer.runs.transcript import Transcript
 from harbortrainer.runs.trial_row import TrialRow, row_of_episode
@@ -42,6 +45,8 @@ CONFIG_TABLES = ("trainer", "orchestrator", "inference")
 """Tables of a run, each in the file `NAME.json` for the process of that name; `inference` only if `rl` starts it."""
 WHOLE_CONFIG = "rl"
 """Name of the file that has all tables, beside or instead of their own files."""
+ROW = "row"
+"""Field of a reduced episode: its row. Such an episode has no traces."""
 WEIGHTS_COMPLETE = ("STABLE", ".finished")
 """Files that mark the weights of `broadcasts/step_N/` as complete, per step and stream layout."""
 
@@ -57,6 +62,12 @@ def episode_files(run: Path) -> list[Path]:
     ours = [(match, path) for match, path in found if match and (match[2], match[3]) != ("eval", "effective")]
     ours.sort(key=lambda one: (one[0][3] == "effective", int(one[0][1]), one[0][2]))
     return [path for _, path in ours] + _stream_files(run)
+
+
+def step_files(run: Path) -> list[tuple[int, Path]]:
+    """Return each file of episodes in the layout per step with its step, the oldest first, also copies for nobody."""
+    found = [(STEP_EPISODES.fullmatch(str(path.relative_to(run / "rollouts"))), path) for path in _step_files(run)]
+    return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def training_files(run: Path) -> list[Path]:
@@ -99,7 +110,8 @@ def launch_files(run: Path) -> list[Path]:
 
 
 def _step_files(run: Path) -> Iterator[Path]:
-    return run.glob("rollouts/step_*/*/*/traces.jsonl")
+    """Yield the plain paths of the files, which may be sealed."""
+    yield from {plain_path(path) for path in run.glob("rollouts/step_*/*/*/traces.jsonl*")}
 
 
 def _stream_files(run: Path) -> list[Path]:
@@ -124,6 +136,8 @@ def row_of_line(line: Mapping[str, object], file: Path) -> TrialRow | None:
         line: A line of one of `episode_files`.
         file: That file. Evaluations in the folder of step N are of policy version N - 1.
     """
+    if isinstance(row := line.get(ROW), dict):
+        return TrialRow.salvage(row)
     if (match := STEP_EPISODES.fullmatch("/".join(file.parts[-4:]))) is not None:
         step, kind = int(match[1]), match[2]
         version = max(0, step - 1)
@@ -145,6 +159,18 @@ def episode_of(content: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     return episode if isinstance(episode, dict) else {}
+
+
+def reduced_episode(content: bytes, file: Path) -> bytes:
+    """Return an episode's line with its row in place of its traces; a line that is no episode stays as it is."""
+    episode = episode_of(content)
+    row = row_of_line(episode, file)
+    return content if row is None else line_of({"id": episode["id"], "traces": [], ROW: row.line()}).encode()
+
+
+def is_reduced(line: Mapping[str, object]) -> bool:
+    """Return whether an episode's line has its row only."""
+    return ROW in line
 
 
 def evaluation_rows(run: Path) -> list[TrialRow]:

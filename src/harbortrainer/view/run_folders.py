@@ -38,7 +38,12 @@ from harbortrainer.view.format import duration
 from harbortrainer.view.queries import IndexedRun
 from harbortrainer.view.run_config import FlatConfig, toml_config
 from harbortrainer.view.token_decoder import TokenDecoder, tokenizer_file
-from harbortrainer.view.transcript_detail import NO_TRANSCRIPT, add_saved_transcript, add_transcript
+from harbortrainer.view.transcript_detail import (
+    NO_TRANSCRIPT,
+    TRANSCRIPT_DELETED,
+    add_saved_transcript,
+    add_transcript,
+)
 from harbortrainer.view.trial_view import RunHead, TrialDetail
 
 
@@ -268,7 +273,7 @@ class PrimeRLFolder:
         """Return a trial with its turns."""
         detail, transcript = TrialDetail(row, error=row.error or ""), prime_rl_files.transcript_of_line(folder, line)
         if transcript is None:
-            return replace(detail, transcript=NO_TRANSCRIPT)
+            return replace(detail, transcript=TRANSCRIPT_DELETED if prime_rl_files.is_reduced(line) else NO_TRANSCRIPT)
         model, tokenizer = prime_rl_names(folder)
         return add_transcript(detail, transcript, TokenDecoder(tokenizer_file(tokenizer, model)))
 

@@ -70,7 +70,7 @@ class ProcessMonitor:
             orchestrator=orchestrator is not None,
             workers=workers,
             in_flight=int(status["count"]) if status else 0,
-            returned=(status[0] if status else "", self._bytes_returned()),
+            returned=(status[0] if status else "", self._last_growth()),
         )
 
     def _log_of(self, process: psutil.Process) -> Path | None:
@@ -81,13 +81,14 @@ class ProcessMonitor:
                 return path.relative_to(self.run_dir / "logs")
         return None
 
-    def _bytes_returned(self) -> int:
-        """Return the total size of the files to which each returned episode is appended."""
-        total = 0
+    def _last_growth(self) -> tuple[int, int]:
+        """Return time and size of the newest of the files to which each returned episode is appended."""
+        newest = 0, 0
         for path in growing_files(self.run_dir):
             with suppress(OSError):
-                total += path.stat().st_size
-        return total
+                status = path.stat()
+                newest = max(newest, (status.st_mtime_ns, status.st_size))
+        return newest
 
 
 def server_name(log: Path) -> str:

@@ -34,6 +34,7 @@ from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
 from harbortrainer.engines.prime_rl.resume import Checkpoints, resume_options
 from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
 from harbortrainer.errors import EXIT_STOPPED, UserError
+from harbortrainer.runs.episode_limit import episodes_limited
 from harbortrainer.runs.label import LABEL_FILE, run_label, this_owner
 from harbortrainer.runs.locks import RunLock, refuse_in_use
 from harbortrainer.runs.log_files import old_parts_freed
@@ -103,7 +104,7 @@ class Attempt:
         check = ProcessMonitor(label, run_dir, self.episode_limit_s).check if self.watched else None
         child = Child(words, variables, self.log, grace_s=grace_s, check_stall=check)
         try:
-            with old_parts_freed(run_dir / "logs"):
+            with old_parts_freed(run_dir / "logs"), episodes_limited(run_dir, self.run.transcripts_mb):
                 code = child.run()
         finally:
             print_lines(clean_up(label, self.kinds, [self.checkout.python]))
@@ -207,7 +208,7 @@ def plan_attempt(
 ) -> Attempt:
     """Prepare the shared settings of all attempts, and write the file for `rl` if it needs one."""
     translated = checkout.release != raw.release and not raw.assumed
-    found = [renamed(override, checkout.release) for override in found]
+    found = [renamed(override, checkout.release) for override in found if override.key not in OWN_KEYS]
     # All or none go into a copy of the file: a later one decides.
     in_copy = found if any(override.for_a_copy for override in found) else []
     options = [] if translated or in_copy else [word for override in found for word in override.words]
