@@ -7,6 +7,8 @@ from loop_fakes import group_of
 
 from harbortrainer.config.run_sections import Prices
 from harbortrainer.engines.local.rollouts.batch import Batches, OffPolicyBound
+from harbortrainer.engines.local.rollouts.group import Group
+from harbortrainer.engines.local.rollouts.schedule import Plan
 from harbortrainer.engines.local.step_metrics import (
     Stopwatch,
     batch_metrics,
@@ -70,6 +72,24 @@ def test_cancelled_trial_is_in_no_share():
     shares = {name: metrics[f"train/agg/all/agent/metrics/outcome_{name}/mean"] for name in Outcome}
     assert shares[Outcome.sandbox_error] == pytest.approx(1 / 3) == metrics["train/agg/all/has_error/mean"]
     assert (shares[Outcome.cancelled], metrics["progress/rollouts"], metrics["off_policy/dropped"]) == (0.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+def test_refill_counts_once_it_has_a_slot(begun):
+    """The first trial of an old group failed; its refill waits for a slot, or plays, when the group is cancelled."""
+    bound = OffPolicyBound(0)
+    batches = Batches(batch_size=2, bound=bound)
+    old, failed = Group(id="old", plan=Plan("s", 0), size=2), group_of([None]).rollouts[0]
+    old.start(0)
+    old.begin()
+    old.begin()
+    assert old.refill(failed)
+    old.add(failed)
+    for _ in range(begun):
+        old.begin()
+    batches.drop(old)
+    batches.add(group_of([1.0, 0.0]))
+    assert batch_metrics(batches.cut(1), bound, ["tasks"])["batch/refills"] == begun
 
 
 def test_source_share_is_0_without_trials():

@@ -106,8 +106,8 @@ class StepBatch:
 
     @property
     def refills(self) -> int:
-        """Number of rollouts that were started in place of failed ones."""
-        return sum(group.refills for group in self.arrived)
+        """Number of rollouts that got a free slot in place of failed ones."""
+        return sum(group.begun_refills for group in self.arrived)
 
     def rows(self) -> list[TrialRow]:
         """Return the rows of `rollouts/step_N.jsonl`: one for each rollout of `arrived`."""

@@ -66,7 +66,7 @@ class Group:
     started: bool = False
     """Whether its rollouts were requested from the environment."""
     refills: int = 0
-    """Rollouts that were started in place of failed ones."""
+    """Rollouts that were requested in place of failed ones."""
     replays: int = 0
     """Refills because the environment server ended; they do not count for the limit."""
     begun: int = 0
@@ -87,6 +87,11 @@ class Group:
     def running(self) -> int:
         """Number of rollouts that got a free slot and have not ended."""
         return self.begun - len(self.rollouts)
+
+    @property
+    def begun_refills(self) -> int:
+        """Number of refills that got a free slot; the group's other rollouts get theirs before."""
+        return max(0, self.begun - self.size)
 
     def begin(self) -> None:
         """Count a rollout that got a free slot."""
