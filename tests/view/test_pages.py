@@ -178,6 +178,23 @@ def test_overview_has_configuration_and_check(tmp_path) -> None:
     assert "Log-probability check" not in page_text(open_client(two_steps(tmp_path / "other")).get("/"))
 
 
+def test_heat_map_names_the_source_of_tasks_of_one_name(tmp_path) -> None:
+    rows = [
+        trial_row("a", source="easy", reward=1.0),
+        trial_row("b", source="hard", reward=0.0),
+        trial_row("c", source="hard", task="count"),
+    ]
+    client = open_client(run_folder(tmp_path / "run", rows))
+    response = client.get("/tasks")
+    text = page_text(response)
+    assert "3 tasks" in text and "sort (easy) 1.00" in text and "sort (hard) 0.00" in text and "count 1.00" in text
+    for label, trials in (("sort \\(easy\\)", ["a"]), ("sort \\(hard\\)", ["b"]), ("count", ["c"])):
+        links = re.findall(rf'href="([^"]+)"[^>]*>{label}<', response.text)
+        links += re.findall(rf'href="([^"]+)" title="{label},', response.text)
+        assert len(links) == 2
+        assert [listed_trials(client.get(unescape(link))) for link in links] == [trials, trials]
+
+
 def test_heat_map_cells_link_to_their_trials(client) -> None:
     response = client.get("/tasks?kind=eval&sort=gain")
     assert re.findall(r'class="cell (\w+)"', response.text) == ["h0", "h10"] * 3 + ["h10", "h10"]

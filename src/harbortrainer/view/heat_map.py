@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harbortrainer.view.format import reward
 from harbortrainer.view.queries import TrialFilter
-from harbortrainer.view.trial_view import UNDECIDED_STEP, Cell
+from harbortrainer.view.trial_view import UNDECIDED_STEP, Cell, TaskLabel
 
 MAX_HEAT_COLUMNS = 36
 ROWS = 60
@@ -34,6 +34,8 @@ class HeatRow:
     """One task."""
 
     task: str
+    query: str
+    """Address parameters of its trials."""
     mean: float | None
     gain: float | None
     """Mean of the later half of the columns minus mean of the earlier half."""
@@ -54,7 +56,7 @@ class HeatMap:
 
 
 def heat_map(
-    cells: Mapping[tuple[str, int], Cell], *, kind: str, order: str = "name", page: int = 1, search: str = ""
+    cells: Mapping[tuple[TaskLabel, int], Cell], *, kind: str, order: str = "name", page: int = 1, search: str = ""
 ) -> HeatMap:
     """Return one page of the map.
 
@@ -70,9 +72,9 @@ def heat_map(
     size = max(1, -(-len(steps) // MAX_HEAT_COLUMNS))
     spans = [steps[start : start + size] for start in range(0, len(steps), size)]
     span_of = {step: index for index, span in enumerate(spans) for step in span}
-    grid: dict[str, dict[int, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    grid: dict[TaskLabel, dict[int, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for (task, step), cell in cells.items():
-        if search.lower() in task.lower():
+        if search.lower() in task.name.lower():
             grid[task][span_of[step]].append(cell)
     names = sorted(
         grid, key=lambda task: _sort_key(order, task, [merged(own) for _, own in sorted(grid[task].items())])
@@ -97,7 +99,7 @@ def gain_of(cells: Sequence[Cell]) -> float | None:
     return None if early.mean is None or late.mean is None else late.mean - early.mean
 
 
-def _sort_key(order: str, task: str, cells: Sequence[Cell]) -> tuple[float, str]:
+def _sort_key(order: str, task: TaskLabel, cells: Sequence[Cell]) -> tuple[float, TaskLabel]:
     whole = merged(cells)
     figure = {"reward": whole.mean, "gain": gain_of(cells), "played": float(whole.graded + whole.ungraded)}.get(order)
     if order == "name":
@@ -105,21 +107,22 @@ def _sort_key(order: str, task: str, cells: Sequence[Cell]) -> tuple[float, str]
     return (float("inf") if figure is None else -figure if order != "reward" else figure), task
 
 
-def _row(task: str, own: Mapping[int, list[Cell]], spans: Sequence[Sequence[int]], kind: str) -> HeatRow:
+def _row(task: TaskLabel, own: Mapping[int, list[Cell]], spans: Sequence[Sequence[int]], kind: str) -> HeatRow:
     by_span = {index: merged(cells) for index, cells in own.items()}
     whole = merged(list(by_span.values()))
     cells = [_cell_of(task, by_span.get(index), span, kind) for index, span in enumerate(spans)]
     gain = gain_of([by_span[index] for index in sorted(by_span)])
-    return HeatRow(task, whole.mean, gain, whole.graded, whole.ungraded, cells)
+    query = TrialFilter(kind=kind, task=task.name, source=task.source).query()
+    return HeatRow(str(task), query, whole.mean, gain, whole.graded, whole.ungraded, cells)
 
 
-def _cell_of(task: str, cell: Cell | None, span: Sequence[int], kind: str) -> HeatCell:
+def _cell_of(task: TaskLabel, cell: Cell | None, span: Sequence[int], kind: str) -> HeatCell:
     steps = str(span[0]) if len(span) == 1 else f"{span[0]}..{span[-1]}"
     if cell is None:
         return HeatCell("blank", "", "")
     ungraded = f", {cell.ungraded} not graded" if cell.ungraded else ""
     title = f"{task}, {steps}: {reward(cell.mean)} over {cell.graded} graded{ungraded}"
-    query = TrialFilter(kind=kind, task=task, step=steps).query()
+    query = TrialFilter(kind=kind, task=task.name, source=task.source, step=steps).query()
     return HeatCell(heat_style(cell.mean), title, query, short_reward(cell.mean), cell.ungraded > 0)
 
 

@@ -31,7 +31,7 @@ from harbortrainer.view.trial_view import UNDECIDED_STEP
 logger = logging.getLogger(__name__)
 
 NAME = "view.sqlite"
-VERSION = 7
+VERSION = 8
 """Version of the tables; an index of another version is rebuilt."""
 PHASES = ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
 
@@ -49,7 +49,7 @@ CREATE TABLE trials (
 CREATE INDEX by_rank ON sources (rank);
 CREATE INDEX by_file ON trials (file, offset);
 CREATE INDEX by_group ON trials (grp);
-CREATE INDEX by_cell ON trials (kind, step, task, task_key, reward, outcome);
+CREATE INDEX by_cell ON trials (kind, step, task, source, task_key, reward, outcome);
 CREATE TABLE annotations (trace TEXT PRIMARY KEY, file INTEGER, step INTEGER, advantage REAL) WITHOUT ROWID;
 CREATE TABLE metrics (file INTEGER, offset INTEGER, line TEXT, PRIMARY KEY (file, offset)) WITHOUT ROWID;
 INSERT INTO counters VALUES ('changes', 0);

@@ -18,7 +18,7 @@ from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.view.folder_reader import FolderReader, LineLocation, read_line
 from harbortrainer.view.index import PHASES, MetricRow, RunIndex, open_index, remove, row_of
 from harbortrainer.view.run_config import FlatConfig
-from harbortrainer.view.trial_view import Cell, RunHead, TrialDetail
+from harbortrainer.view.trial_view import Cell, RunHead, TaskLabel, TrialDetail
 
 PAGE = 50
 """Trials on a page of the list."""
@@ -240,16 +240,18 @@ class IndexedRun:
             found[key or task].append(reward)
         return found
 
-    def cells(self, kind: str) -> Mapping[tuple[str, int], Cell]:
+    def cells(self, kind: str) -> Mapping[tuple[TaskLabel, int], Cell]:
         """Return the result of each task at each step."""
-        query = "SELECT task, step, avg(reward), count(reward), count(*) FROM trials WHERE kind = ? GROUP BY step, task"
-        return self._cached(
-            ("cells", kind),
-            lambda: {
-                (task, step): Cell(mean, graded, trials - graded)
-                for task, step, mean, graded, trials in self._rows(query, (kind,))
-            },
-        )
+        return self._cached(("cells", kind), lambda: self._find_cells(kind))
+
+    def _find_cells(self, kind: str) -> dict[tuple[TaskLabel, int], Cell]:
+        query = "SELECT task, source, step, avg(reward), count(reward), count(*) FROM trials WHERE kind = ?"
+        found = self._rows(f"{query} GROUP BY step, task, source", (kind,))
+        names = Counter(task for task, _ in {(task, source) for task, source, *_ in found})
+        return {
+            (TaskLabel(task, source if names[task] > 1 else ""), step): Cell(mean, graded, trials - graded)
+            for task, source, step, mean, graded, trials in found
+        }
 
     def choices(self) -> Mapping[str, Sequence[str]]:
         """Return the occurring values of `outcome`, `source`, `task` and `trained` for the filter form."""
@@ -259,7 +261,7 @@ class IndexedRun:
         outcomes: Counter[str] = Counter()
         for counts in self.outcomes().values():
             outcomes.update(counts)
-        tasks = {task for kind in ("train", "eval") for task, _ in self.cells(kind)}
+        tasks = {task.name for kind in ("train", "eval") for task, _ in self.cells(kind)}
         return {
             "outcome": [name for name, _ in outcomes.most_common()],
             "source": [name for (name,) in self._rows("SELECT DISTINCT source FROM trials ORDER BY source") if name],

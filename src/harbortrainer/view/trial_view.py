@@ -5,6 +5,7 @@ Contract: templates and charts use only these types and `TrialRow`. Each reader 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harbortrainer.runs.transcript import ChangedFile
 from harbortrainer.runs.trial_row import UNDECIDED, TrialRow
@@ -115,6 +116,17 @@ class RunHead:
     """Step and message of the check of the training data that stopped the run; None if none did."""
     wall_s: float | None = None
     """Wall-clock seconds of an ended run, from its summary; None if they are unknown."""
+
+
+class TaskLabel(NamedTuple):
+    """Name of a task on the heat map."""
+
+    name: str
+    source: str = ""
+    """Its source, if several sources have a task of this name."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source})" if self.source else self.name
 
 
 @dataclass(frozen=True, slots=True)
