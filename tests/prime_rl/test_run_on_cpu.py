@@ -26,6 +26,8 @@ from starlette.testclient import TestClient
 
 from harbortrainer.cli import main
 from harbortrainer.engines.prime_rl.resume import Checkpoints
+from harbortrainer.runs.episode_limit import EpisodeLimit
+from harbortrainer.runs.prime_rl_files import step_files
 from harbortrainer.runs.provenance import engine_of, named_model, run_config
 from harbortrainer.view.queries import TrialFilter
 from harbortrainer.view.run_folders import open_store, prime_rl_names
@@ -154,6 +156,7 @@ def test_run_learns_and_survives_two_kills(prime_rl: PrimeRL, tmp_path: Path) ->
     check_names(run.folder)
     check_pages(run.folder)
     check_export(run.folder, tmp_path / "export")
+    check_sealed(run.folder)
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -181,6 +184,31 @@ def check_pages(folder: Path) -> None:
         page = pages.get(path)
         assert page.status_code == 200 and shown in re.sub(r"<[^>]+>| +", " ", page.text)
         assert "token ids, because no tokenizer" not in page.text
+
+
+def check_sealed(folder: Path) -> None:
+    """Check that old steps are sealed, ten times smaller, then reduced, and that every trial keeps its row."""
+    store, old = open_store(folder), TrialFilter(step="1", sort="-reward")
+    rows, trial = store.find(old), store.find(old)[0][0].trial
+    before, changed = store.detail(trial), time.time() - 7200
+    for _, path in step_files(folder):
+        os.utime(path, (changed, changed))
+    size, limit = _bytes_of(folder, 1), EpisodeLimit(folder, max_mb=4000)
+    step_files(folder)[-1][1].touch()
+    limit.check()
+    assert _bytes_of(folder, 1) < size / 10
+    store.refresh()
+    after = store.detail(trial)
+    assert before is not None and after is not None and len(before.turns) == len(after.turns) > 0
+    assert [turn.answer for turn in after.turns] == [turn.answer for turn in before.turns]
+    EpisodeLimit(folder, max_mb=0).reduce()
+    store.refresh()
+    reduced = store.detail(trial)
+    assert store.find(old) == rows and reduced is not None and not reduced.turns
+
+
+def _bytes_of(folder: Path, step: int) -> int:
+    return sum(path.stat().st_size for path in folder.glob(f"rollouts/step_{step}/*/*/traces.jsonl*"))
 
 
 def check_export(folder: Path, out: Path) -> None:

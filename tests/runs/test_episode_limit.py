@@ -127,6 +127,7 @@ def test_late_line_joins_the_sealed_ones(tmp_path: Path) -> None:
     limit = limit_of(run)
     limit.check()
     append_lines(file_of(run, 1, kind="eval"), [episode("late")])
+    set_age(file_of(run, 1, kind="eval"), 61)
     limit.check()
     assert [row.trial for row in evaluation_rows(run) if row.step == 0] == ["e1", "late"]
     assert not file_of(run, 1, kind="eval").exists()
@@ -146,8 +147,21 @@ def test_file_that_grows_while_it_is_sealed_stays(tmp_path: Path, monkeypatch: p
     assert [line["id"] for line in read_lines(path)] == ["e-a1", "e-b1", "e-late"]
     monkeypatch.undo()
     sealed_files.seal(path)
+    assert not path.exists()
+    append_lines(path, [episode("later")])
+    flush = sealed_files.flush
+
+    def flush_and_append(at: Path) -> None:
+        flush(at)
+        append_lines(path, [episode("last")])
+
+    monkeypatch.setattr(sealed_files, "flush", flush_and_append)
+    sealed_files.seal(path)
+    monkeypatch.undo()
+    sealed_files.seal(path)
     with sealed_files.open_lines(path) as lines:
-        assert [json.loads(line)["id"] for line in lines] == ["e-a1", "e-b1", "e-late"]
+        ids = [json.loads(line)["id"] for line in lines]
+    assert ids == ["e-a1", "e-b1", "e-late", "e-later", *["e-last"] * (len(ids) - 4)] and len(ids) > 4
 
 
 def test_changed_and_newest_files_stay_plain(tmp_path: Path) -> None:
@@ -200,7 +214,7 @@ def test_readers_go_on_while_files_are_replaced(tmp_path: Path) -> None:
 
     def work() -> None:
         limit.check()
-        reduced.check()
+        reduced.reduce()
         ended.set()
 
     thread = threading.Thread(target=work)

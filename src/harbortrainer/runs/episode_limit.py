@@ -2,8 +2,8 @@
 
 A file is sealed (`sealed_files.py`) when its step is older than the newest two and it was not changed for an hour.
 Prime-RL never reads these files, and appends to old ones in two cases only: a late trial of an evaluation, and
-`retrigger_on_resume`. Such lines are joined with the sealed ones. The oldest sealed files are reduced to the trials'
-rows, until all are under the limit, as the embedded engine removes its oldest transcripts.
+`retrigger_on_resume`. Such lines are joined with the sealed ones after a quiet minute. The oldest sealed files are
+reduced to the trials' rows, until all are under the limit, as the embedded engine removes its oldest transcripts.
 
 Invariants: a row is never removed. `kill -9` loses nothing. Nothing is changed before Prime-RL has written an episode
 of this start: it deletes the folders of the steps that a resume repeats.
@@ -53,13 +53,15 @@ class EpisodeLimit:
         newest = max(step for step, _ in files)
         old = [path for step, path in files if step <= newest - PLAIN_STEPS]
         for path in old:
-            is_late = path in plain and sealed_path(path).exists()
-            if path in plain and (is_late or plain[path] < time.time() - self._quiet_s) and not self.ended.is_set():
+            quiet_s = CHECK_S if sealed_path(path).exists() else self._quiet_s
+            if path in plain and plain[path] < time.time() - quiet_s and not self.ended.is_set():
                 with suppress(OSError, UserError):
                     seal(path)
-        self._reduce([path for path in old if sealed_path(path).exists()])
+        self.reduce()
 
-    def _reduce(self, sealed: list[Path]) -> None:
+    def reduce(self) -> None:
+        """Reduce the oldest sealed files, while all are over the limit."""
+        sealed = [path for _, path in step_files(self._run) if sealed_path(path).exists()]
         sizes = {path: sealed_path(path).stat().st_size for path in sealed}
         total = sum(sizes.values())
         for path in sealed:

@@ -89,7 +89,8 @@ def seal(path: Path) -> None:
     Lines that were added after an earlier seal, to a new plain file, follow the sealed ones. A call after a kill
     completes the seal.
     """
-    _restore_start(path)
+    if not _restore_start(path):
+        return
     size = path.stat().st_size
     with path.open("rb") as plain:
         write_sealed(path, _chunks(plain))
@@ -110,21 +111,25 @@ def write_sealed(path: Path, text: Iterable[bytes]) -> None:
         draft.replace(target)
 
 
-def _restore_start(path: Path) -> None:
-    """Put the sealed text before the lines of a plain file, unless the file begins with that text."""
+def _restore_start(path: Path) -> bool:
+    """Put the sealed text before the lines of a plain file, unless it begins with that text; return whether it does."""
     if not sealed_path(path).exists():
-        return
+        return True
     with _open_sealed(sealed_path(path)) as sealed, path.open("rb") as plain:
         if all(part == plain.read(len(part)) for part in _chunks(sealed)):
-            return
+            return True
         sealed.seek(0)
         plain.seek(0)
+        size = path.stat().st_size
         with _draft(path) as draft:
             with draft.open("wb") as out:
                 out.writelines(_chunks(sealed))
                 out.writelines(_chunks(plain))
             flush(draft)
+            if path.stat().st_size != size:
+                return False
             draft.replace(path)
+    return True
 
 
 @contextmanager
