@@ -12,7 +12,7 @@ from e2e_environments import LosesItsFolder
 from patience import wait_until
 
 from harbortrainer.cli import main
-from harbortrainer.doctor import docker_daemon
+from harbortrainer.doctor import docker_daemon, task_checks
 from harbortrainer.harbor_compat.task_lint import has_lint
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.checked_trial import CheckedTrial
@@ -190,6 +190,16 @@ async def test_refuses_privileged_compose_service_unless_task_is_trusted(tmp_pat
     (verdict,) = await check_tasks(load_folder(tmp_path), environment_type="docker", trusted=["op*"])
     assert verdict.problem.startswith("cannot run in docker: [environment] gpus = 1")
     assert verdict.note == "sandbox not isolated: main is privileged"
+
+
+@pytest.mark.parametrize(("kind", "advised"), [("local", True), ("docker", False)])
+async def test_unsupported_task_gets_the_advice_of_eval(tmp_path: Path, kind: str, advised: bool) -> None:
+    write_task(tmp_path, "gpu", toml="[environment]\ngpus = 1\n")
+    tasks = load_folder(tmp_path)
+    (verdict,) = await check_tasks(tasks, environment_type=kind)
+    assert ("--environment auto, which uses docker" in verdict.problem) is advised
+    error = task_checks.refusal(tasks[0], kind, {}, "--environment", ())
+    assert error and verdict.problem.endswith(error.do)
 
 
 async def test_warns_about_shared_ports(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import name_first
 from harbortrainer.sandbox import network_choice
-from harbortrainer.sandbox.environment_types import choose_environment
-from harbortrainer.sandbox.images.image_choice import INSTALL, builder_problem
+from harbortrainer.sandbox.environment_types import choose_environment, unsupported_remedy
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.ignored_keys import ignored_keys
 from harbortrainer.tasks.near_duplicates import CopyPair, overlap
@@ -160,7 +159,7 @@ def _findings(found: TaskReport, kind: str, where: str, table: str = "") -> Iter
         yield red("sandboxes", what, trust_remedy(list(found.exposed), table), key)
     if found.unsupported:
         what = f"environment_type = {kind!r} cannot run {_listed(found.unsupported)}"
-        yield red("sandboxes", what, _remedy(kind), where)
+        yield red("sandboxes", what, unsupported_remedy(kind, in_file=bool(table)), where)
     if found.unset_variables:
         what = f"environment variables are not set for {_listed(found.unset_variables)}"
         yield red("variables", what, _SET_VARIABLES, where)
@@ -194,14 +193,6 @@ def _count(tasks: list[str]) -> str:
 
 def _listed(tasks: list[str]) -> str:
     return f"{_count(tasks)}: {name_first(tasks)}"
-
-
-def _remedy(kind: str) -> str:
-    entry = environment_entry(kind)
-    if entry.chosen_from or not entry.needs_namespaces:
-        return "exclude them by name"
-    image = f"{INSTALL} to build images, or " if builder_problem() else ""
-    return f"{image}set environment_type = 'auto', which runs these tasks in docker, or exclude them by name"
 
 
 def placement_line(found: TaskReport) -> str:

@@ -13,6 +13,7 @@ from typing import TypedDict
 from harbortrainer.config.environment_table import environment_entry, unknown_type
 from harbortrainer.errors import UserError
 from harbortrainer.runs.label import run_labels
+from harbortrainer.sandbox.images.image_choice import INSTALL, builder_problem
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 
@@ -37,6 +38,21 @@ def choose_environment(task: Path, environment_type: str, kwargs: Mapping[str, o
     if reasons := TaskRequirements(task).unsupported(preferred, kwargs):
         return EnvironmentChoice(other, reasons=reasons)
     return EnvironmentChoice(preferred, dict(kwargs))
+
+
+def unsupported_remedy(environment_type: str, *, in_file: bool) -> str:
+    """Return what to do about tasks that an environment type cannot run.
+
+    Args:
+        environment_type: The type, or `auto`.
+        in_file: Whether a run file selects the type; else the option `--environment` does.
+    """
+    entry, exclude = environment_entry(environment_type), "exclude such tasks by name"
+    if entry.chosen_from or not entry.needs_namespaces:
+        return exclude
+    image = f"{INSTALL} to build images, or " if builder_problem() else ""
+    auto = "set environment_type = 'auto'" if in_file else "pass --environment auto"
+    return f"{image}{auto}, which uses docker for such tasks, or {exclude}"
 
 
 class EnvironmentFields(TypedDict, total=False):

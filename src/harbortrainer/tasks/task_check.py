@@ -21,7 +21,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat.task_lint import lint_findings
 from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.locks import waiting_lock
-from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment
+from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment, unsupported_remedy
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.audit import guesses, read_files, static_findings
 from harbortrainer.tasks.cheats import CHEATING_AGENT, CHEATS, MUTANT_AGENT, MUTANTS
@@ -150,7 +150,8 @@ def _unsupported(task: TaskRef, requirements: TaskRequirements, spec: TrialSpec)
         requirements.unset_variables(os.environ, solution=has_solution(task.path)),
     )
     if unsupported := requirements.unsupported(spec.environment_type, spec.environment_kwargs):
-        return failed(task, "unsupported", start + "; ".join([*unsupported, *unset]))
+        do = unsupported_remedy(spec.environment_type, in_file=False)
+        return failed(task, "unsupported", start + "; ".join([*unsupported, *unset, do]))
     return failed(task, "host", start + "; ".join(unset)) if unset else None
 
 
