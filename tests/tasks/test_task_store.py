@@ -245,7 +245,7 @@ def test_broken_parquet_row_does_not_affect_others(tmp_path) -> None:
     [
         (lambda file, task: write_parquet(file, {"a": task}, ("path", "content")), "has no column task_binary"),
         (lambda file, task: file.write_bytes(b"no parquet"), "not a parquet file"),
-        (lambda file, task: write_parquet(file, {"a": b"x", "b": b"y"}), "none of its 2 tasks can be read"),
+        (lambda file, task: write_parquet(file, {"a": b"x", "b": b"y"}), "0 of 2 tasks load"),
         (lambda file, task: write_parquet(file, {}), "has no tasks"),
         (lambda file, task: write_parquet(file, {"a": task, "a/b": task}), "one is inside the other"),
         (lambda file, task: write_parquet(file, {"a/b": task, "a": task}), "one is inside the other"),
@@ -255,7 +255,7 @@ def test_reports_invalid_parquet_file(make, what, tmp_path, own_cache) -> None:
     make(tmp_path / "t.parquet", packed(make_task(tmp_path / "made")))
     with pytest.raises(UserError, match=what) as caught:
         fetch(task_source(str(tmp_path / "t.parquet")))
-    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, BadTasksError) or "\n" not in str(caught.value)
     assert left(own_cache) == [] and not list(own_cache.glob("t*"))
 
 
@@ -290,6 +290,27 @@ def test_reports_failed_download(source, expected, repository, tmp_path, own_cac
         fetch(task_source(source.replace("URL", bare(repository, tmp_path / "r.git"))))
     assert caught.value.do and "\n" not in str(caught.value)
     assert left(own_cache) == []
+
+
+def test_source_of_old_tasks_gets_the_command_that_converts_them(repository, tmp_path) -> None:
+    (repository / "old/first").mkdir(parents=True)
+    (repository / "old/first/task.yaml").write_text("instruction: hello")
+    commit(repository)
+    with pytest.raises(UserError, match=r"only tasks in Terminal-Bench's format .*`harbor task migrate") as caught:
+        fetch(task_source(f"{bare(repository, tmp_path / 'r.git')}#old"))
+    assert "no such" not in str(caught.value) and caught.value.where.endswith("#old")
+
+
+def test_each_bad_task_of_a_source_is_named(repository, tmp_path) -> None:
+    for name in ("a", "b", "c"):
+        make_task(repository / "bad" / name)
+        (repository / "bad" / name / "instruction.md").write_text("")
+    commit(repository)
+    with pytest.raises(BadTasksError) as caught:
+        fetch(task_source(f"{bare(repository, tmp_path / 'r.git')}#bad"))
+    *lines, last = str(caught.value).splitlines()
+    assert [line.split("; ")[0] for line in lines] == ["a: empty", "b: empty", "c: empty"]
+    assert "0 of 3 tasks load" in last
 
 
 def told_by_another(text: str, cache: str, answers) -> None:

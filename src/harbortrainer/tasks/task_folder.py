@@ -180,10 +180,18 @@ def named_folders(root: Path) -> dict[str, Path]:
 
 
 def _no_tasks_error(root: Path) -> UserError:
-    if next(root.rglob("task.yaml"), None) is None:
+    if not has_old_format(root):
         return UserError("no tasks here", where=str(root), do=f"put each task into a sub-folder with a {TASK_FILE}")
     do = f"convert them with `harbor task migrate -i {root} -o NEW`, then run `harbortrainer tasks check NEW`"
-    return UserError("only tasks in Terminal-Bench's format here (task.yaml)", where=str(root), do=do)
+    return UserError(f"{OLD_FORMAT_ONLY} here (task.yaml)", where=str(root), do=do)
+
+
+OLD_FORMAT_ONLY = "only tasks in Terminal-Bench's format"
+
+
+def has_old_format(root: Path) -> bool:
+    """Whether a folder holds a task in Terminal-Bench's first format."""
+    return next(root.rglob("task.yaml"), None) is not None
 
 
 def load_task(folder: Path, name: str = "") -> TaskRef:

@@ -27,7 +27,16 @@ from harbortrainer.runs.locks import waiting_lock
 from harbortrainer.tasks import harbor_download, parquet_tasks
 from harbortrainer.tasks.task_archive import drop_links_above_tasks, inspect_tree, remove_tree
 from harbortrainer.tasks.task_errors import reading_task
-from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef, load_folder, load_task, named_folders
+from harbortrainer.tasks.task_folder import (
+    OLD_FORMAT_ONLY,
+    TASK_FILE,
+    BadTasksError,
+    TaskRef,
+    has_old_format,
+    load_folder,
+    load_task,
+    named_folders,
+)
 
 LOCK_FILE = "tasks.lock.json"
 
@@ -253,7 +262,17 @@ def _inspect_download(source: TaskSource, folder: Path, broken: Mapping[str, str
         except UserError as error:
             unreadable[name] = error.what
     if not tasks:
-        first = "; ".join(f"{name}: {what}" for name, what in list(unreadable.items())[:1])
-        what = f"none of its {len(unreadable)} tasks can be read ({first})" if first else "has no tasks"
-        raise UserError(what, where=str(source), do=f"pass a source whose task folders have a {TASK_FILE}")
+        raise _nothing_usable(source, folder, unreadable)
     return make_lock(str(source), tasks, unreadable)
+
+
+def _nothing_usable(source: TaskSource, folder: Path, unreadable: Mapping[str, str]) -> UserError:
+    """Return the error of a download without a usable task; it names each unreadable one."""
+    where = str(source)
+    if unreadable:
+        problems = [UserError(what, where=name, do="correct it at its source") for name, what in unreadable.items()]
+        return BadTasksError(problems, total=len(problems), where=where)
+    if has_old_format(folder):
+        do = "clone it, and convert them with `harbor task migrate -i FOLDER -o NEW`; then pass NEW"
+        return UserError(f"{OLD_FORMAT_ONLY} (task.yaml)", where=where, do=do)
+    return UserError("has no tasks", where=where, do=f"pass a source whose task folders have a {TASK_FILE}")
