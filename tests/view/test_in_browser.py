@@ -71,6 +71,9 @@ def test_runs_are_selected_and_compared(tab, tmp_path) -> None:
             tab.emulate(width=width)
             tab.open(address)
             assert tab.run("document.documentElement.scrollWidth <= innerWidth"), width
+            inside = "((curve, panel) => curve.left >= panel.left && curve.width > 60 && curve.right <= panel.right)"
+            boxes = "['.spark', '.runs'].map((one) => document.querySelector(one).getBoundingClientRect())"
+            assert tab.run(f"{inside}(...{boxes})"), f"a curve is hidden or cut at {width} px"
             tab.run("document.querySelectorAll('input[type=checkbox]').forEach((one) => one.click())")
             tab.run("document.querySelector('main button').click()")
             tab.loaded()
