@@ -2,6 +2,9 @@
 
 import json
 import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -202,6 +205,32 @@ def test_unreachable_hub_is_red(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     (finding,) = model_files.check_hub(plan(model={"name": "a/b"}))
     assert finding.level is RED and "cannot be reached" in finding.what
+
+
+def test_slow_hub_is_given_up_in_time(plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(model_files, "TIMEOUT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        ended = threading.Event()
+
+        def answer_slowly() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                for sign in b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 2:
+                    connection.send(bytes([sign]))
+                    if ended.wait(0.5):
+                        return
+
+        thread = threading.Thread(target=answer_slowly)
+        thread.start()
+        began = time.monotonic()
+        (finding,) = model_files.check_hub(plan(model={"name": "a/b"}))
+        ended.set()
+        thread.join()
+    assert finding.level is RED and "cannot be reached" in finding.what
+    assert time.monotonic() - began < 6
 
 
 def test_model_created_by_warmup_need_not_exist(plan):

@@ -106,7 +106,7 @@ class ChosenPolicy:
 def choose_policy(
     name: str | None, *, gpus: Sequence[Gpu], on_prime_rl: bool, tasks: Sequence[TaskRef] = ()
 ) -> ChosenPolicy:
-    """Check the model and choose its chat format and lengths.
+    """Choose the chat format and the lengths of a model that `check_model` accepts.
 
     Args:
         name: A folder or a hub id; None for the default model.
@@ -115,10 +115,9 @@ def choose_policy(
         tasks: The tasks of the run, whose prompts must fit.
 
     Raises:
-        UserError: There is no such model, it has no usable chat format, or it does not fit.
+        UserError: It has no usable chat format, or it does not fit.
     """
     model = name or DEFAULT_MODEL
-    check_model(model)
     try:
         chat_format = choose_chat_format(model)
         plan = None if on_prime_rl else _plan(model, gpus)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbortrainer.commands.chosen_policy import GROUP, ChosenPolicy, choose_policy
+from harbortrainer.commands.chosen_policy import DEFAULT_MODEL, GROUP, ChosenPolicy, check_model, choose_policy
 from harbortrainer.commands.chosen_tasks import ACCESS, ChosenTasks, choose_tasks
 from harbortrainer.commands.new_run_file import RunChoices, file_name, run_file
 from harbortrainer.config.prime_rl_run import plugin_envs, prime_run
@@ -66,6 +66,7 @@ def init(order: InitOrder) -> int:
         raise UserError("its folder does not exist", where=str(order.output), do="create it, or change --output")
     gpus = planned_gpus(order)
     choice = planned_engine(order, gpus)
+    check_model(order.model or DEFAULT_MODEL)  # before Harbor reads the tasks, which takes seconds
     tasks = choose_tasks(order.tasks, order.trust)
     if order.warmup:
         check_warmup_order(tasks, choice)

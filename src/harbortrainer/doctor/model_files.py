@@ -2,7 +2,9 @@
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from harbortrainer.config.run_sections import WarmupConfig
@@ -126,16 +128,30 @@ def on_hub(name: str, where: str) -> Finding:
     do = f"run `hf download {name}` with network access"
     if os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True"):
         return red(HUB, f"{name} is not in the cache and HF_HUB_OFFLINE is set", do, where)
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    status = _status(f"{endpoint}/api/models/{name}")
+    if status is None:
+        return red(HUB, f"{name} is not in the cache and {endpoint} cannot be reached", do, where)
+    if status in (401, 403, 404):
+        do = "check the name, and for a private or gated model set HF_TOKEN in .env"
+        return red("model", f"the hub does not provide {name} (HTTP {status})", do, where)
+    return green("model", f"{name} is on the hub")
+
+
+def _status(url: str) -> int | None:
+    """Return the HTTP status of a page of the hub; None without an answer within `TIMEOUT_S`, name look-up included."""
     import httpx  # slow to import
 
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     token = value("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        response = httpx.get(f"{endpoint}/api/models/{name}", headers=headers, timeout=TIMEOUT_S)
-    except httpx.HTTPError:
-        return red(HUB, f"{name} is not in the cache and {endpoint} cannot be reached", do, where)
-    if response.status_code in (401, 403, 404):
-        do = "check the name, and for a private or gated model set HF_TOKEN in .env"
-        return red("model", f"the hub does not provide {name} (HTTP {response.status_code})", do, where)
-    return green("model", f"{name} is on the hub")
+    found: list[int] = []
+
+    def request() -> None:
+        with suppress(httpx.HTTPError, httpx.InvalidURL):
+            found.append(httpx.get(url, headers=headers, timeout=TIMEOUT_S).status_code)
+
+    # httpx limits each step: the name look-up not at all, the connection for each address, and each part of the answer.
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return found[0] if found else None
