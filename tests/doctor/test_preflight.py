@@ -1,5 +1,6 @@
 """Commands without a run file refuse an unusable sandbox or model before they build or download anything."""
 
+import os
 import time
 from pathlib import Path
 
@@ -56,3 +57,24 @@ def test_unreachable_hub_fails_in_seconds(
     line = error_of(capfd, command, source, "--model", "org/model", "--environment", "local")
     assert "org/model" in line and "reach" in line
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval", "tasks check"])
+def test_stopped_docker_daemon_fails_before_a_build(
+    tasks: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/docker").write_text('#!/bin/sh\necho "$@" >> "$DOCKER_CALLS"\nexit 1\n')
+    (tmp_path / "bin/docker").chmod(0o755)
+    monkeypatch.setenv("DOCKER_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    source = tasks / "one" if command == "rollout" else tasks
+    words = [*command.split(), source, "--environment", "docker", *["--agent", "oracle"] * (command != "tasks check")]
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    line = error_of(capfd, *words)
+    assert "the daemon does not answer; start it" in line and "--environment local" in line
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    line = error_of(capfd, *words)
+    assert "the daemon at DOCKER_HOST (tcp://127.0.0.1:9) does not answer; correct or unset DOCKER_HOST" in line
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert {call.split()[0] for call in calls} == {"info"}, "nothing was built"

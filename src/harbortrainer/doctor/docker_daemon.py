@@ -29,6 +29,8 @@ _NO_IMAGE, _NOT_SEEN = "harbortrainer.invalid/none", "bind source path does not 
 _REMAPPED = {"userns": "userns-remap", "rootless": "rootless mode"}
 """Names of security options of a daemon whose users are not this machine's, and what they are called."""
 
+_TIMEOUT_S = 10.0
+"""Most seconds that a daemon takes to answer."""
 POOLS = '{"default-address-pools": [{"base": "10.200.0.0/16", "size": 24}]}'
 
 
@@ -84,8 +86,8 @@ def needed(
     info = daemon() if info is None else info
     if isinstance(info, str):
         other = "--environment local" if where.startswith("--") else 'environment_type = "local"'
-        do = f"start it (`sudo systemctl start docker`), or use {other}"
-        yield red("Docker", info, do, where)
+        start = "correct or unset DOCKER_HOST" if _host() else "start it (`sudo systemctl start docker`)"
+        yield red("Docker", info, f"{start}, or use {other}", where)
         return
     yield green("Docker", f"daemon {info.version}")
     if info.remapping:
@@ -147,8 +149,15 @@ def daemon() -> DaemonInfo | str:
     """Return the daemon's information, or an error message."""
     if shutil.which("docker") is None:
         return "docker is not installed"
-    info = DaemonInfo.model_validate_json(program_output("docker", "info", "--format", "{{json .}}") or "{}")
-    return info if info.version else "the daemon does not answer"
+    output = program_output("docker", "info", "--format", "{{json .}}", timeout_s=_TIMEOUT_S)
+    info = DaemonInfo.model_validate_json(output or "{}")
+    at = f" at DOCKER_HOST ({_host()})" if _host() else ""
+    return info if info.version else f"the daemon{at} does not answer"
+
+
+def _host() -> str:
+    """Return the address of the daemon that the user set; "" for Docker's own."""
+    return os.environ.get("DOCKER_HOST", "")
 
 
 def folders(folder: Path, where: str) -> Iterator[Finding]:
