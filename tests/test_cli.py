@@ -160,6 +160,22 @@ def test_unknown_engine(project, capfd):
     assert "auto, prime-rl, local" in error_line(capfd, "train", "--config", "run.toml", "--engine", "vllm")
 
 
+def test_misspelled_engine_gets_a_suggestion(project, capfd):
+    line = error_line(capfd, "train", "--config", "run.toml", "--engine", "locl")
+    assert "--engine: unknown engine 'locl'; did you mean 'local'?" in line
+
+
+@pytest.mark.parametrize("engine", ["local", "prime-rl"])
+def test_all_mistakes_of_a_file_are_reported_at_once(project, capfd, engine):
+    edit("seq_len", "seq_length")
+    edit("group_size = 2", "group_size = 1")
+    edit('tasks_dir = "tasks"', 'tasks_dir = "nowhere"')
+    lines = error_lines(capfd, "train", "--config", "run.toml", "--engine", engine)
+    assert any("seq_length: no such key" in line for line in lines)
+    assert any("env.taskset.tasks_dir: nowhere: no such folder" in line for line in lines)
+    assert any("orchestrator.group_size: group_size is 1" in line for line in lines)
+
+
 def test_refused_key_names_the_remedy(project, capfd):
     assert "--engine prime-rl" in error_line(capfd, *TRAIN, "--trainer.loss.type", "custom")
 

@@ -146,7 +146,7 @@ def test_existing_file_is_not_overwritten(folder, capfd):
         (["tasks", "--model", "empty"], "--model empty: no config.json in empty; name the folder of a Hugging Face"),
         (["tasks", "--gpus", "999"], "--gpus: this machine has no GPUs; pass --gpu-memory GB too"),
         (["tasks", "--engine", "prime-rl"], "--engine prime-rl: Prime-RL needs 2 GPUs or more, not 0; pass --gpus N"),
-        (["tasks", "--engine", "none"], "--engine: unknown engine 'none'; choose auto, prime-rl, local"),
+        (["tasks", "--engine", "none"], "--engine: unknown engine 'none'; choose one of auto, prime-rl, local"),
         (["tasks", "-o", "none/run.toml"], "none/run.toml: its folder does not exist; create it, or change --output"),
         (["unsupported"], "unsupported: none of the 1 tasks can run here (needs-gpu: [environment] gpus = 1); "),
     ],

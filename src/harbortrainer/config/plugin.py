@@ -275,6 +275,15 @@ def plugin_errors(data: TomlTable, file: str) -> list[UserError]:
     return found
 
 
+def missing_folders(data: TomlTable, file: str) -> Iterator[UserError]:
+    """Yield an error for each `tasks_dir` of our plugin that is no folder; the tables need not be valid."""
+    for key, env in _env_tables(data):
+        folder = lookup(env, "taskset.tasks_dir") if _is_ours(env) else None
+        if isinstance(folder, str) and not Path(folder).exists():
+            where = f"{file}: {key}.taskset.tasks_dir"
+            yield UserError(f"{folder}: no such folder", where=where, do="pass a folder of Harbor tasks")
+
+
 def all_unknown_keys(data: TomlTable, file: str) -> list[UserError]:
     """Return the errors of `unknown_keys` of all sources of a run file."""
     return [error for key, env in _env_tables(data) for error in unknown_keys(env, file, key)]

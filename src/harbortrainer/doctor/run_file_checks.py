@@ -21,6 +21,8 @@ from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
 
 _NUMBERS = "numbers"
+NO_GROUP = "group_size is 1: every advantage is 0 and nothing is learned", "set it to 2 or more, e.g. 8"
+"""Message and advice for `group_size = 1`."""
 
 
 def check_plugin_keys(plan: LaunchPlan) -> Iterator[Finding]:
@@ -74,8 +76,7 @@ def counts(plan: LaunchPlan) -> Iterator[Finding]:
         what = f"max_inflight ({inflight}) is less than group_size ({group})"
         yield red(_NUMBERS, what, f"set it to {group} or more", plan.where("orchestrator.concurrency.max_inflight"))
     if group == 1:
-        what = "group_size is 1: every advantage is 0 and nothing is learned"
-        yield red(_NUMBERS, what, "set it to 2 or more, e.g. 8", plan.where("orchestrator.group_size"))
+        yield red(_NUMBERS, *NO_GROUP, plan.where("orchestrator.group_size"))
 
 
 TERMINUS = frozenset({TRAINABLE_TERMINUS, "terminus-2"})

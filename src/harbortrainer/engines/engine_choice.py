@@ -10,7 +10,7 @@ from typing import Literal
 
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.engines.programs import program_output
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, choice_advice
 
 Engine = Literal["prime-rl", "local"]
 ENGINES = ("auto", "prime-rl", "local")
@@ -56,7 +56,7 @@ def choose(
         UserError: There is no such engine.
     """
     if requested not in ENGINES:
-        raise UserError(f"unknown engine {requested!r}", where="--engine", do=f"choose {', '.join(ENGINES)}")
+        raise UserError(f"unknown engine {requested!r}", where="--engine", do=choice_advice(requested, ENGINES))
     if requested == "prime-rl" or requested == "local":
         return EngineChoice(requested, "requested")
     if warmup:
