@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from task_sets import make_task
 
 from harbortrainer.doctor import (
     credentials,
@@ -264,6 +265,19 @@ def test_missing_tasks_are_red_and_unchecked_tasks_yellow(plan, tmp_path, monkey
     assert levels(machine_checks.check_tasks(run)) == [GREEN, YELLOW], "a changed task is another task"
     run = plan(sources=[{"env": {"taskset": {"id": "harbor_env", "tasks_dir": "t", "checked_only": True}}}])
     assert levels(machine_checks.check_tasks(run)) == [GREEN], "the run does not use it"
+
+
+def test_unchecked_sources_get_a_command_each(plan, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sources = [source(environment_kwargs={"image": "host"}, trusted_tasks=["a b"]), source("docker")]
+    for name, table in zip(("first", "second"), sources, strict=True):
+        make_task(tmp_path / name / "one", f"do {name}")
+        table |= {"name": name, "env": table["env"] | {"taskset": {"id": "harbor_env", "tasks_dir": name}}}
+    (finding,) = [one for one in machine_checks.check_tasks(plan(sources=sources)) if one.level is YELLOW]
+    assert finding.do.startswith(
+        "run `harbortrainer tasks check first --environment local --ek image=host --trust 'a b'`"
+        " and `harbortrainer tasks check second --environment docker`, or"
+    )
 
 
 def test_each_bad_task_is_red_or_with_skip_bad_yellow(plan, tmp_path, monkeypatch):

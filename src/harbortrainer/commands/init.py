@@ -21,6 +21,7 @@ from harbortrainer.doctor import gpus as gpu_checks
 from harbortrainer.doctor import pace, run_file_checks, task_checks, verifiers_config
 from harbortrainer.doctor.finding import Finding, Level
 from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.doctor.machine_checks import check_words
 from harbortrainer.engines.engine_choice import GPUS_NEEDED, EngineChoice, Gpu, choose, find_gpus
 from harbortrainer.engines.prime_rl.checkout import find
 from harbortrainer.errors import UserError
@@ -246,18 +247,13 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
 def next_commands(order: InitOrder, choices: RunChoices) -> list[str]:
     """Return the next three commands."""
     engine = "prime-rl" if choices.on_prime_rl else "local"
-    file, source = shlex.quote(str(order.output)), shlex.quote(str(choices.tasks.source))
-    sandbox = choices.tasks.sandbox
-    options = f"--environment {sandbox.kind}" + "".join(f" --ek {key}={value}" for key, value in sandbox.kwargs.items())
-    options = " ".join([options, *map(shlex.quote, trust_words(order))])
+    file, sandbox = shlex.quote(str(order.output)), choices.tasks.sandbox
     checked = passed_keys()
     if all(task.key in checked for task in choices.tasks.train):
         first = f"harbortrainer doctor --config {file} --engine {engine}", "is this machine ready?"
     else:
-        first = (
-            f"harbortrainer tasks check {source} {options}",
-            f"if a task fails: checked_only = true, twice in {file}",
-        )
+        words = check_words(str(choices.tasks.source), sandbox.kind, sandbox.kwargs, order.trust)
+        first = f"harbortrainer tasks check {words}", f"if a task fails: checked_only = true, twice in {file}"
     return next_lines(
         [
             first,

@@ -1,11 +1,13 @@
 """Checks of this machine: local sandboxes, ports, tasks on disk, run folder, free disk, image builder and network."""
 
 import asyncio
+import json
 import os
 import shlex
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -146,6 +148,7 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
     """Check that each source of tasks loads, and whether its tasks passed `tasks check`."""
     seen: list[TasksetKeys] = []
     tasks: dict[str, list[TaskRef]] = {}
+    commands: dict[str, str] = {}
     reported: set[str] = set()
     loaded: set[str] = set()
     for key, table in plan.tasksets.items():
@@ -181,7 +184,10 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
             yield green("tasks", f"{source}: {count} tasks loaded")
         if not (table.checked_only or table.audited):
             tasks.setdefault(source, []).extend(found)
-    yield from unchecked(tasks)
+            sandbox = plan.envs[key.removesuffix(".taskset")].agent.harness or HarnessKeys()
+            options = sandbox.environment_type, sandbox.environment_kwargs, sandbox.trusted_tasks
+            commands.setdefault(source, check_words(source, *options))
+    yield from unchecked(tasks, commands)
 
 
 def check_pass_rates(table: TasksetKeys, found: list[TaskRef], where: str) -> Iterator[Finding]:
@@ -202,16 +208,29 @@ def check_pass_rates(table: TasksetKeys, found: list[TaskRef], where: str) -> It
         yield green("pass rates", what)
 
 
-def unchecked(tasks: dict[str, list[TaskRef]]) -> Iterator[Finding]:
-    """Warn about sources with tasks that did not pass `tasks check` on this machine, and would be used."""
+def unchecked(tasks: Mapping[str, list[TaskRef]], commands: Mapping[str, str]) -> Iterator[Finding]:
+    """Warn about sources with tasks that did not pass `tasks check` on this machine, and would be used.
+
+    Args:
+        tasks: The used tasks of each source.
+        commands: The arguments of `tasks check` for each source.
+    """
     from harbortrainer.tasks.task_check import passed_keys
 
     good = passed_keys()
-    folders = [source for source, found in tasks.items() if any(task.key not in good for task in found)]
-    if folders:
-        what = f"not all tasks of {', '.join(folders)} passed `tasks check` on this machine"
-        do = f"run `harbortrainer tasks check {shlex.quote(folders[0])}`, or set checked_only = true"
+    sources = [source for source, found in tasks.items() if any(task.key not in good for task in found)]
+    if sources:
+        what = f"not all tasks of {', '.join(sources)} passed `tasks check` on this machine"
+        do = " and ".join(f"`harbortrainer tasks check {commands[source]}`" for source in sources)
+        do = f"run {do}, or set checked_only = true"
         yield yellow("tasks", what, do)
+
+
+def check_words(source: str, kind: str, kwargs: Mapping[str, object], trusted: Sequence[str]) -> str:
+    """Return the arguments of `tasks check` for a source in a type of sandbox with its options."""
+    options = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in kwargs.items()]
+    words = [["--environment", kind], *(["--ek", one] for one in options), *(["--trust", name] for name in trusted)]
+    return shlex.join([source, *chain.from_iterable(words)])
 
 
 def check_run_folder(plan: LaunchPlan) -> Iterator[Finding]:
