@@ -1,6 +1,7 @@
 """Finding a model, adapter, checkpoint or run; a missing one is one line of error."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from prime_rl_configs import write_prime_rl_configs
 
 from harbortrainer.commands.evaluate import default_parallel
 from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE
+from harbortrainer.config.reader import load
+from harbortrainer.config.redacted_config import redact
 from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import Candidate, Endpoint, LocalModel, NoModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
@@ -193,6 +196,38 @@ def test_rules_come_from_the_run(tmp_path: Path) -> None:
     other = rules.with_overrides(temperature=0.0, max_tokens=None, max_turns=9, max_model_len=256)
     assert (other.sampling.temperature, other.sampling.max_completion_tokens) == (0.0, 64)
     assert (other.agent["max_turns"], other.max_model_len) == (9, 256)
+
+
+@pytest.mark.parametrize("config", ["quickstart", "laptop"])
+def test_rules_of_an_export_are_those_of_its_run(tmp_path: Path, config: str) -> None:
+    run = load(ROOT / f"configs/{config}.toml")
+    file = tmp_path / "run_config.json"
+    file.write_text(json.dumps(redact(tomllib.loads(run.resolved()))))
+    assert run_file(str(tmp_path), None) == file and run_file(str(tmp_path), Path("own.toml")) == Path("own.toml")
+    assert EvalRules.of(read_run(file)) == EvalRules.of(run)
+
+
+def test_export_selects_neither_class_nor_access(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = {
+        "id": "their.module",
+        "agent": "os:system",
+        "environment_type": "their.module:Sandbox",
+        "environment_kwargs": {"network": "host"},
+        "trusted_tasks": ["*"],
+        "reward_key": "score",
+    }
+    env = {"id": "their.module", "taskset": {"id": "their.module"}, "agent": {"max_turns": 4, "harness": hostile}}
+    found = {
+        "model": {"name": "m"},
+        "orchestrator": {"train": {"source": [{"env": env}]}, "renderer": {"name": "custom", "class": "os"}},
+    }
+    (tmp_path / "run_config.json").write_text(json.dumps(found))
+    rules = EvalRules.of(read_run(tmp_path / "run_config.json"))
+    harness = {"id": "harbor_env", "keep_trials": "all", "environment_type": "local", "reward_key": "score"}
+    assert rules.agent == {"max_turns": 4, "harness": harness} and "taskset" not in rules.env
+    assert "class" not in rules.renderer
+    names = "agent, environment_kwargs, environment_type, renderer, trusted_tasks"
+    assert f"not used: {names}; to use them, pass --config" in capsys.readouterr().err
 
 
 def test_options_select_one_candidate(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from harbortrainer.cli import main
 from harbortrainer.engines.models import load_tokenizer
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import ABOUT
+from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.export.model_export import ModelExport
 from harbortrainer.export.trained_weights import TrainedWeights
@@ -251,16 +252,14 @@ def test_model_card_begins_with_the_gain(run: TrainedRun, tmp_path: Path) -> Non
     assert "0.250 after step 0, 1.000 after step 2. Gain: +0.750 [" in card and "paired over 4 tasks).**" in card
 
 
-def test_eval_of_export_warns_of_default_settings(
-    local_base_run: TrainedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, task = str(tmp_path / "out"), str(tmp_path / "tasks" / "first")
-    assert main(["export", str(local_base_run.path), "--out", out]) == 0
-    assert main(["tasks", "new", task]) == 0
-    assert main(["eval", task, "--model", out, "--environment-kwarg", "image=host", "--resume"]) == 2
-    shown = capsys.readouterr().err
-    assert f"warning: --model {out}: an export is evaluated with default turns, sampling and sandboxes" in shown
-    assert "pass --config RUN/config.toml" in shown
+def test_export_is_evaluated_with_the_settings_of_its_run(local_base_run: TrainedRun, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(local_base_run.path), "--out", str(out)]) == 0
+    file = run_file(str(out), None)
+    assert file == out / "run_config.json"
+    exported, original = (EvalRules.of(read_run(one)) for one in (file, local_base_run.path / "config.toml"))
+    original.agent["harness"].pop("agent_kwargs")
+    assert exported == original and exported.renderer["name"] == "qwen3"
 
 
 def test_export_can_be_evaluated(run: TrainedRun, tmp_path: Path) -> None:

@@ -41,8 +41,6 @@ from harbortrainer.tasks.task_store import FOLDER
 from harbortrainer.tasks.task_subset import LoadedTasks, TaskSubset, load_subset
 
 DEFAULT_ROOT = Path("outputs/evals")
-EXPORTED_CONFIG = "run_config.json"
-"""The config of its run in an export (`export/model_export.py`)."""
 DEFAULT_CONTEXT = 32768
 """Context length of a model served on this machine, if neither run file nor command line sets it."""
 
@@ -144,7 +142,6 @@ def run_evaluation(order: EvalOrder) -> int:
     if isinstance(candidate, LocalModel):
         preflight.check_model(candidate.files.base, f"--model {order.model}")
     file = run_file(order.model if isinstance(candidate, LocalModel) else None, order.config)
-    warn_about_defaults(order.model, file)
     run = read_run(file)
     kwargs = SandboxOptions("", order.environment_kwarg or []).kwargs
     rules = EvalRules.of(
@@ -169,14 +166,6 @@ def run_evaluation(order: EvalOrder) -> int:
     with disk_faults(out.absolute()):
         code = run_trials(order, candidate, spec, out, loaded.tasks, parallel=parallel, file=file)
     return code or loaded.exit_code
-
-
-def warn_about_defaults(model: str | None, file: Path | None) -> None:
-    """Warn if an export is evaluated without the settings of its training."""
-    if file is None and model is not None and (Path(model) / EXPORTED_CONFIG).is_file():
-        what = "an export is evaluated with default turns, sampling and sandboxes"
-        do = "to use the settings of its run, pass --config RUN/config.toml"
-        print(f"warning: --model {model}: {what}; {do}", file=sys.stderr)
 
 
 def default_parallel(run: RunConfig | None, rules: EvalRules) -> int:

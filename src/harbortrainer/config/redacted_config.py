@@ -10,6 +10,8 @@ from harbortrainer.config.table import TomlTable
 
 SECRET = re.compile(r"(api_?key|token|secret|password|passwd|credentials?|authorization)$", re.IGNORECASE)
 OMITTED_KEYS = ("env_vars", "headers", "output_dir")
+REDACTED = ".../"
+"""How a redacted path begins."""
 LOCAL_PATH = re.compile(r"(?:file://)?[/~]")
 
 
@@ -36,4 +38,4 @@ def redact_value(value: object) -> object:
 
 def redact_path(path: str) -> str:
     """Replace a path by `.../` and its last part."""
-    return f".../{path.rstrip('/').rpartition('/')[2]}"
+    return f"{REDACTED}{path.rstrip('/').rpartition('/')[2]}"

@@ -4,6 +4,7 @@ Contract: the rules come from a run file, so that an evaluation matches the trai
 Command line options override them. They are saved in the evaluation's folder, and a resume must have the same rules.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -13,19 +14,28 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
 from harbortrainer.config.explain import explain
-from harbortrainer.config.orchestrator_config import EvalSampling
+from harbortrainer.config.orchestrator_config import APPENDING_TEMPLATE, EvalSampling
 from harbortrainer.config.plugin import PLUGIN_ID, VERIFIERS_KEYS
 from harbortrainer.config.reader import load
+from harbortrainer.config.redacted_config import REDACTED
 from harbortrainer.config.runfile import Quantization, RunConfig
 from harbortrainer.config.table import TomlTable, TomlValue, lookup
 from harbortrainer.evaluation.policy_files import prime_rl_run
 from harbortrainer.runs.prime_rl_files import WHOLE_CONFIG, config_files
-from harbortrainer.runs.provenance import run_config
+from harbortrainer.runs.provenance import read_config, run_config
 
 ONE_WORKER: TomlTable = {"pool": {"type": "static", "num_workers": 1}}
 TRAINING_ONLY_KEYS = ("capture", "vllm_base_url", "model_name", "trials_dir")
 """Harness keys for training only: the source of tokens, and the folder of trials."""
-"""Config of Prime-RL's orchestrator in a run folder, with all defaults."""
+EXPORTED_CONFIG = "run_config.json"
+"""The config of its run in an export (`export/model_export.py`)."""
+_EXPORTED_KEYS = (
+    *("agent", "agent_timeout", "context_limit", "environment_kwargs", "environment_type", "leftovers", "max_turns"),
+    *("n_parallel_envs", "on_tampering", "reward_bound", "reward_key", "timeout_multiplier"),
+)
+"""Harness keys that an evaluation takes from an export."""
+_NOT_EVALUATED = ("id", "keep_trials", "keep_trials_mb", "stall_factor", "stall_min_s", "starts_per_s")
+"""Harness keys without an effect on what an evaluation measures."""
 
 
 class EvalRules(BaseModel):
@@ -141,12 +151,14 @@ def _verifiers_keys(env: TomlTable) -> TomlTable:
 
 
 def run_file(policy: str | None, config: Path | None) -> Path | None:
-    """Return the run file with the rules: `config`, or the config of the run that the policy belongs to."""
+    """Return the file with the rules: `config`, or the config of the policy's run, which an export carries."""
     if config is not None or policy is None:
         return config
     folder = Path(policy).absolute()
     if prime_run := prime_rl_run(folder):
         return orchestrator_file(prime_run)
+    if (folder / EXPORTED_CONFIG).is_file():
+        return folder / EXPORTED_CONFIG
     for above in (folder, folder.parent, folder.parent.parent):
         if (above / "config.toml").is_file() and (above / "checkpoints").is_dir():
             return above / "config.toml"
@@ -154,13 +166,55 @@ def run_file(policy: str | None, config: Path | None) -> Path | None:
 
 
 def read_run(file: Path | None) -> RunConfig | None:
-    """Read a run file, or the config of a run of Prime-RL. Raises `UserError` if it cannot be read."""
+    """Read a run file, or the config of an export or of a run of Prime-RL. Raises `UserError` if it cannot be read."""
     if file is None:
         return None
+    if file.name == EXPORTED_CONFIG:
+        return read_exported(file)
     prime_run = next((above.parent for above in file.parents if above.name == "configs"), None)
     if prime_run is not None and file == orchestrator_file(prime_run):
         return read_prime_rl(prime_run, file)
     return load(file)
+
+
+def read_exported(file: Path) -> RunConfig:
+    """Return the settings of an export's run.
+
+    An export may be a stranger's, and its config has no paths. So it selects no class and no access to this machine: a
+    warning names the keys that are not used.
+
+    Raises:
+        UserError: The config cannot be read.
+    """
+    found = read_config(file)
+    if found.get("warmup"):
+        found["model"] = {"name": lookup(found, "warmup.model") or "policy"}
+    config, unused = settings_of(found, file), set[str]()
+    renderer = config.orchestrator.renderer
+    own_class = renderer.get("name") == "custom" and renderer != APPENDING_TEMPLATE
+    if own_class or any(str(value).startswith(REDACTED) for value in renderer.values()):
+        config.orchestrator.renderer = {"name": "auto"}
+        unused.add("renderer")
+    for source in [
+        *config.orchestrator.train.source,
+        *(config.orchestrator.eval.source if config.orchestrator.eval else ()),
+    ]:
+        agent = source.env.get("agent") or {}
+        harness = agent.get("harness") or {}
+        used = {key: value for key, value in harness.items() if key in _EXPORTED_KEYS and _is_harmless(key, value)}
+        unused |= {key for key, value in harness.items() if value} - {*used, *_NOT_EVALUATED, *TRAINING_ONLY_KEYS}
+        source.env = {"taskset": {"id": PLUGIN_ID}, "agent": agent | {"harness": used}}
+    if unused:
+        do = "to use them, pass --config RUN/config.toml"
+        print(f"warning: {file}: not used: {', '.join(sorted(unused))}; {do}", file=sys.stderr)
+    return config
+
+
+def _is_harmless(key: str, value: TomlValue) -> bool:
+    """Whether a value of a harness selects no class, and nothing of this machine but the choice of the image."""
+    if key == "environment_kwargs":
+        return isinstance(value, dict) and value.keys() <= {"image"}
+    return not isinstance(value, str) or ":" not in value or value == TRAINABLE_TERMINUS
 
 
 def orchestrator_file(prime_run: Path) -> Path | None:
@@ -179,13 +233,27 @@ def read_prime_rl(prime_run: Path, file: Path) -> RunConfig:
     Raises:
         UserError: The config cannot be read.
     """
-    found = run_config(prime_run)
+    return settings_of(run_config(prime_run), file)
+
+
+def settings_of(found: TomlTable, file: Path) -> RunConfig:
+    """Return the settings that evaluations need of the config of a run of either engine.
+
+    Raises:
+        UserError: A value is invalid; `file` is named.
+    """
     orchestrator = found.get("orchestrator") or {}
     tables = {kind: _sources_of(orchestrator, kind) for kind in ("train", "eval")}
     chosen: TomlTable = {
-        "model": {"name": lookup(orchestrator, "model.name")},
-        "seq_len": orchestrator.get("seq_len"),
-        "inference": {"vllm": {"max_model_len": lookup(found, "inference.vllm.max_model_len")}},
+        "model": {
+            "name": lookup(orchestrator, "model.name") or lookup(found, "model.name"),
+            "quantization": lookup(found, "model.quantization"),
+        },
+        "seq_len": orchestrator.get("seq_len") or found.get("seq_len"),
+        "seed": found.get("seed") if isinstance(found.get("seed"), int) else None,
+        "inference": {
+            "vllm": {key: lookup(found, f"inference.vllm.{key}") for key in ("max_model_len", "dtype")},
+        },
         "orchestrator": {
             "renderer": orchestrator.get("renderer"),
             "concurrency": {"max_inflight": lookup(orchestrator, "concurrency.max_inflight")},

@@ -224,13 +224,14 @@ def run_config(run: Path) -> TomlTable:
     """Read the resolved config of a run of either engine. Raises `UserError` if there is no readable config."""
     engine = engine_of(run)
     if engine == "local":
-        return _config_file(run / LOCAL_CONFIG)
-    found: TomlTable = {name: _config_file(file) for name, file in config_files(run).items()}
+        return read_config(run / LOCAL_CONFIG)
+    found: TomlTable = {name: read_config(file) for name, file in config_files(run).items()}
     whole = found.get(WHOLE_CONFIG)
     return {name: whole[name] for name in CONFIG_TABLES if name in whole} if isinstance(whole, dict) else found
 
 
-def _config_file(file: Path) -> TomlTable:
+def read_config(file: Path) -> TomlTable:
+    """Read a config in TOML or JSON. Raises `UserError` if it cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
         config: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
