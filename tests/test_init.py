@@ -21,8 +21,8 @@ from harbortrainer.doctor.gpus import GIB, memory_plan
 from harbortrainer.doctor.policy_checks import local_tokenizer
 from harbortrainer.engines.memory_plan import MemoryPlan
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.passed_checks import record_passed
 from harbortrainer.tasks.split import SavedSplit, assign_sides
-from harbortrainer.tasks.task_check import record_passed
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.task_selection import select_tasks
 

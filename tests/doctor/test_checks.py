@@ -29,7 +29,7 @@ from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_check import record_passed
+from harbortrainer.tasks.passed_checks import record_passed
 from harbortrainer.tasks.task_folder import load_folder
 
 pytestmark = pytest.mark.process

@@ -7,7 +7,7 @@ import pytest
 
 from harbortrainer.doctor import task_checks
 from harbortrainer.doctor.finding import Level
-from harbortrainer.tasks.task_check import record_passed
+from harbortrainer.tasks.passed_checks import record_passed
 from harbortrainer.tasks.task_folder import load_folder
 
 SAMPLES = Path(__file__).parents[2] / "datasets/harbor_tasks"

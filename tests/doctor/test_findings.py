@@ -34,7 +34,7 @@ from harbortrainer.environment.request_check import RUN_KEY_VARIABLE
 from harbortrainer.sandbox import network_choice
 from harbortrainer.sandbox.images import image_choice
 from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, write_rates
-from harbortrainer.tasks.task_check import checked_as, record_passed
+from harbortrainer.tasks.passed_checks import checked_as, record_passed
 from harbortrainer.tasks.task_folder import load_task
 
 MODULES = (

@@ -15,7 +15,7 @@ from harbortrainer.config.environment_table import ENVIRONMENT_TYPES, Environmen
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.doctor import credentials, machine_checks
 from harbortrainer.sandbox.environment_types import environment_config
-from harbortrainer.tasks.task_check import passed_keys
+from harbortrainer.tasks.passed_checks import passed_keys
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ from harbortrainer.environment.plugin_config import HarborTasksetConfig
 from harbortrainer.environment.rollout_state import HarborState, trace_error
 from harbortrainer.environment.taskset import HarborTaskData, HarborTaskset
 from harbortrainer.errors import UserError
-from harbortrainer.tasks.task_check import record_passed
+from harbortrainer.tasks.passed_checks import record_passed
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import StepRecord

@@ -14,7 +14,7 @@ from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.audit import guesses, read_files, readable_answers, static_findings
 from harbortrainer.tasks.checked_trial import CheckedTrial
-from harbortrainer.tasks.task_check import checked_as, record_passed
+from harbortrainer.tasks.passed_checks import checked_as, record_passed
 from harbortrainer.tasks.task_folder import load_folder, load_task
 from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.tasks.verdict import Verdict, verdict_of

@@ -16,13 +16,8 @@ from harbortrainer.doctor import docker_daemon, task_checks
 from harbortrainer.harbor_compat.task_lint import has_lint
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.checked_trial import CheckedTrial
-from harbortrainer.tasks.task_check import (
-    CHECKED_FILE,
-    audited_keys,
-    check_tasks,
-    needs_no_service,
-    passed_keys,
-)
+from harbortrainer.tasks.passed_checks import CHECKED_FILE, audited_keys, needs_no_service, passed_keys
+from harbortrainer.tasks.task_check import check_tasks
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.verdict import Verdict, bad, verdict_of
 from harbortrainer.tasks.verdict_log import VERDICTS_FILE, VerdictLog

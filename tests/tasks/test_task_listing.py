@@ -10,7 +10,7 @@ from harbortrainer.cli import main
 from harbortrainer.errors import UserError
 from harbortrainer.sandbox.environment_types import environment_config
 from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, write_rates
-from harbortrainer.tasks.task_check import record_passed
+from harbortrainer.tasks.passed_checks import record_passed
 from harbortrainer.tasks.task_folder import load_task
 from harbortrainer.tasks.task_listing import TaskRow, base_image, task_row
 

@@ -25,7 +25,7 @@ from harbortrainer.runs.disk_faults import disk_error
 from harbortrainer.runs.display import Display
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.near_duplicates import overlap
-from harbortrainer.tasks.task_check import record_verdict
+from harbortrainer.tasks.passed_checks import record_verdict
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source

@@ -18,8 +18,8 @@ from harbortrainer.errors import UserError
 from harbortrainer.sandbox.images.image_choice import builder_problem
 from harbortrainer.sandbox.probe import missing_tools, problem
 from harbortrainer.sandbox.task_requirements import TaskRequirements
+from harbortrainer.tasks.passed_checks import passed_keys
 from harbortrainer.tasks.split import SavedSplit, assign_sides, read_split
-from harbortrainer.tasks.task_check import passed_keys
 from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_listing import task_row

@@ -26,7 +26,7 @@ from harbortrainer.engines.engine_choice import GPUS_NEEDED, EngineChoice, Gpu, 
 from harbortrainer.engines.prime_rl.checkout import find
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import name_first, next_lines, plural
-from harbortrainer.tasks.task_check import passed_keys
+from harbortrainer.tasks.passed_checks import passed_keys
 from harbortrainer.tasks.task_limits import agent_seconds
 from harbortrainer.warmup.tasks_with_solution import TRAINING_TASKS, with_solution
 

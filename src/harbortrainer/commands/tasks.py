@@ -15,8 +15,8 @@ from harbortrainer.runs.display import plural
 from harbortrainer.runs.durable import atomic_folder
 from harbortrainer.tasks.measured_rates import read_rates
 from harbortrainer.tasks.near_duplicates import copy_groups, overlap
+from harbortrainer.tasks.passed_checks import passed_environments
 from harbortrainer.tasks.split import SavedSplit, Side, assign_sides, read_split, write_split
-from harbortrainer.tasks.task_check import passed_environments
 from harbortrainer.tasks.task_errors import reading_task
 from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
 from harbortrainer.tasks.task_listing import TaskRow, task_row
@@ -101,6 +101,8 @@ def cells(row: TaskRow) -> list[str]:
 
 def plain(text: str) -> str:
     """Replace control characters: task names are untrusted text."""
+    if text.isprintable():
+        return text
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 

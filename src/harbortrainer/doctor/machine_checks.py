@@ -215,7 +215,7 @@ def unchecked(tasks: Mapping[str, list[TaskRef]], commands: Mapping[str, str]) -
         tasks: The used tasks of each source.
         commands: The arguments of `tasks check` for each source.
     """
-    from harbortrainer.tasks.task_check import passed_keys
+    from harbortrainer.tasks.passed_checks import passed_keys
 
     good = passed_keys()
     sources = [source for source, found in tasks.items() if any(task.key not in good for task in found)]

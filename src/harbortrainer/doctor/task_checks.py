@@ -258,7 +258,7 @@ SHOWN = 3
 
 def check_leftovers(plan: LaunchPlan) -> Iterator[Finding]:
     """Propose to kill leftover processes before grading where `tasks check` showed that no task needs a service."""
-    from harbortrainer.tasks.task_check import needs_no_service
+    from harbortrainer.tasks.passed_checks import needs_no_service
 
     for key, harness in plan.harnesses.items():
         tasks = plan.tasks[f"{key.removesuffix('.agent.harness')}.taskset"]

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Self
 
 from harbortrainer.runs.live_status import Phase
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 PLAIN_EVERY_S = 10.0
 _NAMED = 3
@@ -75,13 +76,24 @@ class Bar:
 class Display:
     """Progress bars and lines on one console."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: "Console | None" = None) -> None:
+        from rich.console import Console
+
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
         self._bars: list[Bar] = []
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                SpinnerColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
             columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             self.progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
             self.progress.start()

@@ -169,10 +169,12 @@ MAX_BYTES = 16 << 20
 
 def read_dockerfile(folder: Path) -> str:
     """Read a folder's Dockerfile without a byte order mark; SandboxBuildError if it is too large or not UTF-8."""
-    if (folder / "Dockerfile").stat().st_size > MAX_BYTES:
+    with (folder / "Dockerfile").open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
         raise SandboxBuildError(f"the Dockerfile is larger than {MAX_BYTES >> 20} MB")
     try:
-        return (folder / "Dockerfile").read_text(encoding="utf-8-sig")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise SandboxBuildError("the Dockerfile is not UTF-8 text") from None
 

@@ -119,12 +119,12 @@ class TaskRequirements:
 
     def _links_out(self) -> Iterator[str]:
         """Yield the task's files and folders that are links to a place outside; their content reaches the sandbox."""
-        root = os.path.realpath(self.folder)
         steps = self.folder / "steps"
         folders = [self.folder, *([steps, *sorted(steps.glob("*/"))] if steps.is_dir() else [])]
         for folder in folders:
             with os.scandir(folder) as entries:  # pathlib takes seven times as long
                 links = sorted(entry.path for entry in entries if entry.is_symlink())
+            root = os.path.realpath(self.folder) if links else ""
             for link in map(Path, links):
                 if not Path(os.path.realpath(link)).is_relative_to(root):
                     yield f"{link.relative_to(self.folder)} is a link to {link.readlink()} of this machine"

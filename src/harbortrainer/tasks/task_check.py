@@ -1,12 +1,11 @@
 """Check whether tasks are trainable: the oracle must always reach the top reward, and doing nothing never.
 
 The check runs real trials in a real sandbox, before training. A verifier that always passes, never passes or is random
-gives no signal. A policy in training finds a reward that a cheat can get. Invariants: an error of one task does not end
-the check of the others; a task that was changed after its check has another key and counts as unchecked.
+gives no signal. A policy in training finds a reward that a cheat can get. Invariant: an error of one task does not end
+the check of the others.
 """
 
 import asyncio
-import json
 import os
 import tempfile
 import traceback
@@ -19,8 +18,6 @@ from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat.task_lint import lint_findings
-from harbortrainer.runs.durable import write_whole
-from harbortrainer.runs.locks import waiting_lock
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment, unsupported_remedy
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.audit import guesses, read_files, static_findings
@@ -29,17 +26,12 @@ from harbortrainer.tasks.checked_trial import Category, CheckedTrial, checked_tr
 from harbortrainer.tasks.file_faults import faults
 from harbortrainer.tasks.ignored_keys import ignored_keys
 from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe, reading_task
-from harbortrainer.tasks.task_folder import TaskRef
+from harbortrainer.tasks.task_folder import TaskRef, has_solution
 from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, Finding, Verdict, bad, note, verdict_of
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.trial_spec import TrialSpec
 
-CHECKED_FILE = Path("outputs") / "checked_tasks.json"
-"""File in which `harbortrainer tasks check` records the tasks that passed; relative to the working directory."""
-
-
-_KILLED, _AUDITED = "+kill", "+audit"
 _ORDER = ("bad", "weak", "note")
 
 
@@ -231,76 +223,3 @@ async def _run_agent(
     if current is not None and current.cancelling():  # Harbor swallows a cancellation while it removes a sandbox
         raise asyncio.CancelledError
     return checked_trial(agent, record, closed)
-
-
-def has_solution(folder: Path) -> bool:
-    """Whether the task has a solution for Harbor's oracle."""
-    return any(any(folder.glob(pattern)) for pattern in ("solution/solve.*", "steps/*/solution/solve.*"))
-
-
-def checked_as(environment_type: str, leftovers: Leftovers, *, audited: bool = False) -> str:
-    """Return the name under which a passed task is recorded.
-
-    A check with killed leftovers stands apart, and so does an audit without a bad or weak finding.
-    """
-    return f"{environment_type}{'' if leftovers == 'keep' else _KILLED}{_AUDITED if audited else ''}"
-
-
-def audited_keys() -> set[str]:
-    """Return the keys of the tasks that passed an audit here, in any type of environment."""
-    return {key for key, types in passed_environments().items() if any(kind.endswith(_AUDITED) for kind in types)}
-
-
-def needs_no_service(task: TaskRef) -> bool:
-    """Whether the task's oracle got the top reward here although its leftover processes were killed."""
-    passed = passed_environments().get(task.key, [])
-    return has_solution(task.path) and any(_KILLED in kind for kind in passed)
-
-
-def passed_keys(environment_type: str | None = None) -> set[str]:
-    """Return the keys of the tasks that passed the check here, in one type of environment or in any."""
-    return {
-        key for key, types in passed_environments().items() if environment_type is None or environment_type in types
-    }
-
-
-def record_passed(tasks: Iterable[TaskRef | Verdict], environment_type: str = "local") -> None:
-    """Record that tasks passed the check."""
-    for task in tasks:
-        _record(task.key, {environment_type}, set())
-
-
-def record_verdict(verdict: Verdict, leftovers: Leftovers, *, audited: bool) -> None:
-    """Record whether a task passed; a bad verdict withdraws an earlier pass, and a weak one of an audit its audit.
-
-    Args:
-        verdict: The verdict; one that is not decided changes nothing.
-        leftovers: Whether leftover processes were killed.
-        audited: Whether the check was an audit.
-    """
-    passed, clean = (checked_as(verdict.environment, leftovers, audited=audit) for audit in (False, True))
-    if not verdict.problem:
-        record_passed([verdict], passed)
-        if audited:
-            _record(verdict.key, set() if verdict.doubts else {clean}, {clean})
-    elif verdict.is_decided:
-        _record(verdict.key, set(), {passed, clean})
-
-
-def _record(key: str, add: Collection[str], remove: Collection[str]) -> None:
-    with waiting_lock(CHECKED_FILE.with_name(f".{CHECKED_FILE.name}.lock")):  # shards of a set are checked at once
-        known = passed_environments()
-        before = known.pop(key, [])
-        after = sorted(set(before) - set(remove) | set(add))
-        if after != before:
-            known |= {key: after} if after else {}
-            write_whole(CHECKED_FILE, json.dumps(known, indent=1, sort_keys=True) + "\n")
-
-
-def passed_environments() -> dict[str, list[str]]:
-    """Return the environment types in which each task passed, by task key."""
-    try:
-        known = json.loads(CHECKED_FILE.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return known if isinstance(known, dict) else {key: ["local"] for key in known}

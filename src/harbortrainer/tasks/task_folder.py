@@ -171,12 +171,12 @@ def read_tasks(folders: Mapping[str, Path], root: Path, broken: Mapping[str, str
 def named_folders(root: Path) -> dict[str, Path]:
     """Return the task folders below `root` by name, sorted. Raises `UserError` if there is none."""
     try:
-        folders = [root] if _holds_task(root) else sorted(_task_folders(root))
+        folders = [root] if _holds_task(root) else list(_task_folders(root))
     except OSError as error:
         raise _unreadable(error, root) from None
     if not folders:
         raise _no_tasks_error(root)
-    return {_name(folder, root): folder for folder in folders}
+    return dict(sorted((_name(folder, root), folder) for folder in folders))
 
 
 def _no_tasks_error(root: Path) -> UserError:
@@ -211,6 +211,11 @@ def load_task(folder: Path, name: str = "") -> TaskRef:
         n_steps=max(1, len(steps)),
         config=config,
     )
+
+
+def has_solution(folder: Path) -> bool:
+    """Whether the task has a solution for Harbor's oracle."""
+    return any(any(folder.glob(pattern)) for pattern in ("solution/solve.*", "steps/*/solution/solve.*"))
 
 
 def _check_folder_name(name: str, folder: Path) -> None:
@@ -297,7 +302,10 @@ def _looks_like_task(folder: Path) -> bool:
 
 
 def _name(folder: Path, root: Path) -> str:
-    return folder.resolve().name if folder == root else folder.relative_to(root).as_posix()
+    if folder is root:
+        return folder.resolve().name
+    name, above = os.fspath(folder), os.fspath(root)  # `relative_to` takes ten times as long
+    return name if above == "." else name.removeprefix(above).lstrip("/")
 
 
 def _matches(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:

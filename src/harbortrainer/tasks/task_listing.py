@@ -6,6 +6,7 @@
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ class TaskRow(BaseModel):
     """Attempts behind `pass_rate`."""
 
 
+@lru_cache(maxsize=4096)
 def harbor_config(task: TaskRef) -> "TaskConfig":
     """Return a task's configuration with Harbor's defaults.
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from harbortrainer.config.plugin import TasksetKeys
 from harbortrainer.errors import UserError
 from harbortrainer.tasks.measured_rates import filter_by_pass_rate
+from harbortrainer.tasks.passed_checks import audited_keys, passed_keys
 from harbortrainer.tasks.split import select_side
-from harbortrainer.tasks.task_check import audited_keys, passed_keys
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source
 
