@@ -119,3 +119,18 @@ def test_other_failures_blame_the_part_that_ran(
 ) -> None:
     error = Failure(type="SomeError", message="it failed")
     assert trial(tmp_path, outcome=outcome, reward=reward, error=error).blame == category
+
+
+@pytest.mark.parametrize(
+    ("line", "lacks"),
+    [
+        ("/tests/test.sh: line 3: pytest: command not found", True),
+        ("/tests/test.sh: 3: uvx: not found", True),
+        ("/usr/bin/python3: No module named pytest", True),
+        ("curl: (6) Could not resolve host: astral.sh", True),
+        ("FAILED test_a.py::test_total - FileNotFoundError: [Errno 2] No such file or directory", False),
+    ],
+)
+def test_names_what_the_verifier_lacks(line: str, lacks: bool, tmp_path: Path) -> None:
+    one = trial(tmp_path, solution="make: command not found", verifier=f"{line}\n\ndone\n", closed=["verifier"])
+    assert one.verifier_lacks == (line if lacks else "")

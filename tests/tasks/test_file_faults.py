@@ -37,7 +37,9 @@ def task(tmp_path: Path) -> Path:
 
 
 def found(task: Path, config: TomlTable | None = None) -> dict[str, str]:
-    return {finding.what: finding.category for finding in faults(TaskRequirements(task, config or {}))}
+    return {
+        finding.what: finding.category for finding in faults(TaskRequirements(task, config or {}), verifier_lacks=True)
+    }
 
 
 def test_finds_crlf_shell_scripts_in_every_task_folder(task: Path) -> None:

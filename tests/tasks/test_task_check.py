@@ -14,6 +14,7 @@ from patience import wait_until
 from harbortrainer.cli import main
 from harbortrainer.doctor import docker_daemon, task_checks
 from harbortrainer.harbor_compat.task_lint import has_lint
+from harbortrainer.runs import display
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.checked_trial import CheckedTrial
 from harbortrainer.tasks.passed_checks import CHECKED_FILE, audited_keys, needs_no_service, passed_keys
@@ -120,6 +121,19 @@ async def test_check_finds_every_faulty_task(faulty_tasks: Path, tmp_path: Path)
     assert "verifier_error" in by_name["gives-up"].problem
     assert "pytest: command not found" in by_name["gives-up"].problem
     assert list((tmp_path / "kept").glob("*/result.json"))
+
+
+@pytest.mark.e2e
+async def test_install_without_network_is_bad_only_if_verifier_lacks_it(tmp_path: Path) -> None:
+    closed = '[environment]\nnetwork_mode = "no-network"\n'
+    install = "pip install pytest > /dev/null 2>&1 || true\n"
+    write_task(tmp_path, "has-it", test=install + RIGHT, solution="exit 3", toml=closed)
+    write_task(tmp_path, "lacks-it", test=f"{install}no-such-pytest\necho 0 > /logs/verifier/reward.txt", toml=closed)
+    has_it, lacks_it = await check_tasks(load_folder(tmp_path), environment_kwargs={"image": "host"})
+    assert [(f.severity, f.category) for f in has_it.findings] == [("bad", "solution"), ("note", "verifier")]
+    assert [(f.severity, f.category) for f in lacks_it.findings] == [("bad", "verifier"), ("bad", "solution")]
+    for finding in (has_it.findings[1], lacks_it.findings[0]):
+        assert "installs software (tests/test.sh: pip install)" in finding.what
 
 
 @pytest.mark.e2e
@@ -254,8 +268,9 @@ def test_check_with_killed_leftovers_shows_which_task_needs_a_service(
 
 @pytest.mark.e2e
 def test_check_command_continues_after_bad_task_and_resumes(
-    faulty_tasks: Path, capsys: pytest.CaptureFixture[str]
+    faulty_tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(display, "PLAIN_EVERY_S", 0.0)
     (faulty_tasks / "unreadable").mkdir()
     (faulty_tasks / "unreadable/task.toml").write_text("version = ")
     quick = ["--repeats", "1", "--cheats", "forged-reward", "--parallel", "4"]
@@ -264,7 +279,7 @@ def test_check_command_continues_after_bad_task_and_resumes(
     printed = capsys.readouterr().out
     assert "BAD" in printed.splitlines()[0] and "unreadable/task.toml" in printed.splitlines()[0]
     summary = "2 of 7 tasks are fit to train on (not fit: 2 verifier, 1 build, 1 solution, 1 task)"
-    assert summary in printed
+    assert summary in printed and "checking tasks: 7/7" in printed
     assert ("\nlint good  task.toml [shared-verifier] Verifier shares" in printed) is has_lint()
     assert set(json.loads(CHECKED_FILE.read_text())) == passed_keys("local") != passed_keys("docker")
     report = json.loads(Path("reports/check.json").read_text())

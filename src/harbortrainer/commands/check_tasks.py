@@ -127,7 +127,7 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
     copied = copies(loaded, plan.benchmarks)
     log = VerdictLog(plan.verdict_options(where))
     pending, known = find_pending(loaded, where, log if plan.resume else None)
-    with Display() as display, display.bar("checking tasks", len(pending)) as bar:
+    with Display() as display, display.bar("checking tasks", len(pending) + len(known.unusable)) as bar:
 
         def add(*verdicts: Verdict) -> None:
             for verdict in verdicts:

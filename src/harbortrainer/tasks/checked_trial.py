@@ -41,6 +41,7 @@ _NETWORK_ERROR = re.compile(
     )
 )
 """An address that cannot be reached, in the words of libc, curl, apt, pip, npm, Go and Docker."""
+_NOT_INSTALLED = re.compile(rf"command not found|: not found$|No module named|{_NETWORK_ERROR.pattern}")
 _HOST_ERROR = re.compile(
     r"Docker daemon|docker\.sock|address pools|unknown flag: --|unknown command: docker|"
     r"No space left on device|Cannot allocate memory|Too many open files"
@@ -74,6 +75,8 @@ class CheckedTrial(BaseModel):
     """Last lines of the verifier's output."""
     network_error: str = ""
     """Line of the solution's or the verifier's output that names an address that was not reached."""
+    verifier_lacks: str = ""
+    """Line of the verifier's output that names missing software, or an address that was not reached."""
 
     @property
     def words(self) -> str:
@@ -117,6 +120,7 @@ def checked_trial(agent: str, record: TrialRecord, closed: Collection[str] = ())
         solution_words=_shown(solution),
         last_words=_shown(verifier),
         network_error=network[:_MAX_SHOWN],
+        verifier_lacks=next(filter(_NOT_INSTALLED.search, verifier), "")[:_MAX_SHOWN],
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.task_errors import read_text
-from harbortrainer.tasks.verdict import Finding, bad
+from harbortrainer.tasks.verdict import Finding, bad, note
 
 _FOLDERS = ("environment", "solution", "tests", "steps")
 _SHELL_SHEBANG = re.compile(rb"^#!.*\b(?:ba|da|k|z)?sh\b")
@@ -26,8 +26,14 @@ _DOWNLOAD = r"(?:curl|wget)\b.* https?://(?!localhost|127\.)[^\s/]+"
 _INSTALL = re.compile(rf"\b(?:{_PACKAGE_TOOL}|{_UV}|{_DOWNLOAD})")
 
 
-def faults(requirements: TaskRequirements) -> list[Finding]:
-    """Return the faults of a task; empty for a Windows task."""
+def faults(requirements: TaskRequirements, *, verifier_lacks: bool) -> list[Finding]:
+    """Return the faults of a task; empty for a Windows task.
+
+    Args:
+        requirements: The task.
+        verifier_lacks: Whether its verifier printed that software is missing. If not, an installation without a network
+            is only a note: the image may have the software.
+    """
     environment = requirements.config.get("environment")
     if isinstance(environment, dict) and environment.get("os") == "windows":
         return []
@@ -35,7 +41,7 @@ def faults(requirements: TaskRequirements) -> list[Finding]:
     found: list[Finding] = []
     if installs := verifier_installs(requirements):
         what = f"the verifier has no network, but installs software ({installs}): do it in the Dockerfile"
-        found.append(bad("verifier", what))
+        found.append(bad("verifier", what) if verifier_lacks else note("verifier", what))
     if scripts := _named(task, _is_windows_script):
         what = "Windows line endings, which Linux shells cannot run, in {}: remove them (sed -i 's/\\r$//' FILE)"
         found.append(bad("task", what.format(_listed(scripts))))

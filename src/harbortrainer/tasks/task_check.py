@@ -169,7 +169,7 @@ async def _verdict(
         return failed(task, "task", f"its trial cannot be run: {describe(error)}", error)
     if verdict.problem:
         started = all(trial.outcome is not Outcome.sandbox_error for trial in trials)
-        found = faults(requirements)
+        found = faults(requirements, verifier_lacks=any(trial.verifier_lacks for trial in trials))
         verdict.findings = [*found, *verdict.findings] if started else [*verdict.findings, *found]
     verdict.findings = sorted([*verdict.findings, *answers], key=lambda finding: _ORDER.index(finding.severity))
     return verdict
