@@ -12,9 +12,11 @@ import pytest
 
 from harbortrainer.engines.cleanup import end_processes, processes_of
 from harbortrainer.engines.prime_rl import stall_detector
+from harbortrainer.engines.prime_rl.failure_report import stall_report
 from harbortrainer.engines.prime_rl.process_monitor import IN_FLIGHT, SPAWNED, ProcessMonitor, exit_status
 from harbortrainer.engines.prime_rl.stall_detector import WORKER_MISSING_TIMEOUT_S, Snapshot, StallDetector
 from harbortrainer.runs.label import RUN_VARIABLE
+from harbortrainer.trials.sandbox_starts import STARTS, StartState
 
 TRAIN, EVAL = "train env server a", "eval env server b"
 BOTH = {TRAIN: frozenset({1, 2}), EVAL: frozenset({3})}
@@ -236,3 +238,18 @@ def test_reads_in_flight_and_returned_from_orchestrator_output(run_dir: Path, ep
     finally:
         process.kill()
         process.wait()
+
+
+def test_provider_given_up_ends_the_run_and_not_its_successor(run_dir: Path) -> None:
+    state = run_dir / "trials" / STARTS / "modal.json"
+    state.parent.mkdir(parents=True)
+    failed = StartState(given_up=True, failing_since=0.0, ended=1830.0, fault="ConnectionError: no capacity")
+    state.write_text(failed.model_dump_json())
+    monitor = ProcessMonitor(f"test-{run_dir.name}", run_dir, None)
+    assert monitor.check() is None, "an earlier run's"
+    state.write_text(failed.model_dump_json())
+    found = monitor.check()
+    assert found is not None
+    text = stall_report(found, run_dir / "rl.log", resumable=True)
+    assert "no sandbox of modal started for 30 min, the last failed with ConnectionError: no capacity" in text
+    assert text.endswith("quota; continue from the last checkpoint with --resume, or use --restarts N")

@@ -9,8 +9,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from harbortrainer.errors import RunStoppedError
 from harbortrainer.trials import sandbox_starts
-from harbortrainer.trials.sandbox_starts import GIVE_UP_S, StartGate, StartState, read_state, retry_after_s
+from harbortrainer.trials.provider_faults import is_denied, retry_after_s
+from harbortrainer.trials.sandbox_starts import (
+    CURRENT,
+    DENIED_S,
+    GIVE_UP_S,
+    Start,
+    StartGate,
+    StartState,
+    read_state,
+    report_start,
+)
 
 
 def admitted(state: StartState, start: float, seconds: float, most: float | None = None) -> int:
@@ -92,13 +103,24 @@ class Played:
     hours: float
     lost: Counter[bool]
     """Episodes without an attempt left, by whether their task is broken."""
+    given_up_s: float | None
+    """Seconds from the outage to the end of the run; None if the provider was not given up."""
 
 
-def play(tasks: int, broken: int = 0, outage: tuple[float, float] = (0, 0), p_fail: float = 1.0) -> Played:
-    """Play 320 episodes of a minute with four attempts each, 64 in flight. The first tasks never start.
+def play(
+    tasks: int,
+    broken: int = 0,
+    outage: tuple[float, float] = (0, 0),
+    p_fail: float = 1.0,
+    *,
+    in_flight: int = 64,
+    denied: bool = False,
+) -> Played:
+    """Play 320 episodes of a minute with four attempts each. The first tasks never start.
 
-    During the outage, a share of all starts fails.
+    During the outage, a share of all starts fails or is denied. As in a run, all workers have a sandbox or none has.
     """
+    playing: set[tuple[int, int]] = set()
     luck, state, now = random.Random(7), StartState(), 0.0
     waiting = [number % tasks for number in range(320)]
     luck.shuffle(waiting)
@@ -108,18 +130,20 @@ def play(tasks: int, broken: int = 0, outage: tuple[float, float] = (0, 0), p_fa
     lost: Counter[bool] = Counter()
     while queue or events:
         now += 0.05
-        while queue and len(events) < 64 and state.wait_s(now, None) <= 0:
+        while queue and len(events) < in_flight and state.wait_s(now, None) <= 0:
             events.append((now + luck.uniform(0.3, 3), "start", queue.pop(0)))
         due = sorted(event for event in events if event[0] <= now)
         events = [event for event in events if event[0] > now]
         for _, kind, episode in due:
             task = str(episode[0])
             if kind == "end":
+                playing.remove(episode)
                 continue
             if kind == "again":
                 queue.insert(0, episode)
             elif episode[0] < broken or (outage[0] <= now < outage[1] and luck.random() < p_fail):
-                if state.fail(now, "no capacity", None, luck.uniform(0.75, 1.25), task=task):
+                jitter = luck.uniform(0.75, 1.25)
+                if state.fail(now, "fault", None, jitter, task=task, denied=denied, running=bool(playing)):
                     queue.append(episode)
                 elif (attempts.update([episode]) or attempts[episode]) < 4:
                     events.append((now + 2 ** attempts[episode], "again", episode))
@@ -127,14 +151,57 @@ def play(tasks: int, broken: int = 0, outage: tuple[float, float] = (0, 0), p_fa
                     lost[episode[0] < broken] += 1
             else:
                 state.succeed(now, task)
+                playing.add(episode)
                 events.append((now + luck.uniform(30, 90), "end", episode))
-    return Played(now / 3600, lost)
+            if state.given_up:
+                return Played(now / 3600, lost, now - outage[0])
+    return Played(now / 3600, lost, None)
 
 
 @pytest.mark.parametrize("tasks", [1, 4, 40, 320])
 @pytest.mark.parametrize(("outage", "p_fail"), [((0, 120), 0.6), ((60, 660), 0.6), ((0, 600), 1.0), ((60, 660), 1.0)])
 def test_no_episode_is_lost_while_most_starts_fail(tasks: int, outage: tuple[float, float], p_fail: float):
-    assert play(tasks, outage=outage, p_fail=p_fail).lost.total() == 0
+    played = play(tasks, outage=outage, p_fail=p_fail)
+    assert (played.lost.total(), played.given_up_s) == (0, None)
+
+
+@pytest.mark.parametrize("in_flight", [16, 64, 200])
+@pytest.mark.parametrize("begin", [0, 40])
+def test_outage_ends_the_run_after_its_limit(in_flight: int, begin: int):
+    """A run whose sandboxes are still running when the outage begins waits for their end first."""
+    played = play(40, outage=(begin, 1e9), in_flight=in_flight)
+    assert GIVE_UP_S <= (played.given_up_s or 0) < GIVE_UP_S + 150
+    assert played.lost.total() == 0
+    played = play(40, outage=(begin, begin + GIVE_UP_S - 60), in_flight=in_flight)
+    assert (played.lost.total(), played.given_up_s) == (0, None)
+
+
+@pytest.mark.parametrize("in_flight", [4, 64, 200])
+@pytest.mark.parametrize("begin", [0, 40])
+def test_denied_starts_end_the_run_in_minutes(in_flight: int, begin: int):
+    """With fewer than ten recent starts, the first failures count as attempts."""
+    most_lost = 4 if in_flight == 4 else 0
+    played = play(40, outage=(begin, 1e9), denied=True, in_flight=in_flight)
+    assert DENIED_S <= (played.given_up_s or 0) < DENIED_S + 150 and played.lost.total() <= most_lost
+    played = play(40, outage=(begin, begin + DENIED_S - 40), denied=True, in_flight=in_flight)
+    assert played.given_up_s is None and played.lost.total() <= most_lost
+
+
+def test_provider_whose_sandboxes_run_is_not_given_up():
+    state = StartState()
+    for minute in range(90):
+        assert state.fail(60.0 * minute, "429", 1.0, running=True), "excused: it has reached the account's limit"
+    assert not state.given_up
+    for minute in range(90, 90 + 29):
+        assert state.fail(60.0 * minute, "429", 1.0)
+    assert not state.fail(60.0 * 119, "429", 1.0) and state.given_up
+
+
+def test_another_failure_between_denials_begins_their_time_anew():
+    state = failing_state(0.0)
+    for second in range(0, 600, 30):
+        assert state.fail(10.0 + second, "fault", None, denied=second % 60 == 0)
+    assert not state.given_up
 
 
 @pytest.mark.parametrize(("broken", "outage", "hours"), [(4, (0, 0), 0.2), (20, (0, 0), 1.0), (4, (120, 420), 0.3)])
@@ -170,6 +237,63 @@ def test_refusals_are_recognized(error: Exception, expected: float | None):
     assert retry_after_s(wrapped) == expected
 
 
+@pytest.mark.parametrize(
+    ("error", "denied"),
+    [
+        (Refused(status_code=401), True),
+        (Refused(response=SimpleNamespace(status_code=403)), True),
+        (Refused(status=402), True),
+        (type("AuthError", (Exception,), {})("Token missing. Could not authenticate client."), True),
+        (Refused("GRPCError: (<Status.UNAUTHENTICATED: 16>, 'no token')"), True),
+        (Refused("Client error '403 Forbidden' for url"), True),
+        (Refused(status_code=500), False),
+        (ConnectionError("port 4010 refused"), False),
+        (Refused("no author of this image"), False),
+    ],
+)
+def test_denials_are_recognized(error: Exception, denied: bool):
+    assert is_denied(error) is denied
+    wrapped = RuntimeError("cannot start")
+    wrapped.__cause__ = error
+    assert is_denied(wrapped) is denied
+
+
+class Startable:
+    """A sandbox whose starts succeed, or raise an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        report_start(self)  # ty: ignore[invalid-argument-type]
+
+    async def start(self, force_build: bool) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+async def test_denials_count_only_while_no_sandbox_of_the_gate_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 0.0)
+    monkeypatch.setattr(sandbox_starts, "time", clock)
+    gate = StartGate(tmp_path, "modal", None)
+    file = tmp_path / ".starts" / "modal.json"
+    CURRENT.set(first := await gate.admit("task"))
+    await Startable().start(False)
+
+    async def deny(at: float) -> None:
+        clock.time = lambda: at
+        for _ in range(12):
+            CURRENT.set(Start(gate, task="other"))
+            with pytest.raises(Refused):
+                await Startable(Refused("no such key", status_code=401)).start(False)
+
+    for at in (1000.0, 1000.0 + DENIED_S):
+        await deny(at)
+    assert not read_state(file).given_up
+    first.end()
+    for at in (1200.0, 1200.0 + DENIED_S):
+        await deny(at)
+    assert read_state(file).given_up
+
+
 async def test_gates_of_two_processes_share_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 0.0)
     monkeypatch.setattr(sandbox_starts, "time", clock)
@@ -194,7 +318,8 @@ async def test_hold_is_reported_once_and_its_end(tmp_path: Path, monkeypatch: py
     lines: list[str] = []
     (tmp_path / ".starts").mkdir()
     file = tmp_path / ".starts" / "modal.json"
-    reporting = asyncio.create_task(sandbox_starts.report_holds(tmp_path, lines.append))
+    reporting = asyncio.create_task(sandbox_starts.watch_starts(tmp_path, lines.append))
+    await asyncio.sleep(0)
     for state in (StartState(), failing_state(1000.0), StartState()):
         await asyncio.to_thread(file.write_text, state.model_dump_json())
         await asyncio.sleep(0.2)
@@ -203,3 +328,35 @@ async def test_hold_is_reported_once_and_its_end(tmp_path: Path, monkeypatch: py
         "holding new sandboxes of modal: 12 of the last 12 starts failed, the last with no capacity",
         "sandboxes of modal start again",
     ]
+
+
+GIVEN_UP = [
+    (
+        StartState(given_up=True, failing_since=0.0, ended=1830.0, fault="ConnectionError: no capacity"),
+        "no sandbox of modal started for 30 min, the last failed with ConnectionError: no capacity; "
+        "check the provider's status and the account's quota, then continue with --resume",
+    ),
+    (
+        StartState(given_up=True, failing_since=0.0, denied_since=0.0, ended=130.0, fault="AuthError: Token missing"),
+        "modal denies every start of a sandbox, the last with AuthError: Token missing; "
+        "check the provider's key, its permissions and the account's payment, then continue with --resume",
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "message"), GIVEN_UP, ids=["outage", "denied"])
+async def test_watch_ends_the_run_but_not_its_successor(
+    state: StartState, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sandbox_starts, "_REPORT_S", 0.01)
+    (tmp_path / ".starts").mkdir()
+    file = tmp_path / ".starts" / "modal.json"
+    file.write_text(state.model_dump_json())
+    watching = asyncio.create_task(sandbox_starts.watch_starts(tmp_path, print))
+    done, _ = await asyncio.wait({watching}, timeout=0.2)
+    assert not done, "the state is an earlier run's"
+    await asyncio.to_thread(file.write_text, state.model_dump_json())
+    with pytest.raises(RunStoppedError) as raised:
+        async with asyncio.timeout(10):
+            await watching
+    assert str(raised.value) == message

@@ -34,6 +34,7 @@ from harbortrainer.tasks.local_tasks import LOCAL_TASKS_VARIABLE, LocalTasks
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_selection import select_tasks
+from harbortrainer.trials.sandbox_starts import watch_starts
 
 _ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}")
 
@@ -88,7 +89,7 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     label = run_label(folder.path)
     try:
         message = f"serving {names} ({len(tasks)} tasks) at {{}}; log: {log}"
-        asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner)))
+        asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner), folder.trials))
     finally:
         server.stop()
         print_lines(end_sandboxes(label, kinds))
@@ -96,16 +97,17 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     return 0
 
 
-async def serve(server: EnvServer, message: str, clean_up: Callable[[str], Sequence[str]]) -> None:
+async def serve(server: EnvServer, message: str, clean_up: Callable[[str], Sequence[str]], trials: Path) -> None:
     """Serve until a signal, and print the message with the server's address once it is ready.
 
     Args:
         server: The server; it is started again if it ends.
         message: The message, with `{}` for the address.
         clean_up: Ends the processes and sandboxes of an owner; returns messages for the user.
+        trials: Folder of the trials.
 
     Raises:
-        RunStoppedError: The server ended before it was ready, or too often.
+        RunStoppedError: The server ended before it was ready, or too often; or a provider of sandboxes is given up.
     """
     stopping = threading.Event()  # the handlers stay after the loop's end, for the cleanup
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -114,17 +116,23 @@ async def serve(server: EnvServer, message: str, clean_up: Callable[[str], Seque
     server.start()
     stop = asyncio.create_task(asyncio.to_thread(stopping.wait))
     ready = asyncio.create_task(asyncio.to_thread(server.address))
-    keeping = asyncio.create_task(keep_serving(server, clean_up, lambda line: print_lines([line])))
+
+    def show(line: str) -> None:
+        print_lines([line])
+
+    watches = [asyncio.create_task(it) for it in (keep_serving(server, clean_up, show), watch_starts(trials, show))]
     try:
         await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             print(message.format(ready.result()), flush=True)
-        await asyncio.wait({stop, keeping}, return_when=asyncio.FIRST_COMPLETED)
-        if keeping.done():
-            keeping.result()
+        await asyncio.wait({stop, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        for watch in watches:
+            if watch.done():
+                watch.result()
     finally:
         stopping.set()
-        keeping.cancel()
+        for watch in watches:
+            watch.cancel()
         server.close()  # which ends the wait for its address
 
 

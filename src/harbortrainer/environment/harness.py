@@ -197,9 +197,16 @@ class HarborHarness(Harness[HarborHarnessConfig]):
             while True:
                 start = await self.worker_state.starts.admit(spec.task_key) if self.worker_state.starts else Start()
                 CURRENT.set(start)
-                record = await run_trial(
-                    spec, on_event=state.phases.on_event, stop=lambda: trace.stop_condition, review=review, proxy=proxy
-                )
+                try:
+                    record = await run_trial(
+                        spec,
+                        on_event=state.phases.on_event,
+                        stop=lambda: trace.stop_condition,
+                        review=review,
+                        proxy=proxy,
+                    )
+                finally:
+                    start.end()
                 waited_s += start.waited_s
                 if not start.excused:
                     record.start_wait_s, record.excused_starts = waited_s, excused

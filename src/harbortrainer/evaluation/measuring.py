@@ -31,6 +31,7 @@ from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import record_of
+from harbortrainer.trials.sandbox_starts import watch_starts
 
 if TYPE_CHECKING:
     from verifiers.v1.episode import WireEpisode
@@ -55,7 +56,7 @@ def run_missing_trials(folder: EvalFolder, candidate: Candidate, *, parallel: in
 
     Raises:
         UserError: The model's server is gone or cannot be started; finished trials are in the folder.
-        RunStoppedError: The environment server ended before it served, or too often.
+        RunStoppedError: The environment server ended before it served, or too often; or a provider is given up.
     """
     spec = folder.spec
     left = attempts_left(spec.keys, spec.attempts, folder.graded())
@@ -146,7 +147,8 @@ class EvalRunner:
         label, kinds = run_label(self.folder.path), [self.folder.spec.rules.environment_type]
         keeping = keep_serving(server, lambda owner: clean_up(label, kinds, owner=owner), self.display.line)
         work = asyncio.create_task(self._play_all(server, left))
-        ends = [work, asyncio.create_task(keeping), asyncio.create_task(stop.wait())]
+        starts = watch_starts(self.folder.path, self.display.line)
+        ends = [work, *(asyncio.create_task(watch) for watch in (keeping, starts, stop.wait()))]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
             task.cancel()
@@ -156,7 +158,7 @@ class EvalRunner:
             await self.remote.close()
         if self.client is not None:
             await self.client.close()
-        for task in ends[:2]:
+        for task in ends[:3]:
             if not task.cancelled():
                 task.result()
         return not work.cancelled()

@@ -11,6 +11,7 @@ Invariant: the wrapped `stop` raises nothing but cancellation, and returns withi
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -38,6 +39,14 @@ _REQUESTS = ("exec", *_TRANSFERS, "is_dir", "is_file", "empty_dirs", "ensure_dir
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Answers to a transfer of a path that is not there or is of another kind; the caller handles them."""
 _TIMEOUT = re.compile("time(d )?out", re.IGNORECASE)
+_RETRY_AFTER_S, _LONGEST_RETRY_AFTER_S = 1.0, 120.0
+"""Seconds to wait after a refusal without Retry-After, and most with it."""
+_TOO_MANY = re.compile(r"\b429\b|too many requests|rate.?limit", re.IGNORECASE)
+_DENIED = re.compile(
+    r"unauthori[sz]ed|unauthenticated|forbidden|permission.?denied|payment.required"
+    r"|auth(entication|orization)?.?(error|exception|failed)",
+    re.IGNORECASE,
+)
 _log = logging.getLogger(__name__)
 _retries: set[asyncio.Task[None]] = set()
 
@@ -100,6 +109,36 @@ def causes(error: BaseException) -> list[BaseException]:
         found.append(current)
         current = current.__cause__ or current.__context__
     return found
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """Return the seconds that a provider asked to wait when it refused a start (429); None for any other error.
+
+    Clients of providers have the status and the headers in different places; some have only the words.
+    """
+    for cause in causes(error):
+        response = getattr(cause, "response", None)
+        if 429 in _statuses(cause) or _TOO_MANY.search(f"{type(cause).__name__} {cause}"):
+            headers = getattr(response, "headers", None) or getattr(cause, "headers", None) or {}
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                asked = {str(name).lower(): value for name, value in headers.items()}.get("retry-after")
+                return min(max(0.0, float(asked)), _LONGEST_RETRY_AFTER_S)  # ty: ignore[invalid-argument-type] - suppressed
+            return _RETRY_AFTER_S
+    return None
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether a provider denied access: a wrong key, a missing permission, or an unpaid account."""
+    return any(
+        _statuses(cause) & {401, 402, 403} or _DENIED.search(f"{type(cause).__name__} {cause}")
+        for cause in causes(error)
+    )
+
+
+def _statuses(error: BaseException) -> set[int]:
+    holders, names = (error, getattr(error, "response", None)), ("status_code", "status", "code")
+    found = [getattr(holder, name, None) for holder in holders for name in names]
+    return {status for status in found if isinstance(status, int)}
 
 
 class _StopGuard:

@@ -4,15 +4,19 @@
 - Hold. After a 429 no sandbox starts for the time of its Retry-After. While most recent starts fail, only one at a time
   starts, after growing pauses with jitter.
 - A refused start is excused, and so is one that fails while a quarter of the recent ones fail: it is no attempt of its
-  episode, and is repeated. After `GIVE_UP_S` without a good start failures count again, so that a wrong key ends the
-  run. Only the agent's sandbox is excused: when a separate verifier's sandbox starts, the agent's tokens are recorded.
+  episode, and is repeated. Only the agent's sandbox is excused: when a separate verifier's sandbox starts, the agent's
+  tokens are recorded.
+- End. A provider is given up if no sandbox started and none ran for `GIVE_UP_S`, or for `DENIED_S` if it denied every
+  start (401, 402, 403: a wrong key). The launcher, which calls `watch_starts` or `given_up`, then ends the run. Without
+  a launcher failures count as attempts again.
 - Broken tasks. A task that failed `_BROKEN` times in a row while others start is at fault itself: its failures are
   attempts, and do not count for the hold.
 
 `StartState` is the state machine, without I/O. All workers share it as a file beside the trials, since a provider
 counts their starts together; aiolimiter and its like count one process.
 
-Invariant: a start is excused only if another one may succeed, and never longer than `GIVE_UP_S` in a row.
+Invariant: a start is excused only if another one may succeed, and never longer than `GIVE_UP_S` after the last sign of
+life.
 """
 
 import asyncio
@@ -25,20 +29,21 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
+from harbortrainer.errors import RunStoppedError
 from harbortrainer.runs.locks import file_lock
 from harbortrainer.sandbox.errors_and_changes import SandboxStartError
-from harbortrainer.trials.provider_faults import causes
+from harbortrainer.trials.provider_faults import is_denied, retry_after_s
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
 
 STARTS = ".starts"
 """Folder beside the trials with the state of each provider."""
-GIVE_UP_S = 1800.0
+GIVE_UP_S, DENIED_S = 1800.0, 120.0
 _WINDOW, _LEAST, _RECENT_S = 20, 10, 120.0
 """Recent results that count, least number of them that shows a failing provider, and seconds for which they count."""
 _FORGOTTEN_S = 600.0
@@ -49,11 +54,8 @@ _HOLDS_FROM, _EXCUSES_FROM = 0.5, 0.25
 _FIRST_HOLD_S, _LONGEST_HOLD_S = 2.0, 30.0
 _FIRST_RATE, _LEAST_RATE, _RAISE = 32.0, 0.2, 0.05
 """Starts a second after the first refusal, and least; a start's rise."""
-_RETRY_AFTER_S = 1.0
-"""Seconds to wait after a refusal without Retry-After."""
 _LONGEST_SLEEP_S, _REPORT_S = 1.0, 2.0
 _NAME = re.compile(r"[^\w.-]+")
-_TOO_MANY = re.compile(r"\b429\b|too many requests|rate.?limit", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +81,11 @@ class StartState(BaseModel):
     ended: float = 0.0
     """Time of the last start's end."""
     failing_since: float | None = None
-    """Time of the first failure since the last good start."""
+    """Time of the first failure since the last good start, and since a sandbox ran."""
+    denied_since: float | None = None
+    """Time of the first of consecutive denials; None if the last failure was another one."""
+    given_up: bool = False
+    """Whether the provider has failed for so long that the run should end."""
     fault: str = ""
     """The provider's words for the last failure."""
 
@@ -107,7 +113,7 @@ class StartState(BaseModel):
         """Count a good start."""
         self.failing.pop(task, None)
         self.results = [*self.results, (now, True, task)][-_WINDOW:]
-        self.ended, self.failing_since = now, None
+        self.ended, self.failing_since, self.denied_since, self.given_up = now, None, None, False
         if self.probing:
             self.held_until, self.probing = now, False
         if not self._share_failed(now) > _HOLDS_FROM:
@@ -115,7 +121,17 @@ class StartState(BaseModel):
         if self.rate is not None:
             self.rate += _RAISE
 
-    def fail(self, now: float, fault: str, retry_after_s: float | None, jitter: float = 1.0, *, task: str = "") -> bool:
+    def fail(
+        self,
+        now: float,
+        fault: str,
+        retry_after_s: float | None,
+        jitter: float = 1.0,
+        *,
+        task: str = "",
+        denied: bool = False,
+        running: bool = False,
+    ) -> bool:
         """Count a failed start. Returns whether it is excused.
 
         Args:
@@ -124,16 +140,22 @@ class StartState(BaseModel):
             retry_after_s: Seconds that the provider asked to wait; None if it refused nothing.
             jitter: Factor of the hold, about 1.
             task: The task's name or key.
+            denied: Whether the provider denied access, so that only the user can help.
+            running: Whether an earlier sandbox still runs.
         """
         self.fault = fault
         if retry_after_s is None and self._is_broken(task, now):
             if self.probing:  # it tells nothing about the provider
                 self.held_until, self.probing = now, False
             return False
-        if self.failing_since is None:
-            self.failing_since = now
+        if self.failing_since is None or running:
+            self.failing_since, self.denied_since = now, None
         elif now - self.ended > _FORGOTTEN_S:  # an earlier run's
-            self.failing_since, self.holds = now, 0
+            self.failing_since, self.denied_since, self.holds = now, None, 0
+        if not denied:
+            self.denied_since = None
+        elif self.denied_since is None:
+            self.denied_since = now
         self.ended = now
         if retry_after_s is not None:
             self.held_until = max(self.held_until, now + retry_after_s)
@@ -149,7 +171,9 @@ class StartState(BaseModel):
                 pause_s = jitter * min(_LONGEST_HOLD_S, _FIRST_HOLD_S * 2**self.holds)
                 self.held_until, self.holds, self.probing = now + pause_s, min(self.holds + 1, 10), False
         excusable = retry_after_s is not None or self.holds > 0 or self._share_failed(now) > _EXCUSES_FROM
-        return excusable and now - self.failing_since < GIVE_UP_S
+        denied_s = 0.0 if self.denied_since is None else now - self.denied_since
+        self.given_up = excusable and (now - self.failing_since >= GIVE_UP_S or denied_s >= DENIED_S)
+        return excusable and not self.given_up
 
     def _is_broken(self, task: str, now: float) -> bool:
         """Count a task's failure. Returns whether the task is at fault: it fails while others start."""
@@ -179,6 +203,11 @@ class Start:
     has_sandbox: bool = False
     """Whether the agent's sandbox has started; a later one is a separate verifier's."""
 
+    def end(self) -> None:
+        """Note that the trial has ended."""
+        if self.gate is not None and self.has_sandbox:
+            self.gate.running -= 1
+
 
 CURRENT: ContextVar[Start | None] = ContextVar("start", default=None)
 """The start of the trial that runs in this task."""
@@ -197,6 +226,8 @@ class StartGate:
         self._path = trials / STARTS / f"{_NAME.sub('-', provider)}.json"
         self._provider, self._most = provider, most
         self._queue = asyncio.Lock()
+        self.running = 0
+        """Trials of this process whose sandbox has started."""
 
     async def admit(self, task: str) -> Start:
         """Wait until a sandbox of this task may start."""
@@ -225,7 +256,9 @@ class StartGate:
         jitter = random.uniform(0.75, 1.25)
 
         def fail(state: StartState) -> tuple[bool, str]:
-            excused = state.fail(time.time(), words, retry_after_s(error), jitter, task=task)
+            denied, running = is_denied(error), self.running > 0
+            now, after_s = time.time(), retry_after_s(error)
+            excused = state.fail(now, words, after_s, jitter, task=task, denied=denied, running=running)
             return excused, str(state) if state.holds == 1 else ""
 
         excused, hold = await self._update(fail)
@@ -249,23 +282,6 @@ def read_state(path: Path) -> StartState:
     return StartState()
 
 
-def retry_after_s(error: BaseException) -> float | None:
-    """Return the seconds that a provider asked to wait when it refused a start (429); None for any other error.
-
-    Clients of providers have the status and the headers in different places; some have only the words.
-    """
-    for cause in causes(error):
-        response = getattr(cause, "response", None)
-        statuses = {getattr(one, name, None) for one in (cause, response) for name in ("status_code", "status", "code")}
-        if 429 in statuses or _TOO_MANY.search(f"{type(cause).__name__} {cause}"):
-            headers = getattr(response, "headers", None) or getattr(cause, "headers", None) or {}
-            with contextlib.suppress(AttributeError, TypeError, ValueError):
-                asked = {str(name).lower(): value for name, value in headers.items()}.get("retry-after")
-                return min(max(0.0, float(asked)), _RECENT_S)  # ty: ignore[invalid-argument-type] - suppressed
-            return _RETRY_AFTER_S
-    return None
-
-
 def report_start(environment: "BaseEnvironment") -> None:
     """Wrap `start` of a sandbox, so that its result counts for the current trial's gate.
 
@@ -287,16 +303,46 @@ def report_start(environment: "BaseEnvironment") -> None:
                 raise
             words = " ".join(f"{type(error).__name__}: {error}".split())
             raise SandboxStartError(f"the verifier's sandbox did not start: {words}") from error
-        current.has_sandbox = True
+        if not current.has_sandbox:
+            current.has_sandbox = True
+            current.gate.running += 1
         await current.gate.succeeded(current.task)
 
     setattr(environment, "start", reported)  # noqa: B010 - this object only
 
 
-async def report_holds(trials: Path, show: Callable[[str], None]) -> None:
-    """Print a line when the starts at a provider are held, and when they go on, until cancelled."""
+def forget_starts(trials: Path) -> None:
+    """Delete the state of earlier runs, so that a provider which failed then gets its time again."""
+    for path in (trials / STARTS).glob("*.json"):
+        path.unlink(missing_ok=True)
+
+
+def given_up(trials: Path) -> tuple[str, str] | None:
+    """Return what a provider that is given up did, and the user's remedy; None if there is no such provider."""
+    for path in sorted((trials / STARTS).glob("*.json")):
+        state = read_state(path)
+        if not state.given_up or state.failing_since is None:
+            continue
+        if state.denied_since is not None:
+            do = "check the provider's key, its permissions and the account's payment"
+            return f"{path.stem} denies every start of a sandbox, the last with {state.fault}", do
+        minutes = (state.ended - state.failing_since) / 60
+        what = f"no sandbox of {path.stem} started for {minutes:.0f} min, the last failed with {state.fault}"
+        return what, "check the provider's status and the account's quota"
+    return None
+
+
+async def watch_starts(trials: Path, show: Callable[[str], None]) -> NoReturn:
+    """Print a line when the starts at a provider are held, and when they go on. Forgets the starts of earlier runs.
+
+    Raises:
+        RunStoppedError: A provider is given up.
+    """
+    forget_starts(trials)
     held: set[str] = set()
     while True:
+        if (found := given_up(trials)) is not None:
+            raise RunStoppedError(found[0], do=f"{found[1]}, then continue with --resume")
         for path in sorted((trials / STARTS).glob("*.json")):
             state = read_state(path)
             if state.holds and path.stem not in held:

@@ -49,7 +49,7 @@ from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
 from harbortrainer.runs.provenance import check_provenance, collect_provenance, evaluation_key
 from harbortrainer.runs.summary import Status, Summary, evaluated_sources, recorded_times, report_summary, summarize
-from harbortrainer.trials.sandbox_starts import report_holds
+from harbortrainer.trials.sandbox_starts import watch_starts
 
 STOP_S = 10.0
 UPDATE_GRACE_S = 3.0
@@ -206,7 +206,6 @@ class Session:
         """Run until the loop ends, a required process exits, or a stop is requested."""
         work = asyncio.create_task(self._work(model, parts))
         watched = asyncio.create_task(self._watch(required))
-        reporting = asyncio.create_task(report_holds(self.run.trials, self.display.line))
         trimming = asyncio.create_task(limit_logs(self.run.log))
         stop_requested = asyncio.create_task(self.stop.wait())
         await asyncio.wait({work, watched, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
@@ -215,7 +214,7 @@ class Session:
             # Let an update in progress finish if it is quick, then cancel everything.
             self.status = "interrupted"
             idle = self.loop is None or await self.loop.wait_for_update(UPDATE_GRACE_S)
-        tasks = (work, watched, stop_requested, reporting, trimming)
+        tasks = (work, watched, stop_requested, trimming)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -231,13 +230,14 @@ class Session:
                 task.result()
 
     async def _watch(self, required: Sequence[WatchedProcess]) -> None:
-        """Start servers again that end; raise the exit error of other processes."""
+        """Start servers again that end; raise the error of another process that ends, or of a provider given up."""
 
         def end(owner: str) -> Sequence[str]:
             return clean_up(run_label(self.run.path), self.kinds, owner=owner)
 
         keeping = [keep_serving(server, end, self.display.line) for server in self.servers.values()]
-        watches = [asyncio.create_task(it) for it in (watch(required), *keeping)]
+        starts = watch_starts(self.run.trials, self.display.line)
+        watches = [asyncio.create_task(it) for it in (watch(required), starts, *keeping)]
         try:
             await asyncio.gather(*watches)
         finally:

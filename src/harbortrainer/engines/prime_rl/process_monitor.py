@@ -19,6 +19,7 @@ from harbortrainer.engines.prime_rl.failure_report import find_log
 from harbortrainer.engines.prime_rl.stall_detector import Snapshot, Stall, StallDetector
 from harbortrainer.runs.log_files import last_lines
 from harbortrainer.runs.prime_rl_files import growing_files
+from harbortrainer.trials.sandbox_starts import forget_starts, given_up
 
 ORCHESTRATOR_LOG = "orchestrator.log"
 IN_FLIGHT = re.compile(r"(Train batch .*?)?(?P<count>\d+) inflight episodes \(train=[^)]*\)")
@@ -40,9 +41,13 @@ class ProcessMonitor:
     def __init__(self, run: str, run_dir: Path, episode_limit_s: float | None) -> None:
         self.run, self.run_dir = run, run_dir.resolve()
         self.detector = StallDetector(episode_limit_s)
+        self.trials = self.run_dir / "trials"
+        forget_starts(self.trials)
 
     def check(self) -> Stall | None:
-        """Return the stall of the run with its evidence, None if it makes progress."""
+        """Return the stall of the run with its evidence, None if it makes progress. A provider given up is a stall."""
+        if (provider := given_up(self.trials)) is not None:
+            return Stall(provider[0], "", provider[1])
         found = self.detector.update(self.snapshot())
         if found is None:
             return None
