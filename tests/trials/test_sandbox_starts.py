@@ -1,6 +1,7 @@
 """Starts at a provider: rate, hold and excuse, over processes."""
 
 import asyncio
+import multiprocessing
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -360,3 +361,38 @@ async def test_watch_ends_the_run_but_not_its_successor(
         async with asyncio.timeout(10):
             await watching
     assert str(raised.value) == message
+
+
+def count_starts(folder: Path, number: int) -> None:
+    """Count good starts, as one of several processes."""
+
+    async def count() -> None:
+        gate = StartGate(folder, "modal", None)
+        for _ in range(number):
+            await gate.succeeded("task")
+
+    asyncio.run(count())
+
+
+@pytest.mark.process
+async def test_processes_lose_no_update_of_each_other(tmp_path: Path):
+    gate = StartGate(tmp_path, "modal", None)
+    await gate.failed(Refused(status_code=429), "task")  # a rate, which each good start raises
+    before = read_state(tmp_path / ".starts" / "modal.json").rate
+    processes = [
+        multiprocessing.get_context("fork").Process(target=count_starts, args=(tmp_path, 300)) for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        await asyncio.to_thread(process.join)
+    after = read_state(tmp_path / ".starts" / "modal.json").rate
+    assert before is not None and after == pytest.approx(before + 900 * 0.05)
+
+
+async def test_updates_open_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gate = StartGate(tmp_path, "modal", None)
+    await gate.admit("task")
+    monkeypatch.setattr(Path, "open", None)
+    await gate.succeeded("task")
+    await gate.admit("task")

@@ -49,7 +49,7 @@ async def file_lock(*paths: Path) -> AsyncGenerator[int]:
         await asyncio.sleep(POLL_S)
 
 
-def try_lock(file: IO[str] | int, *, shared: bool = False) -> bool:
+def try_lock(file: IO[str] | IO[bytes] | int, *, shared: bool = False) -> bool:
     """Lock an open file if it is free, and return whether it was; closing the file releases the lock."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -60,6 +60,19 @@ def try_lock(file: IO[str] | int, *, shared: bool = False) -> bool:
             raise
         raise NoLocksError("" if isinstance(file, int) else file.name) from error
     return True
+
+
+@asynccontextmanager
+async def held(file: IO[bytes]) -> AsyncGenerator[None]:
+    """Hold the lock of a file that stays open. The block must not await: other tasks of this process hold it too."""
+    while True:
+        if try_lock(file):
+            break
+        await asyncio.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager

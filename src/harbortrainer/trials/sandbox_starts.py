@@ -22,19 +22,21 @@ life.
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import re
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
 from harbortrainer.errors import RunStoppedError
-from harbortrainer.runs.locks import file_lock
+from harbortrainer.runs.locks import held
 from harbortrainer.sandbox.errors_and_changes import SandboxStartError
 from harbortrainer.trials.provider_faults import is_denied, retry_after_s
 
@@ -225,6 +227,7 @@ class StartGate:
     def __init__(self, trials: Path, provider: str, most: float | None) -> None:
         self._path = trials / STARTS / f"{_NAME.sub('-', provider)}.json"
         self._provider, self._most = provider, most
+        self._file: FileIO | None = None
         self._queue = asyncio.Lock()
         self.running = 0
         """Trials of this process whose sandbox has started."""
@@ -267,18 +270,34 @@ class StartGate:
         return excused
 
     async def _update[T](self, change: Callable[[StartState], T]) -> T:
-        """Change the shared state."""
-        async with file_lock(self._path.with_suffix(".lock")):
-            state = read_state(self._path)
+        """Change the shared state. The file stays open: opening it takes most of an update's CPU."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+            self._file = self._path.open("r+b", buffering=0)
+        async with held(self._file):
+            self._file.seek(0)
+            before = self._file.read()
+            state = parse_state(before)
             result = change(state)
-            self._path.write_text(state.model_dump_json(), encoding="utf-8")
+            after = state.model_dump_json().encode().ljust(len(before))  # as long, so that one call replaces it
+            if after != before:
+                self._file.seek(0)
+                self._file.write(after)
         return result
 
 
 def read_state(path: Path) -> StartState:
-    """Return the state in a file; a new one if there is none, or a killed process left a torn one."""
-    with contextlib.suppress(OSError, ValidationError):
-        return StartState.model_validate_json(path.read_bytes())
+    """Return the state in a file; a new one if there is none."""
+    with contextlib.suppress(OSError):
+        return parse_state(path.read_bytes())
+    return StartState()
+
+
+def parse_state(content: bytes) -> StartState:
+    """Return the state in a file's content; a new one if it is empty, or a killed process left it torn."""
+    with contextlib.suppress(ValidationError):
+        return StartState.model_validate_json(content)
     return StartState()
 
 
@@ -312,9 +331,9 @@ def report_start(environment: "BaseEnvironment") -> None:
 
 
 def forget_starts(trials: Path) -> None:
-    """Delete the state of earlier runs, so that a provider which failed then gets its time again."""
+    """Empty the state of earlier runs, so that a provider which failed then gets its time again."""
     for path in (trials / STARTS).glob("*.json"):
-        path.unlink(missing_ok=True)
+        os.truncate(path, 0)  # not deleted: a gate may have opened it
 
 
 def given_up(trials: Path) -> tuple[str, str] | None:
