@@ -190,7 +190,7 @@ def measure(args: argparse.Namespace, at: int, folder: Path, tokens: Path, conso
     serve = {"pool": {"type": "static", "num_workers": args.workers}}
     variables = {"PYTHONPATH": os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")])}
     server = EnvServer("scale", env, serve, log=folder / "server.log", variables=variables)
-    with waiting_model(args.turns, *args.answer, tokens) as url:
+    with waiting_model(args.turns, *args.answer, tokenizer=tokens) as url:
         server.start()
         try:
             renderer = renderer_config("qwen3")

@@ -1,6 +1,6 @@
 """A model server in its own process that waits and then answers, for thousands of concurrent trials.
 
-Usage: waiting_model.py TURNS LOW HIGH TOKENIZER. Prints its URL, then serves until its stdin closes. It has the
+Usage: waiting_model.py TURNS LOW HIGH TOKENIZER HOST. Prints its URL, then serves until its stdin closes. It has the
 endpoint of a train client (`/inference/v1/generate`). The trial's id and the turn determine the answer and its seconds,
 so `benchmarks/scale.py` knows the reward and the waits of each trial.
 """
@@ -35,9 +35,9 @@ def seconds_of(seed: str, turn: int, low: float, high: float) -> float:
 
 
 @contextmanager
-def waiting_model(turns: int, low: float, high: float, tokenizer: Path) -> Generator[str]:
+def waiting_model(turns: int, low: float, high: float, tokenizer: Path, host: str = "127.0.0.1") -> Generator[str]:
     """Run the server while the block runs; yield its URL, which ends in /v1."""
-    command = [sys.executable, __file__, str(turns), str(low), str(high), str(tokenizer)]
+    command = [sys.executable, __file__, str(turns), str(low), str(high), str(tokenizer), host]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -89,17 +89,18 @@ class WaitingModel:
         return keys(f"ls -la /app; echo turn {turn}", duration=_KEY_WAIT_S) if turn < self.turns - 2 else DONE
 
 
-async def _serve(model: WaitingModel) -> None:
+async def _serve(model: WaitingModel, host: str) -> None:
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/inference/v1/generate", model.generate)
     app.router.add_get("/v1/models", model.models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-    print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
+    await web.TCPSite(runner, host, 0, backlog=4096).start()
+    print(f"http://{host}:{runner.addresses[0][1]}/v1", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, os.read, 0, 1)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(_TESTS))
-    asyncio.run(_serve(WaitingModel(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))))
+    model = WaitingModel(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
+    asyncio.run(_serve(model, sys.argv[5]))
