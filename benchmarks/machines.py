@@ -228,7 +228,8 @@ def main() -> int:
     if os.geteuid() or not shutil.which("ip"):
         print("network namespaces need root and `ip` (iproute2)", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # both remove the namespaces
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     os.environ |= {RUN_KEY_VARIABLE: secrets.token_hex(32), POLICY_KEY_VARIABLE: "key of the policy"}
     try:
         with tempfile.TemporaryDirectory(prefix="bench-machines-") as scratch, machines() as hosts:
