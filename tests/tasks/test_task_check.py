@@ -460,7 +460,7 @@ def test_one_task_that_needs_buildx_does_not_end_the_check(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     answers = {"info": '{"ServerVersion": "1"}', "compose": "2.30.0", "buildx": None}
-    monkeypatch.setattr(docker_daemon, "program_output", lambda *words: answers[words[1]])
+    monkeypatch.setattr(docker_daemon, "program_output", lambda *words, **_: answers[words[1]])
     monkeypatch.setattr(docker_daemon.shutil, "which", lambda name: name)
     closed = "services: {main: {}}"
     write_task(tmp_path / "tasks", "closed", toml='[environment]\nnetwork_mode = "no-network"\n')
