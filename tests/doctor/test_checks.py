@@ -269,7 +269,10 @@ def test_missing_tasks_are_red_and_unchecked_tasks_yellow(plan, tmp_path, monkey
 
 def test_unchecked_sources_get_a_command_each(plan, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sources = [source(environment_kwargs={"image": "host"}, trusted_tasks=["a b"]), source("docker")]
+    sources = [
+        source(environment_kwargs={"image": "host"}, trusted_tasks=["a b"]),
+        source("docker", environment_kwargs={"api_key": "s3cret"}),
+    ]
     for name, table in zip(("first", "second"), sources, strict=True):
         make_task(tmp_path / name / "one", f"do {name}")
         table |= {"name": name, "env": table["env"] | {"taskset": {"id": "harbor_env", "tasks_dir": name}}}

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.plugin import HarnessKeys, TasksetKeys
+from harbortrainer.config.redacted_config import is_omitted
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.gpus import parameters
@@ -227,8 +228,9 @@ def unchecked(tasks: Mapping[str, list[TaskRef]], commands: Mapping[str, str]) -
 
 
 def check_words(source: str, kind: str, kwargs: Mapping[str, object], trusted: Sequence[str]) -> str:
-    """Return the arguments of `tasks check` for a source in a type of sandbox with its options."""
-    options = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in kwargs.items()]
+    """Return the arguments of `tasks check` for a source in a type of sandbox with its options, without secrets."""
+    shown = {key: value for key, value in kwargs.items() if not is_omitted(key, value)}
+    options = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in shown.items()]
     words = [["--environment", kind], *(["--ek", one] for one in options), *(["--trust", name] for name in trusted)]
     return shlex.join([source, *chain.from_iterable(words)])
 
