@@ -247,6 +247,8 @@ def test_refusals_are_recognized(error: Exception, expected: float | None):
         (type("AuthError", (Exception,), {})("Token missing. Could not authenticate client."), True),
         (Refused("GRPCError: (<Status.UNAUTHENTICATED: 16>, 'no token')"), True),
         (Refused("Client error '403 Forbidden' for url"), True),
+        (Refused("StatusCode.PERMISSION_DENIED"), True),
+        (Refused("RUN ./setup.sh: Permission denied"), False),
         (Refused(status_code=500), False),
         (ConnectionError("port 4010 refused"), False),
         (Refused("no author of this image"), False),

@@ -42,8 +42,8 @@ _TIMEOUT = re.compile("time(d )?out", re.IGNORECASE)
 _RETRY_AFTER_S, _LONGEST_RETRY_AFTER_S = 1.0, 120.0
 """Seconds to wait after a refusal without Retry-After, and most with it."""
 _TOO_MANY = re.compile(r"\b429\b|too many requests|rate.?limit", re.IGNORECASE)
-_DENIED = re.compile(
-    r"unauthori[sz]ed|unauthenticated|forbidden|permission.?denied|payment.required"
+_DENIED = re.compile(  # "Permission denied" is also a shell's word for a file that a build cannot run
+    r"unauthori[sz]ed|unauthenticated|forbidden|permission_?denied|payment.required"
     r"|auth(entication|orization)?.?(error|exception|failed)",
     re.IGNORECASE,
 )
