@@ -1,6 +1,6 @@
 """Play trials on two machines, kill the server of one, and print what became of its trials.
 
-    .venv/bin/python benchmarks/machines.py          about a minute, as root
+    .venv/bin/python benchmarks/machines.py          a minute and a half, as root
     .venv/bin/python benchmarks/machines.py --gone   a minute more: the second machine does not come back
 
 The machines are network namespaces on one bridge. One has the model and the requests; two run `harbortrainer
