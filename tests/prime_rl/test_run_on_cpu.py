@@ -194,7 +194,8 @@ def check_sealed(folder: Path) -> None:
     for _, path in step_files(folder):
         os.utime(path, (changed, changed))
     size, limit = _bytes_of(folder, 1), EpisodeLimit(folder, max_mb=4000)
-    os.utime(step_files(folder)[-1][1], (time.time() + 1,) * 2)  # a file's clock may lag behind ours by milliseconds
+    newest = time.time() + 1  # a file's clock may lag behind ours by milliseconds
+    os.utime(step_files(folder)[-1][1], (newest, newest))
     limit.check()
     assert _bytes_of(folder, 1) < size / 10
     store.refresh()
