@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -78,24 +77,34 @@ class Stall:
     """The longest time for which the event loop was blocked."""
 
     longest_s: float = 0.0
+    _next: asyncio.TimerHandle | None = None
 
-    async def watch(self, tick_s: float) -> None:
-        """Measure the running event loop every `tick_s` seconds, until cancelled."""
-        while True:
-            begin = time.perf_counter()
-            await asyncio.sleep(tick_s)
-            self.longest_s = max(self.longest_s, time.perf_counter() - begin - tick_s)
+    def watch(self, tick_s: float) -> None:
+        """Measure the running event loop every `tick_s` seconds, until it ends or `stop` is called."""
+        loop = asyncio.get_running_loop()
+
+        def tick(due: float) -> None:
+            now = loop.time()
+            self.longest_s = max(self.longest_s, now - due)
+            self._next = loop.call_at(now + tick_s, tick, now + tick_s)
+
+        tick(loop.time())
+
+    def stop(self) -> None:
+        """End the measurement."""
+        if self._next is not None:
+            self._next.cancel()
 
 
 @asynccontextmanager
 async def watched_loop() -> AsyncGenerator[Stall]:
     """Measure the event loop's longest stall while the block runs."""
     stall = Stall()
-    watcher = asyncio.create_task(stall.watch(_TICK_S))
+    stall.watch(_TICK_S)
     try:
         yield stall
     finally:
-        watcher.cancel()
+        stall.stop()
 
 
 def tree_memory(processes: list[psutil.Process] | None = None) -> float:

@@ -9,7 +9,8 @@ sandboxes and the model wait instead of working. The columns:
 
 - overhead: a trial's wall, from its sandbox's making to its stop, over the seconds that sandbox and model waited
 - trials a minute, and those of trials that only wait
-- CPU seconds of the server and its workers, memory and descriptors, for each trial; memory and descriptors over idle
+- CPU seconds of the server and its workers (and of this benchmark: model, client), memory and descriptors, for each
+  trial; memory and descriptors over idle
 - the longest stall of a worker's event loop
 - lost: trials without a reward, of all; wrong: trials with another reward than their own
 
@@ -62,6 +63,8 @@ class Played:
     unanswered: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    own_cpu_s: float = 0.0
+    """CPU seconds of the benchmark itself: the model server, and this process, which receives the episodes."""
     memory_mb: float = 0.0
     """Largest memory over idle."""
     files: int = 0
@@ -111,6 +114,7 @@ async def play(
                 played.unanswered += 1
 
     workers = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    own = [child for child in psutil.Process().children(recursive=True) if child not in workers] + [psutil.Process()]
     await asyncio.gather(*(lane(1) for _ in range(args.workers)))  # imports of each worker come with its first trial
     played = Played()
     meter = asyncio.create_task(_meter(workers, played))
@@ -118,9 +122,9 @@ async def play(
     faults = journal / "faults"
     faults.touch()
     ended = asyncio.get_running_loop().call_later(args.fault_seconds, faults.unlink)
-    cpu, began = _cpu(workers), time.monotonic()
+    cpu, own_cpu, began = _cpu(workers), _cpu(own), time.monotonic()
     await asyncio.gather(*(lane(args.waves) for _ in range(at)))
-    played.wall_s, played.cpu_s = time.monotonic() - began, _cpu(workers) - cpu
+    played.wall_s, played.cpu_s, played.own_cpu_s = time.monotonic() - began, _cpu(workers) - cpu, _cpu(own) - own_cpu
     meter.cancel()
     ended.cancel()
     await connection.close()
@@ -173,7 +177,7 @@ def row(at: int, played: Played, verdict: Verdict) -> list[str]:
         str(at),
         overhead,
         f"{60 * trials / played.wall_s:.0f} ({60 * at / asked:.0f})",
-        f"{played.cpu_s / trials:.3f}",
+        f"{played.cpu_s / trials:.3f} ({played.own_cpu_s / trials:.3f})",
         f"{played.memory_mb / at:.1f}",
         f"{played.files / at:.1f}",
         f"{1000 * verdict.stall_s:.0f}",
@@ -239,7 +243,7 @@ def main() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     table = Table(
-        *("in flight", "overhead (max)", "a minute (ideal)", "CPU s", "MB", "files", "stall ms", "lost", "wrong"),
+        *("in flight", "overhead (max)", "a minute (ideal)", "CPU s (own)", "MB", "files", "stall ms", "lost", "wrong"),
         title=f"{args.turns} turns of {args.answer[0]:g} to {args.answer[1]:g} s, {args.workers} workers",
     )
     with tempfile.TemporaryDirectory(prefix="bench-scale-") as name:

@@ -81,7 +81,7 @@ class SimulatedSandbox(BaseEnvironment):
     """
 
     _stall: ClassVar[Stall] = Stall()
-    _watcher: ClassVar[asyncio.Task[None] | None] = None
+    _watched: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -109,8 +109,9 @@ class SimulatedSandbox(BaseEnvironment):
 
     @override
     async def start(self, force_build: bool) -> None:
-        if self.journal is not None and self._watcher is None:
-            SimulatedSandbox._watcher = asyncio.create_task(self._stall.watch(_TICK_S))
+        if self.journal is not None and not self._watched:
+            SimulatedSandbox._watched = True
+            self._stall.watch(_TICK_S)
         if self._accepted_starts_are_used_up():
             raise RateLimitException("429 Too Many Requests")
         if self._unlucky(self.faults.start_hangs):
