@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,8 @@ from renderers import reasoning
 from harbortrainer.environment.generate_requests import (
     GenerateClient,
     over_aiohttp,
-    without_list_signatures,
     without_repeated_headers,
+    without_repeated_signatures,
 )
 
 pytestmark = pytest.mark.process  # the OpenAI client asks for the platform
@@ -140,22 +140,31 @@ async def test_one_session_per_client_closes_with_it(engine: Engine) -> None:
     assert used[0]._session.closed and client.is_closed()
 
 
-def test_pydantic_inspects_no_signature_of_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pydantic_inspects_each_factory_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
+    inspects = inspect.unwrap(_fields.takes_validated_data_argument)
 
-    def inspects(factory: object) -> bool:
+    def count(factory: Callable[[], Any]) -> bool:
         asked.append(factory)
-        return False
+        return inspects(factory)
+
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self) -> str:
+            return "made"
 
     class Node(BaseModel):
         tokens: list[int] = Field(default_factory=list)
-        other: dict[str, int] = Field(default_factory=dict)
+        twice: list[int] = Field(default_factory=lambda data: data["tokens"] * 2)
+        other: str = Field(default_factory=Unhashable())
 
-    monkeypatch.setattr(_fields, "takes_validated_data_argument", inspects)
-    without_list_signatures()
+    monkeypatch.setattr(_fields, "takes_validated_data_argument", count)
+    without_repeated_signatures()
     first, second = Node.model_construct(), Node.model_construct(tokens=[1])
-    assert (first.tokens, second.tokens, first.other) == ([], [1], {}) and first.tokens is not second.tokens
-    assert set(asked) == {dict}
+    assert (first.tokens, second.tokens, second.twice) == ([], [1], [1, 1]) and first.tokens is not second.twice
+    assert first.other == second.other == "made"
+    assert asked.count(list) == 1
 
 
 def test_header_is_encoded_once_per_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:

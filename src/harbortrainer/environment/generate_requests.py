@@ -2,8 +2,8 @@
 
 - `over_aiohttp`: renderers' `generate` posts to `/inference/v1/generate` with an OpenAI client. `GenerateClient` takes
   its place and posts with aiohttp, for a third of the CPU. A failed request raises what the OpenAI client would raise.
-- `without_list_signatures`: pydantic's `model_construct`, which makes the nodes of a trace, inspects the signature of
-  `list` for each default.
+- `without_repeated_signatures`: pydantic's `model_construct`, which makes the nodes of a trace, inspects the signature
+  of each default's factory every time.
 - `without_repeated_headers`: renderers encodes the constant header of an assistant message for each answer it parses.
 - `without_loopback_http`: an agent in this process calls verifiers' interception server, in this process too, over
   HTTP. `ChatClient` calls its handler instead.
@@ -13,9 +13,9 @@ figures, and the patches for the libraries.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Protocol, cast
 
 import aiohttp
@@ -60,6 +60,8 @@ _ERRORS: dict[int, type[APIStatusError]] = {
     429: RateLimitError,
 }
 """The OpenAI client's errors, by status."""
+_FACTORIES = 1024
+"""Default factories whose signatures are remembered."""
 _STATISTICS = "X-Stainless"
 """Begins the headers that describe the OpenAI client and its platform."""
 
@@ -152,16 +154,17 @@ def over_aiohttp[T](generate: Callable[..., Awaitable[T]]) -> Callable[..., Awai
     return call
 
 
-def without_list_signatures() -> None:
-    """Make pydantic know of `list` as a default factory that it takes no data, in place of parsing its signature."""
+def without_repeated_signatures() -> None:
+    """Make pydantic inspect the signature of a default factory once."""
     from pydantic._internal import _fields
 
     inspects = getattr(_fields, "takes_validated_data_argument", None)
     if inspects is not None and not hasattr(inspects, "__wrapped__"):
+        known = lru_cache(_FACTORIES)(inspects)
 
         @wraps(inspects)
         def takes_data(factory: Callable[..., object]) -> bool:
-            return factory is not list and inspects(factory)
+            return known(factory) if isinstance(factory, Hashable) else inspects(factory)
 
         vars(_fields)["takes_validated_data_argument"] = takes_data
 

@@ -253,13 +253,13 @@ def adapt_train_clients() -> None:
 
     from harbortrainer.environment.generate_requests import (
         over_aiohttp,
-        without_list_signatures,
         without_loopback_http,
         without_repeated_headers,
+        without_repeated_signatures,
     )
 
     PRIVATE_APIS.check_place("renderers.client:generate(client, renderer, messages, model, ...)")
-    without_list_signatures()
+    without_repeated_signatures()
     without_repeated_headers()
     without_loopback_http()
     if hasattr(client.generate, "__wrapped__"):

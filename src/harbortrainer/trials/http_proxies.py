@@ -24,9 +24,8 @@ def proxy_variables(environ: MutableMapping[str, str] = os.environ) -> list[str]
 
 def unusable_proxies(environ: MutableMapping[str, str] = os.environ) -> list[str]:
     """Return the variables with a SOCKS proxy, if its library is missing: each httpx client would then raise."""
-    if importlib.util.find_spec("socksio"):
-        return []
-    return [name for name in proxy_variables(environ) if urlsplit(environ[name]).scheme.startswith("socks")]
+    socks = [name for name in proxy_variables(environ) if urlsplit(environ[name]).scheme.startswith("socks")]
+    return [] if socks and importlib.util.find_spec("socksio") else socks
 
 
 def bypass_proxies(urls: Iterable[str], environ: MutableMapping[str, str] = os.environ) -> None:
