@@ -5,6 +5,7 @@ between releases. Other packages import public names from here:
 - this module: what works before Harbor is imported
 - `terminus`: Terminus-2 and its terminal
 - `open_environment`, `compose_override`: Harbor's environments
+- `task_hashes`: its hashes of a task
 - `task_downloads`, `job_folder`: its registry clients and the files of its jobs
 
 Each `PrivateApi` below lists what its module uses; `tests/harbor_compat` tests each place.
@@ -20,6 +21,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbortrainer.harbor_compat import task_hashes
 from harbortrainer.private_apis import PrivateApi
 from harbortrainer.tar_filter import use_for_all_archives
 
@@ -108,6 +110,7 @@ def prepare() -> None:
     keep_litellm_offline()
     use_for_all_archives()
     TRIALS.check()
+    task_hashes.keep_task_hashes()
 
 
 @cache
