@@ -1,7 +1,12 @@
-"""Trials at a simulated provider whose requests and stops fail: the sandbox is blamed, and a graded trial stays so."""
+"""Trials at a simulated provider whose requests and stops fail: the sandbox is blamed, and a graded trial stays so.
+
+Ended trials are freed at once, also after a failure.
+"""
 
 import errno
 import fcntl
+import gc
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +67,24 @@ async def test_failed_stop_keeps_the_reward(
     assert (trace.ok, trace.reward, trace.info["harbor"]["error"]) == (True, 0.7, None), trace.errors
     (entry,) = (tmp_path / "trials" / UNSTOPPED).iterdir()
     assert entry.name == f"{trace.info['harbor']['trial_name']}__env.json"
+
+
+@pytest.mark.parametrize("case", ["graded", "failed command", "separate verifier"])
+async def test_ended_trial_is_freed_without_garbage_collection(case: str, tmp_path: Path, tokenizer_dir: Path) -> None:
+    provider, kwargs = "simulated_provider:SimulatedSandbox", {}
+    if case == "failed command":
+        provider, kwargs = "e2e_environments:RaisesAt", {"at": "send-keys", "error": "ReadTimeout"}
+    before = {id(one) for one in gc.get_objects()}
+    gc.disable()
+    logging.disable(logging.DEBUG)  # pytest keeps each logged stack trace
+    try:
+        await play_at(provider, tmp_path, tokenizer_dir, toml=SEPARATE if case == "separate verifier" else "", **kwargs)
+        kept = {type(one).__name__ for one in gc.get_objects() if id(one) not in before}
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+    own = {"SingleStepTrial", "SimulatedSandbox", "RaisesAt", "TrainableTerminus2"}
+    assert not kept & (own | {"Trace", "MessageNode"} if case == "graded" else own)  # verifiers keeps failed traces
 
 
 async def test_refused_starts_are_no_attempts(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -4,10 +4,11 @@ import gc
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
 
-from harbortrainer.runs.memory import collect_garbage_rarely, frozen_gc
+from harbortrainer.runs.memory import EndedObjects, collect_garbage_rarely, frozen_gc
 
 
 class Imported:
@@ -34,9 +35,40 @@ def test_collects_young_objects_rarely() -> None:
     try:
         gc.set_threshold(700, 11, 12)  # another test of this process may have raised it
         collect_garbage_rarely()
-        assert gc.get_threshold() == (20_000, 11, 12)
+        assert gc.get_threshold() == (2_000_000, 11, 12)
     finally:
         gc.set_threshold(*before)
+
+
+class Ended:
+    """An ended object, in a reference cycle if `cycle`."""
+
+    def __init__(self, cycle: bool) -> None:
+        self.itself = self if cycle else None
+
+
+@pytest.mark.parametrize("cycle", [True, False])
+def test_collects_ended_objects_that_cycles_keep(cycle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    collections: list[int] = []
+    collect = gc.collect
+
+    def counted() -> int:
+        collections.append(len(alive))
+        return collect()
+
+    ended, alive = EndedObjects(most=3), weakref.WeakSet[Ended]()
+    monkeypatch.setattr(gc, "collect", counted)
+    gc.disable()
+    try:
+        for _ in range(10):
+            one = Ended(cycle)
+            alive.add(one)
+            ended.add(one)
+            del one
+    finally:
+        gc.enable()
+    assert collections == ([4, 4, 4] if cycle else [])
+    assert len(alive) == (1 if cycle else 0)
 
 
 FREED_BUFFERS = """

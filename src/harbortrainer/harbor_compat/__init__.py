@@ -72,6 +72,7 @@ TRIALS = PrivateApi(
         "harbor.trial.trial:Trial._run_agent_phase",
         "harbor.trial.trial:Trial._load_task",
         "harbor.trial.trial:Trial._scrub_jobs_dir()",
+        "harbor.trial.trial:Trial._hooks",
         "harbor.trial.trial:resolve_env_vars(env_dict)",
         "harbor.environments.factory:EnvironmentFactory.create_environment_from_config",
     ),
@@ -270,3 +271,23 @@ def redact_long_values(trial: "Trial", min_chars: int) -> None:
             module.resolve_env_vars = resolve
 
     setattr(trial, "_scrub_jobs_dir", redact_trial)  # noqa: B010 - this object only
+
+
+def break_cycles(trial: "Trial", environments: Iterable["BaseEnvironment"]) -> None:
+    """Remove from an ended trial's objects what refers back to them: replaced methods and hooks.
+
+    Otherwise only the garbage collector frees the trial, its transcript and its tokens, and in a process with hundreds
+    of trials in flight a collection of all objects takes seconds.
+
+    Args:
+        trial: The trial.
+        environments: Its sandboxes.
+    """
+    for hooks in trial._hooks.values():
+        hooks.clear()
+    for changed in (trial, trial.agent, llm_client(trial.agent), *environments):
+        if changed is None:
+            continue
+        for name, value in list(vars(changed).items()):
+            if callable(value) and callable(getattr(type(changed), name, None)):
+                delattr(changed, name)

@@ -17,6 +17,7 @@ import shutil
 import stat
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from harbortrainer.config.explain import explain
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat import (
+    break_cycles,
     forget_loggers,
     llm_client,
     on_new_environment,
@@ -35,6 +37,7 @@ from harbortrainer.harbor_compat import (
     redact_long_values,
     secret_values,
 )
+from harbortrainer.runs.memory import EndedObjects
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.trials import hooks, secrets
@@ -83,9 +86,12 @@ def _guarded(run: Callable[..., Awaitable[None]], stop: Stop, grace_s: float) ->
         error = task.exception() if not task.cancelled() else None
         if error is None or outcome_of_stop(stop()) is not None:
             return
-        if isinstance(error, TimeoutError):
-            raise AgentStalledError(str(error) or "an operation of the agent timed out") from error
-        raise error
+        try:
+            if isinstance(error, TimeoutError):
+                raise AgentStalledError(str(error) or "an operation of the agent timed out") from error
+            raise error
+        finally:
+            del task, error  # the error's stack trace has this frame, and the trial
 
     return guarded
 
@@ -195,6 +201,7 @@ async def run_trial(
     spec = _with_chosen_environment(spec)
     config = trial_config(spec)
     record: TrialRecord | None = None
+    _ENVIRONMENTS.set([])
     try:
         record = await _run(spec, config, on_event, stop or _never_stopped, proxy)
         record = review(record) if review is not None else record
@@ -203,7 +210,13 @@ async def run_trial(
     return record
 
 
+_ENVIRONMENTS: ContextVar[list["BaseEnvironment"]] = ContextVar("environments")
+"""The sandboxes of the current trial."""
+_ENDED = EndedObjects()
+
+
 def _watch_environment(environment: "BaseEnvironment") -> None:
+    _ENVIRONMENTS.get([]).append(environment)
     guard_environment(environment)
     report_start(environment)
 
@@ -240,16 +253,33 @@ async def _run(
     stop: Stop,
     proxy: hooks.ModelProxyProtocol | None,
 ) -> TrialRecord:
-    from harbortrainer.trials.agent_install import reuse_installed_agent
-    from harbortrainer.trials.harbor_result import record_from_result
-    from harbortrainer.trials.trial_spec import writes_key
-
     try:
         trial = await _create(spec, config)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - any error of an environment's constructor
         return _never_started(spec, config, error)
+    try:
+        return await _play(trial, spec, config, on_event, stop, proxy)
+    finally:
+        environments = _ENVIRONMENTS.get()
+        break_cycles(trial, environments)
+        environments.clear()  # the context outlives the trial
+        _ENDED.add(trial)
+
+
+async def _play(
+    trial: "Trial",
+    spec: TrialSpec,
+    config: "TrialConfig",
+    on_event: hooks.OnEvent | None,
+    stop: Stop,
+    proxy: hooks.ModelProxyProtocol | None,
+) -> TrialRecord:
+    from harbortrainer.trials.agent_install import reuse_installed_agent
+    from harbortrainer.trials.harbor_result import record_from_result
+    from harbortrainer.trials.trial_spec import writes_key
+
     if trial.agent_environment.capabilities.mounted:
         # Harbor lets every user of this machine write here, also rewards; a container's root can make setuid programs.
         trial.paths.trial_dir.chmod(0o700)
