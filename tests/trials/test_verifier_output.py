@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from harbortrainer.trials.runner import HEAD_CHARS, TAIL_CHARS, verifier_output
+from harbortrainer.trials.verifier_output import HEAD_CHARS, TAIL_CHARS, verifier_output
 
 
 def printed(folder: Path, text: str) -> Path:

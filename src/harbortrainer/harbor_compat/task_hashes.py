@@ -42,7 +42,7 @@ def metadata_digest(folder: Path) -> bytes | None:
 
 
 class TaskHashes[T]:
-    """What was computed from the files of each task's folder."""
+    """Keeps one hash for each task's folder."""
 
     def __init__(self) -> None:
         self._kept: dict[Path, tuple[bytes, T]] = {}

@@ -57,7 +57,9 @@ def collect_garbage_rarely() -> None:
 
 
 class EndedObjects:
-    """Collects garbage when reference cycles, such as those of a user's agent, keep ended objects in memory.
+    """Counts ended objects that are still in memory, and collects garbage when there are too many.
+
+    A user's agent, for example, may keep its trial in a reference cycle.
 
     Args:
         most: Ended objects that may remain in memory.

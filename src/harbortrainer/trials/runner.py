@@ -3,20 +3,16 @@
 Invariant: whatever happens inside the trial is an `Outcome` of the record. The only exceptions are `UserError` (invalid
 task, agent or environment), `asyncio.CancelledError` (after the sandbox was removed) and bugs.
 
-- `stop_gracefully` ends an agent without an error once the interception endpoint has stopped the rollout. Most agents
-  raise or retry when their calls are refused, and Harbor skips the verifier if an agent raises. But the state that the
-  agent left is the policy's result and must be graded.
-- `verifier_output` reads the verifier's output before the trial's folder is removed. An agent can write to the same
-  folder, so no link is followed and no pipe is read.
+`stop_gracefully` ends an agent without an error once the interception endpoint has stopped the rollout. Most agents
+raise or retry when their calls are refused, and Harbor skips the verifier if an agent raises. But the state that the
+agent left is the policy's result and must be graded.
 """
 
 import asyncio
 import contextlib
-import os
 import shutil
-import stat
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -51,6 +47,7 @@ from harbortrainer.trials.record import Failure, TrialRecord
 from harbortrainer.trials.sandbox_starts import report_start
 from harbortrainer.trials.secrets import keep_secrets_out
 from harbortrainer.trials.trial_spec import TrialSpec, agent_model_settings
+from harbortrainer.trials.verifier_output import verifier_output
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -109,59 +106,6 @@ async def _cancel(task: asyncio.Future[None]) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task})
-
-
-_STDOUT_FILE = "verifier/test-stdout.txt"
-"""Harbor's file of the verifier's output, one per step."""
-HEAD_CHARS, TAIL_CHARS = 1000, 3000
-"""Characters kept of the beginning and the end of a long output."""
-_MAX_BYTES = 1_000_000
-
-
-def verifier_output(trial_dir: Path, *, steps: Sequence[str] = (), secret: str = "") -> str:
-    """Return the verifier's output, with all steps in order; empty if there is none. Blocks: run it in a thread.
-
-    Args:
-        trial_dir: Harbor's folder of the trial.
-        steps: The names of the task's steps, in order.
-        secret: Text to redact.
-    """
-    folders = [trial_dir / "steps" / step for step in steps]
-    found = [folder / _STDOUT_FILE for folder in [*folders, trial_dir]]  # not the agent's folders
-    files = [path for path in found if path.exists() and not path.is_symlink()]
-    printed = [(path.parent.parent.name if len(files) > 1 else "", _text(path).strip()) for path in files]
-    text = "\n".join(f"[{step}]\n{output}" if step else output for step, output in printed if output)
-    return shorten_output(secrets.redact_text(text, secret))
-
-
-def shorten_output(text: str) -> str:
-    """Return the text, or its beginning and end if it is long.
-
-    Example:
-        >>> bounded("short")
-        'short'
-    """
-    left_out = len(text) - HEAD_CHARS - TAIL_CHARS
-    return (
-        text if left_out <= 0 else f"{text[:HEAD_CHARS]}\n... {left_out} characters left out ...\n{text[-TAIL_CHARS:]}"
-    )
-
-
-def _text(path: Path) -> str:
-    """Return the beginning and end of a regular file; "" for anything else."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return ""
-        content = file.read(_MAX_BYTES)
-        if status.st_size > _MAX_BYTES:
-            file.seek(max(_MAX_BYTES, status.st_size - _MAX_BYTES))
-            content += b"\n" + file.read(_MAX_BYTES)
-    return content.decode("utf-8", "replace")
 
 
 type OutcomeReview = Callable[[TrialRecord], TrialRecord]
@@ -253,63 +197,60 @@ async def _run(
     stop: Stop,
     proxy: hooks.ModelProxyProtocol | None,
 ) -> TrialRecord:
+    from harbortrainer.trials.agent_install import reuse_installed_agent
+    from harbortrainer.trials.harbor_result import record_from_result
+    from harbortrainer.trials.trial_spec import writes_key
+
     try:
         trial = await _create(spec, config)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - any error of an environment's constructor
         return _never_started(spec, config, error)
+    with _freed_at_end(trial):
+        if trial.agent_environment.capabilities.mounted:
+            # Harbor lets every user of this machine write here, also rewards.
+            # A container's root can make setuid programs.
+            trial.paths.trial_dir.chmod(0o700)
+        redact_long_values(trial, secrets.MIN_REDACTED_CHARS)
+        observed = hooks.add_hooks(trial, on_event, spec.leftovers, proxy)
+        keep_secrets_out(trial.agent, trial.agent_environment, _intended_values(config))
+        stop_gracefully(trial.agent, stop)
+        if "version" not in spec.agent_kwargs:
+            reuse_installed_agent(trial.agent, agent_model_settings(spec.agent).entry.program)
+        client = llm_client(trial.agent)
+        calls = record_calls(client) if client is not None else None
+        try:
+            result = await trial.run()
+        except Exception as error:
+            if raised_reading_task(error):
+                raise _bad_task(spec, error) from error
+            raise
+        if observed.defect is not None:
+            raise observed.defect
+        record = record_from_result(result, spec, stop=stop(), post_mortem=observed.post_mortem)
+        record.turn_tokens = getattr(trial.agent, "turn_tokens", None) or observed.turn_tokens
+        record.calls = calls
+        secret = spec.model.api_key.get_secret_value() if spec.model is not None and writes_key(spec) else ""
+        redact = partial(secrets.redact_texts, hidden={secret, *secret_values(trial)})
+        for changes in observed.changes:
+            record.add_changes(changes, redact)
+        folder = Path(spec.trials_dir) / config.trial_name
+        steps = [step.name for step in record.steps]
+        record.verifier_output = await asyncio.to_thread(verifier_output, folder, steps=steps, secret=secret)
+        return record
+
+
+@contextlib.contextmanager
+def _freed_at_end(trial: "Trial") -> Generator[None]:
+    """Break the reference cycles of a trial when the block ends."""
+    environments = _ENVIRONMENTS.get()
     try:
-        return await _play(trial, spec, config, on_event, stop, proxy)
+        yield
     finally:
-        environments = _ENVIRONMENTS.get()
         break_cycles(trial, environments)
         environments.clear()  # the context outlives the trial
         _ENDED.add(trial)
-
-
-async def _play(
-    trial: "Trial",
-    spec: TrialSpec,
-    config: "TrialConfig",
-    on_event: hooks.OnEvent | None,
-    stop: Stop,
-    proxy: hooks.ModelProxyProtocol | None,
-) -> TrialRecord:
-    from harbortrainer.trials.agent_install import reuse_installed_agent
-    from harbortrainer.trials.harbor_result import record_from_result
-    from harbortrainer.trials.trial_spec import writes_key
-
-    if trial.agent_environment.capabilities.mounted:
-        # Harbor lets every user of this machine write here, also rewards; a container's root can make setuid programs.
-        trial.paths.trial_dir.chmod(0o700)
-    redact_long_values(trial, secrets.MIN_REDACTED_CHARS)
-    observed = hooks.add_hooks(trial, on_event, spec.leftovers, proxy)
-    keep_secrets_out(trial.agent, trial.agent_environment, _intended_values(config))
-    stop_gracefully(trial.agent, stop)
-    if "version" not in spec.agent_kwargs:
-        reuse_installed_agent(trial.agent, agent_model_settings(spec.agent).entry.program)
-    client = llm_client(trial.agent)
-    calls = record_calls(client) if client is not None else None
-    try:
-        result = await trial.run()
-    except Exception as error:
-        if raised_reading_task(error):
-            raise _bad_task(spec, error) from error
-        raise
-    if observed.defect is not None:
-        raise observed.defect
-    record = record_from_result(result, spec, stop=stop(), post_mortem=observed.post_mortem)
-    record.turn_tokens = getattr(trial.agent, "turn_tokens", None) or observed.turn_tokens
-    record.calls = calls
-    secret = spec.model.api_key.get_secret_value() if spec.model is not None and writes_key(spec) else ""
-    redact = partial(secrets.redact_texts, hidden={secret, *secret_values(trial)})
-    for changes in observed.changes:
-        record.add_changes(changes, redact)
-    folder = Path(spec.trials_dir) / config.trial_name
-    steps = [step.name for step in record.steps]
-    record.verifier_output = await asyncio.to_thread(verifier_output, folder, steps=steps, secret=secret)
-    return record
 
 
 def _intended_values(config: "TrialConfig") -> set[str]:
