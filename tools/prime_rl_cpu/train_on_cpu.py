@@ -25,6 +25,7 @@ from pathlib import Path
 import cpu_programs
 import tomlkit
 
+from harbortrainer.commands.launch import run_commands
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import RawRun, from_raw, read
 from harbortrainer.config.runfile import RunConfig
@@ -37,6 +38,7 @@ from harbortrainer.engines.prime_rl.start import LOCK, delete_earlier_run, end_p
 from harbortrainer.engines.programs import program_output
 from harbortrainer.environment.request_check import POLICY_KEY_VARIABLE
 from harbortrainer.errors import EXIT_USER_ERROR, UserError
+from harbortrainer.runs.display import next_lines
 from harbortrainer.runs.locks import refuse_in_use
 
 REPOSITORY = Path(__file__).parents[2]
@@ -203,7 +205,10 @@ def train(file: Path, words: Sequence[str], *, vllm: bool, resume: bool, restart
         write_run_file(raw, settings(config, policy, sampler.url if sampler else None), copy)
         write_programs(Path(programs), python)
         os.environ |= variables(checkout, Path(programs))
-        return start(read(copy), checkout, [], resume=resume, restarts=restarts)
+        code = start(read(copy), checkout, [], resume=resume, restarts=restarts)
+    if code == 0:
+        print("\n".join(next_lines(run_commands(config.run_dir))))
+    return code
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -55,13 +55,19 @@ def next_commands(plan: LaunchPlan) -> list[tuple[str, str]]:
     """Return the commands that a user may want after a run, each with its purpose."""
     assert plan.run is not None
     run = shlex.quote(str(plan.run.run_dir))
-    view, export = f"harbortrainer view {run}", f"harbortrainer export {run}"
-    commands = [(view, "rewards, tasks and trials in a browser"), (export, "the trained model, for vLLM or the hub")]
+    commands = run_commands(plan.run.run_dir)
     if not plan.on_prime_rl:
         held_out = [table for key, table in plan.tasksets.items() if key.startswith("orchestrator.eval.")]
         tasks = shlex.quote(str(held_out[0].source)) if held_out and held_out[0].split == "all" else "TASKS"
         commands.insert(1, (f"harbortrainer eval {tasks} --model {run}", "its reward on these or on other tasks"))
     return commands
+
+
+def run_commands(run_dir: Path) -> list[tuple[str, str]]:
+    """Return the commands for a run's folder that every engine's runs have, each with its purpose."""
+    run = shlex.quote(str(run_dir))
+    view, export = f"harbortrainer view {run}", f"harbortrainer export {run}"
+    return [(view, "rewards, tasks and trials in a browser"), (export, "the trained model, for vLLM or the hub")]
 
 
 def start_messages(plan: LaunchPlan) -> Iterator[str]:

@@ -19,7 +19,6 @@ from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
 from harbortrainer.config.redacted_config import redact, redact_path
 from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import RunStoppedError, UserError
-from harbortrainer.estimates.interval import mean_reward
 from harbortrainer.evaluation.candidate import LocalModel
 from harbortrainer.evaluation.eval_folder import EvalFolder
 from harbortrainer.evaluation.policy_files import PolicyFiles
@@ -27,13 +26,12 @@ from harbortrainer.evaluation.report import EvalReport, as_lines
 from harbortrainer.export.model_card import TERMINUS_2, CardContent, model_card
 from harbortrainer.export.trained_weights import TrainedWeights
 from harbortrainer.export.vllm_fit import rank_of, vllm_obstacles
+from harbortrainer.runs.comparable_evaluations import comparable_evaluations, evaluated_points, gain_between
 from harbortrainer.runs.curve import as_png, curve_of
 from harbortrainer.runs.durable import atomic_folder, finite, read_lines
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.prime_rl_files import evaluation_rows, metric_files
 from harbortrainer.runs.provenance import evaluated_training_tasks, evaluation_name
-from harbortrainer.runs.summary import EvalResult, Gain, evaluated_sources, evaluations, gain_of
-from harbortrainer.runs.trial_row import TrialRow, read_rows
 
 LOCK, CONFIG, CARD = "tasks.lock.json", "run_config.json", "README.md"
 
@@ -109,9 +107,8 @@ class ModelExport:
         metrics = [row for file in metric_files(weights.run) for row in read_lines(file)]
         curve = curve_of(metrics, evaluation_name(weights.run))
         rows = evaluation_rows(run.path)
-        evaluated = _evaluations(run, rows, weights.step)
-        means = ((step, one.mean_reward) for step, one in sorted(evaluated.items()))
-        curve.evaluated = curve.evaluated or [(step, mean) for step, mean in means if mean is not None]
+        evaluated = comparable_evaluations(run, rows, weights.step)
+        curve.evaluated = curve.evaluated or evaluated_points(evaluated)
         made_of = weights.provenance
         origins = {name: made_of.origins.get(name) for name in made_of.tasks}
         return CardContent(
@@ -132,44 +129,12 @@ class ModelExport:
                 for name, origin in origins.items()
             },
             evaluations=evaluated,
-            gain=_gain(run, rows, min(evaluated, default=weights.step), weights.step),
+            gain=gain_between(run, rows, min(evaluated, default=weights.step), weights.step),
             reports=self.reports,
             evaluated_training_tasks=evaluated_training_tasks(weights.run)[0],
             curve=curve.until(weights.step),
             packages=made_of.packages,
         )
-
-
-def _evaluations(run: RunFolder, rows: Sequence[TrialRow], step: int) -> dict[int, EvalResult]:
-    """Return the evaluations with the sources of the last one up to `step`: means over other tasks do not compare.
-
-    `rows` are the evaluation trials of a Prime-RL run.
-    """
-    found, sources = evaluations(run), evaluated_sources(run)
-    if rows:
-        found, sources = _prime_rl_evaluations(rows)
-    last = max((known for known in found if known <= step), default=None)
-    return {known: result for known, result in found.items() if last is not None and sources[known] == sources[last]}
-
-
-def _gain(run: RunFolder, rows: Sequence[TrialRow], first: int, step: int) -> Gain | None:
-    """Return the gain of policy version `step` over version `first`; `rows` as for `_evaluations`."""
-    if first >= step:
-        return None
-    known = {version: [row for row in rows if (row.step or 0) == version] for version in (first, step)}
-    return gain_of(*(known[version] or read_rows(run.eval_file(version)) for version in (first, step)))
-
-
-def _prime_rl_evaluations(rows: Sequence[TrialRow]) -> tuple[dict[int, EvalResult], dict[int, set[str]]]:
-    """Return the evaluations and their sources, by policy version. Prime-RL's metrics have no interval over tasks."""
-    rewards: dict[int, dict[str, list[float]]] = {}
-    sources: dict[int, set[str]] = {}
-    for row in rows:
-        own = rewards.setdefault(row.step or 0, {})
-        sources.setdefault(row.step or 0, set()).add(row.source)
-        if row.reward is not None:
-            own.setdefault(row.task_key or row.task, []).append(row.reward)
-    return {step: EvalResult.of(mean_reward(own)) for step, own in rewards.items()}, sources
 
 
 def _agents(config: TomlTable) -> list[str]:

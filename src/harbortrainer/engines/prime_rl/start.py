@@ -34,6 +34,7 @@ from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
 from harbortrainer.engines.prime_rl.resume import Checkpoints, resume_options
 from harbortrainer.environment.request_check import RUN_KEY_FILE, RunKey
 from harbortrainer.errors import EXIT_STOPPED, UserError
+from harbortrainer.runs.comparable_evaluations import prime_rl_result_lines
 from harbortrainer.runs.episode_limit import episodes_limited
 from harbortrainer.runs.label import LABEL_FILE, run_label, this_owner
 from harbortrainer.runs.locks import RunLock, refuse_in_use
@@ -186,6 +187,9 @@ def start(
             options = attempt.resume_options(restart=True)
     finally:
         lock.release()
+    if code == 0 and attempt.watched:
+        for line in prime_rl_result_lines(run.run_dir):
+            print(line)
     return code
 
 
