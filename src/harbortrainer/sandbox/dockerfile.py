@@ -1,7 +1,8 @@
 """A task's Dockerfile as text: the steps that a root filesystem can carry out, the heredocs and the build context.
 
 - `parse` returns a `Recipe`. Supported are FROM (not pulled), RUN in shell form, COPY from the task's folder, ENV,
-  WORKDIR and USER. Every other instruction, flag and form is in `Recipe.unsupported`, with its name and line.
+  WORKDIR and USER. CMD, EXPOSE and LABEL change nothing in a trial. Every other instruction, flag and form is in
+  `Recipe.unsupported`, with its name and line.
 - `extract_heredocs` finds heredocs as BuildKit does: in RUN, COPY and ADD, as the unquoted words `<<NAME`, `<<-NAME`,
   `<<"NAME"` and `<< NAME` (BuildKit 0.22). No line is lost. A heredoc without an end is an error, except after a blank
   behind `<<`, as in `$((1 << n))`: that is no heredoc.
@@ -125,6 +126,8 @@ def _heredocs(lines: Sequence[str]) -> Iterator[_Heredoc]:
 
 
 _SUPPORTED = ("FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER")
+_WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL")
+"""Harbor starts a container with a command of its own, so CMD never runs."""
 _DEFAULT = (re.compile(r"\$\{\w+[^\w}]"), "with more than a name in ${}")
 _UNSUPPORTED_FORMS = {
     "COPY": ((re.compile(r"[*?\[]"), "with a pattern or a JSON list"), _DEFAULT),
@@ -187,7 +190,7 @@ def parse(text: str) -> Recipe:
     is_in_stage = False
     for item in parser.structure:
         step = Step(item["instruction"], item["value"], item["startline"] + 1)
-        if step.name == "COMMENT":
+        if step.name in {"COMMENT", *_WITHOUT_EFFECT}:
             continue
         if unsupported := _unsupported(step, has_heredoc=item["startline"] in heredocs):
             recipe.unsupported.append(unsupported)
