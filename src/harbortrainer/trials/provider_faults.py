@@ -42,11 +42,12 @@ _TIMEOUT = re.compile("time(d )?out", re.IGNORECASE)
 _RETRY_AFTER_S, _LONGEST_RETRY_AFTER_S = 1.0, 120.0
 """Seconds to wait after a refusal without Retry-After, and most with it."""
 _TOO_MANY = re.compile(r"\b429\b|too many requests|rate.?limit", re.IGNORECASE)
-_DENIED = re.compile(  # "Permission denied" is also a shell's word for a file that a build cannot run
+_DENIED = re.compile(
     r"unauthori[sz]ed|unauthenticated|forbidden|permission_?denied|payment.required"
     r"|auth(entication|orization)?.?(error|exception|failed)",
     re.IGNORECASE,
 )
+_BUILD = re.compile("build|dockerfile", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 _retries: set[asyncio.Task[None]] = set()
 
@@ -128,11 +129,15 @@ def retry_after_s(error: BaseException) -> float | None:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Return whether a provider denied access: a wrong key, a missing permission, or an unpaid account."""
-    return any(
-        _statuses(cause) & {401, 402, 403} or _DENIED.search(f"{type(cause).__name__} {cause}")
-        for cause in causes(error)
-    )
+    """Return whether a provider denied access: a wrong key, a missing permission, or an unpaid account.
+
+    The message of a failed build holds lines of its log, where "403 Forbidden" is the answer of a package server.
+    """
+    chain = causes(error)
+    if any(_statuses(cause) & {401, 402, 403} or _DENIED.search(type(cause).__name__) for cause in chain):
+        return True
+    words = " ".join(f"{type(cause).__name__}: {cause}" for cause in chain)
+    return _DENIED.search(words) is not None and not _BUILD.search(words)
 
 
 def _statuses(error: BaseException) -> set[int]:
