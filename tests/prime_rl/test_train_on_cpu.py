@@ -128,16 +128,16 @@ def test_warm_up_is_as_on_the_embedded_engine(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", None])
-def test_run_file_for_rl_has_prime_rl_keys_only(tmp_path, url) -> None:
+def test_run_file_has_keys_of_prime_rl_and_its_launcher(tmp_path, url) -> None:
     file = tmp_path / "configs/cpu.toml"
     config = load(QUICKSTART)
     values = train_on_cpu.settings(config, Path("the/policy"), url)
-    train_on_cpu.write_run_file(read(QUICKSTART), values, file)
+    train_on_cpu.write_run_file(read(QUICKSTART, ["--transcripts-mb", "7"]), values, file)
     written = tomllib.loads(file.read_text())
     assert {"seed", "warmup"} & written.keys() == set()
     assert written["trainer"]["model"]["ac_offloading"] == "None"
     run = prime_run(read(file))
-    assert (run.run_dir, run.model.name) == (config.run_dir, "the/policy")
+    assert (run.run_dir, run.model.name, run.transcripts_mb) == (config.run_dir, "the/policy", 7)
     assert (run.inference is None) == (url is not None), "rl starts vLLM, or nothing"
     port = run.inference.server.port if run.inference else 9
     assert written["orchestrator"]["model"]["client"]["base_url"] == f"http://127.0.0.1:{port}/v1"

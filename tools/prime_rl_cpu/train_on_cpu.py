@@ -88,8 +88,9 @@ def vllm_settings() -> TomlTable:
 
 
 def write_run_file(raw: RawRun, values: TomlTable, file: Path) -> None:
-    """Write the run file for Prime-RL, with these values and without our own keys."""
-    data: TomlTable = {key: value for key, value in raw.data.items() if key not in OWN_KEYS}
+    """Write the run file for Prime-RL, with these values and without our own keys that its launcher does not read."""
+    unread = OWN_KEYS - {"transcripts_mb"}
+    data: TomlTable = {key: value for key, value in raw.data.items() if key not in unread}
     for key, value in values.items():
         data = with_value(data, key, value)
     file.parent.mkdir(parents=True, exist_ok=True)
