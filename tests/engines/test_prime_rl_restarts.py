@@ -10,6 +10,7 @@ from harbortrainer.engines.prime_rl.process_monitor import ProcessMonitor
 from harbortrainer.engines.prime_rl.stall_detector import Stall
 from harbortrainer.engines.prime_rl.start import LOG, start, watch_message
 from harbortrainer.errors import UserError
+from harbortrainer.trials.sandbox_starts import STARTS, StartState
 
 pytestmark = pytest.mark.process
 CHECKPOINTS = "[ckpt]\ninterval = 1"
@@ -73,6 +74,28 @@ def test_restart_resumes_stalled_run(run_file, stalled_run, capfd):
     output = capfd.readouterr()
     assert "resumed" in output.out
     assert output.err.count("restarting (2 of 2 restarts left)") == 1
+
+
+@pytest.mark.parametrize("trials_dir", [None, "elsewhere"])
+def test_provider_given_up_ends_the_run(run_file, stand_in, tmp_path, monkeypatch, capfd, trials_dir):
+    monkeypatch.setattr(process, "CHECK_INTERVAL_S", 0.1)
+    folder = tmp_path / (trials_dir or "outputs/r/trials") / STARTS
+    folder.mkdir(parents=True)
+    denied = StartState(given_up=True, failing_since=0.0, denied_since=0.0, fault="AuthError: wrong key")
+    (folder / "modal.json").write_text(denied.model_dump_json())
+    code = f"""
+import time
+from pathlib import Path
+state = Path({str(folder / "modal.json")!r})
+print("earlier run's forgotten" if not state.read_text() else "not forgotten", flush=True)
+state.write_text({denied.model_dump_json()!r})
+time.sleep(120)
+"""
+    set_folder = ["--orchestrator.train.source.0.env.agent.harness.trials-dir", str(tmp_path / "elsewhere")]
+    assert start(read(run_file(), set_folder if trials_dir else []), stand_in(code), []) != 0
+    out, err = capfd.readouterr()
+    assert "earlier run's forgotten" in out
+    assert "modal denies every start of a sandbox, the last with AuthError: wrong key" in err
 
 
 def test_interrupt_of_a_stalled_run_that_ends_prevents_a_restart(run_file, stand_in, monkeypatch, capfd):

@@ -43,6 +43,7 @@ async def _play_all(*_: object) -> None:
 def _session(folder: Path) -> Coroutine[object, object, object]:
     session = Session.__new__(Session)
     session.run, session.kinds, session.servers = RunFolder(folder), [], {"a": cast("EnvServer", Idle())}
+    session.start_folders = [folder / "trials"]
     session.display = SimpleNamespace(line=print)  # ty: ignore[invalid-assignment]
     return session._watch([])
 
@@ -58,7 +59,7 @@ def _evaluation(folder: Path) -> Coroutine[object, object, object]:
 
 
 def _serving(folder: Path) -> Coroutine[object, object, object]:
-    return serve_env.serve(cast("EnvServer", Idle()), "serving at {}", lambda _: [], folder / "trials")
+    return serve_env.serve(cast("EnvServer", Idle()), "serving at {}", lambda _: [], [folder / "trials"])
 
 
 @pytest.mark.parametrize("start", [_session, _evaluation, _serving])

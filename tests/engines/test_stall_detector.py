@@ -245,7 +245,7 @@ def test_provider_given_up_ends_the_run_and_not_its_successor(run_dir: Path) -> 
     state.parent.mkdir(parents=True)
     failed = StartState(given_up=True, failing_since=0.0, ended=1830.0, fault="ConnectionError: no capacity")
     state.write_text(failed.model_dump_json())
-    monitor = ProcessMonitor(f"test-{run_dir.name}", run_dir, None)
+    monitor = ProcessMonitor(f"test-{run_dir.name}", run_dir, None, [run_dir / "trials"])
     assert monitor.check() is None, "an earlier run's"
     state.write_text(failed.model_dump_json())
     found = monitor.check()

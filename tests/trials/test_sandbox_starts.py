@@ -325,7 +325,7 @@ async def test_hold_is_reported_once_and_its_end(tmp_path: Path, monkeypatch: py
     lines: list[str] = []
     (tmp_path / ".starts").mkdir()
     file = tmp_path / ".starts" / "modal.json"
-    reporting = asyncio.create_task(sandbox_starts.watch_starts(tmp_path, lines.append))
+    reporting = asyncio.create_task(sandbox_starts.watch_starts([tmp_path], lines.append))
     await asyncio.sleep(0)
     for state in (StartState(), failing_state(1000.0), StartState()):
         await asyncio.to_thread(file.write_text, state.model_dump_json())
@@ -359,7 +359,7 @@ async def test_watch_ends_the_run_but_not_its_successor(
     (tmp_path / ".starts").mkdir()
     file = tmp_path / ".starts" / "modal.json"
     file.write_text(state.model_dump_json())
-    watching = asyncio.create_task(sandbox_starts.watch_starts(tmp_path, print))
+    watching = asyncio.create_task(sandbox_starts.watch_starts([tmp_path], print))
     done, _ = await asyncio.wait({watching}, timeout=0.2)
     assert not done, "the state is an earlier run's"
     await asyncio.to_thread(file.write_text, state.model_dump_json())

@@ -34,7 +34,7 @@ from harbortrainer.tasks.local_tasks import LOCAL_TASKS_VARIABLE, LocalTasks
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_selection import select_tasks
-from harbortrainer.trials.sandbox_starts import watch_starts
+from harbortrainer.trials.sandbox_starts import start_folders, watch_starts
 
 _ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}")
 
@@ -89,7 +89,8 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     label = run_label(folder.path)
     try:
         message = f"serving {names} ({len(tasks)} tasks) at {{}}; log: {log}"
-        asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner), folder.trials))
+        starts = start_folders([source.env for source in sources.values()], folder.trials)
+        asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner), starts))
     finally:
         server.stop()
         print_lines(end_sandboxes(label, kinds))
@@ -97,14 +98,16 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     return 0
 
 
-async def serve(server: EnvServer, message: str, clean_up: Callable[[str], Sequence[str]], trials: Path) -> None:
+async def serve(
+    server: EnvServer, message: str, clean_up: Callable[[str], Sequence[str]], starts: Sequence[Path]
+) -> None:
     """Serve until a signal, and print the message with the server's address once it is ready.
 
     Args:
         server: The server; it is started again if it ends.
         message: The message, with `{}` for the address.
         clean_up: Ends the processes and sandboxes of an owner; returns messages for the user.
-        trials: Folder of the trials.
+        starts: Folders with the states of starts at providers.
 
     Raises:
         RunStoppedError: The server ended before it was ready, or too often; or a provider of sandboxes is given up.
@@ -120,7 +123,7 @@ async def serve(server: EnvServer, message: str, clean_up: Callable[[str], Seque
     def show(line: str) -> None:
         print_lines([line])
 
-    watches = [asyncio.create_task(it) for it in (keep_serving(server, clean_up, show), watch_starts(trials, show))]
+    watches = [asyncio.create_task(it) for it in (keep_serving(server, clean_up, show), watch_starts(starts, show))]
     try:
         await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():

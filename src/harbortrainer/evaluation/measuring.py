@@ -147,7 +147,7 @@ class EvalRunner:
         label, kinds = run_label(self.folder.path), [self.folder.spec.rules.environment_type]
         keeping = keep_serving(server, lambda owner: clean_up(label, kinds, owner=owner), self.display.line)
         work = asyncio.create_task(self._play_all(server, left))
-        starts = watch_starts(self.folder.path, self.display.line)
+        starts = watch_starts([self.folder.path], self.display.line)
         ends = [work, *(asyncio.create_task(watch) for watch in (keeping, starts, stop.wait()))]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends:

@@ -26,7 +26,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from io import FileIO
@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
+from harbortrainer.config.table import TomlTable, lookup
 from harbortrainer.errors import RunStoppedError
 from harbortrainer.runs.locks import held
 from harbortrainer.sandbox.errors_and_changes import SandboxStartError
@@ -330,15 +331,30 @@ def report_start(environment: "BaseEnvironment") -> None:
     setattr(environment, "start", reported)  # noqa: B010 - this object only
 
 
-def forget_starts(trials: Path) -> None:
+def start_folders(envs: Iterable[TomlTable], trials: Path) -> list[Path]:
+    """Return the folders of trials with the states of starts.
+
+    Args:
+        envs: The `env` tables of a run's sources.
+        trials: The run's own folder of trials, for sources without `trials_dir`.
+    """
+    named = [lookup(env, "agent.harness.trials_dir") for env in envs]
+    return list(dict.fromkeys(Path(folder or trials).resolve() for folder in named))
+
+
+def _state_files(folders: Sequence[Path]) -> list[Path]:
+    return [path for folder in folders for path in sorted((folder / STARTS).glob("*.json"))]
+
+
+def forget_starts(folders: Sequence[Path]) -> None:
     """Empty the state of earlier runs, so that a provider which failed then gets its time again."""
-    for path in (trials / STARTS).glob("*.json"):
+    for path in _state_files(folders):
         os.truncate(path, 0)  # not deleted: a gate may have opened it
 
 
-def given_up(trials: Path) -> tuple[str, str] | None:
+def given_up(folders: Sequence[Path]) -> tuple[str, str] | None:
     """Return what a provider that is given up did, and the user's remedy; None if there is no such provider."""
-    for path in sorted((trials / STARTS).glob("*.json")):
+    for path in _state_files(folders):
         state = read_state(path)
         if not state.given_up or state.failing_since is None:
             continue
@@ -351,18 +367,18 @@ def given_up(trials: Path) -> tuple[str, str] | None:
     return None
 
 
-async def watch_starts(trials: Path, show: Callable[[str], None]) -> NoReturn:
+async def watch_starts(folders: Sequence[Path], show: Callable[[str], None]) -> NoReturn:
     """Print a line when the starts at a provider are held, and when they go on. Forgets the starts of earlier runs.
 
     Raises:
         RunStoppedError: A provider is given up.
     """
-    forget_starts(trials)
+    forget_starts(folders)
     held: set[str] = set()
     while True:
-        if (found := given_up(trials)) is not None:
+        if (found := given_up(folders)) is not None:
             raise RunStoppedError(found[0], do=f"{found[1]}, then continue with --resume")
-        for path in sorted((trials / STARTS).glob("*.json")):
+        for path in _state_files(folders):
             state = read_state(path)
             if state.holds and path.stem not in held:
                 held.add(path.stem)

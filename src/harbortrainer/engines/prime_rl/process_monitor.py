@@ -8,6 +8,7 @@ a child of the server: the processes that it forks for its sandboxes have its co
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,17 +37,18 @@ class ProcessMonitor:
         run: The run's identity.
         run_dir: Its folder.
         episode_limit_s: Maximum seconds of an episode, None if there is no limit.
+        starts: Folders with the states of starts at providers.
     """
 
-    def __init__(self, run: str, run_dir: Path, episode_limit_s: float | None) -> None:
+    def __init__(self, run: str, run_dir: Path, episode_limit_s: float | None, starts: Sequence[Path] = ()) -> None:
         self.run, self.run_dir = run, run_dir.resolve()
         self.detector = StallDetector(episode_limit_s)
-        self.trials = self.run_dir / "trials"
-        forget_starts(self.trials)
+        self.starts = starts
+        forget_starts(starts)
 
     def check(self) -> Stall | None:
         """Return the stall of the run with its evidence, None if it makes progress. A provider given up is a stall."""
-        if (provider := given_up(self.trials)) is not None:
+        if (provider := given_up(self.starts)) is not None:
             return Stall(provider[0], "", provider[1])
         found = self.detector.update(self.snapshot())
         if found is None:

@@ -43,6 +43,7 @@ from harbortrainer.runs.provenance import TaskOrigin, check_provenance, collect_
 from harbortrainer.tasks.task_limits import max_episode_s
 from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.tasks.task_store import fetch
+from harbortrainer.trials.sandbox_starts import start_folders
 
 LOG = "job_rl.log"
 """Name of the log in the run's folder; the pinned commit does not treat it as an artifact of an earlier run."""
@@ -102,7 +103,8 @@ class Attempt:
             self.checkout, run=label, owner=owner, trials=folder / "trials", key_file=folder / KEY_FILE
         )
         words = rl_command(self.checkout, self.file, [*self.options, *resume])
-        check = ProcessMonitor(label, run_dir, self.episode_limit_s).check if self.watched else None
+        starts = start_folders([source.env for source in sources_of(self.run).values()], folder / "trials")
+        check = ProcessMonitor(label, run_dir, self.episode_limit_s, starts).check if self.watched else None
         child = Child(words, variables, self.log, grace_s=grace_s, check_stall=check)
         try:
             with old_parts_freed(run_dir / "logs"), episodes_limited(run_dir, self.run.transcripts_mb):
