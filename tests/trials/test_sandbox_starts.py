@@ -17,11 +17,13 @@ from harbortrainer.trials.sandbox_starts import (
     CURRENT,
     DENIED_S,
     GIVE_UP_S,
+    STARTS,
     Start,
     StartGate,
     StartState,
     read_state,
     report_start,
+    start_folders,
 )
 
 
@@ -323,9 +325,13 @@ def test_torn_state_is_a_new_one(tmp_path: Path):
 async def test_hold_is_reported_once_and_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox_starts, "_REPORT_S", 0.01)
     lines: list[str] = []
-    (tmp_path / ".starts").mkdir()
-    file = tmp_path / ".starts" / "modal.json"
-    reporting = asyncio.create_task(sandbox_starts.watch_starts([tmp_path], lines.append))
+    folders = start_folders([{}, {"agent": {"harness": {"trials_dir": str(tmp_path / "own")}}}, {}], tmp_path)
+    assert folders == [tmp_path, tmp_path / "own"]
+    for folder in folders:
+        (folder / STARTS).mkdir(parents=True)
+        (folder / STARTS / "modal.json").touch()
+    file = tmp_path / STARTS / "modal.json"
+    reporting = asyncio.create_task(sandbox_starts.watch_starts(folders, lines.append))
     await asyncio.sleep(0)
     for state in (StartState(), failing_state(1000.0), StartState()):
         await asyncio.to_thread(file.write_text, state.model_dump_json())

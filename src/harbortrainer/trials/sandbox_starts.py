@@ -374,16 +374,16 @@ async def watch_starts(folders: Sequence[Path], show: Callable[[str], None]) -> 
         RunStoppedError: A provider is given up.
     """
     forget_starts(folders)
-    held: set[str] = set()
+    held: set[Path] = set()
     while True:
         if (found := given_up(folders)) is not None:
             raise RunStoppedError(found[0], do=f"{found[1]}, then continue with --resume")
         for path in _state_files(folders):
             state = read_state(path)
-            if state.holds and path.stem not in held:
-                held.add(path.stem)
+            if state.holds and path not in held:
+                held.add(path)
                 show(f"holding new sandboxes of {path.stem}: {state}")
-            elif not state.holds and path.stem in held:
-                held.remove(path.stem)
+            elif not state.holds and path in held:
+                held.remove(path)
                 show(f"sandboxes of {path.stem} start again")
         await asyncio.sleep(_REPORT_S)
