@@ -59,7 +59,7 @@ def collect_garbage_rarely() -> None:
 class EndedObjects:
     """Counts ended objects that are still in memory, and collects garbage when there are too many.
 
-    A user's agent, for example, may keep its trial in a reference cycle.
+    A user's agent, for example, may keep itself in a reference cycle.
 
     Args:
         most: Ended objects that may remain in memory.

@@ -249,8 +249,9 @@ def _freed_at_end(trial: "Trial") -> Generator[None]:
         yield
     finally:
         break_cycles(trial, environments)
+        for part in (trial.agent, *environments):  # a trial that is still in memory holds its agent
+            _ENDED.add(part)
         environments.clear()  # the context outlives the trial
-        _ENDED.add(trial)
 
 
 def _intended_values(config: "TrialConfig") -> set[str]:
