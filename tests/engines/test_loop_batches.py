@@ -5,6 +5,7 @@ from loop_fakes import group_of
 
 from harbortrainer.config.algorithm_config import Algo
 from harbortrainer.engines.local.rollouts.batch import MAX_EMPTY_BATCHES, MAX_LOST_BATCHES, Batches, OffPolicyBound
+from harbortrainer.engines.local.rollouts.group import Group
 from harbortrainer.engines.local.step_metrics import headline
 from harbortrainer.errors import RunStoppedError
 from harbortrainer.trials.outcome import Outcome
@@ -93,6 +94,37 @@ def test_failing_trials_stop_run_with_cause():
         collected.add(group_of([None, None]))
     with pytest.raises(RunStoppedError, match=r"6 of them sandbox_error .*no such namespace.*nothing was trained"):
         collected.add(group_of([None, None]))
+
+
+def unstarted(task: str, size: int = 2, turns: int = 0) -> Group:
+    """Return a group of one task whose sandboxes did not start, or failed after some turns."""
+    group = group_of([None] * size)
+    for one in group.rollouts:
+        one.task, one.turns = task, turns
+    return group
+
+
+def test_first_batch_without_sandbox_stops_run():
+    collected = batches(size=4)
+    collected.add(unstarted("a"))
+    with pytest.raises(RunStoppedError, match=r"^no sandbox started in the first 4 trials: 4 of them sandbox_error \("):
+        collected.add(unstarted("b"))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [group_of([1.0, 0.0]), unstarted("a"), unstarted("b")],
+        [unstarted("a", turns=1), unstarted("b")],
+        [unstarted("a"), unstarted("a")],
+    ],
+    ids=["a trial was graded before", "a sandbox failed later", "only one task was tried"],
+)
+def test_later_batch_without_sandbox_is_discarded(groups: list[Group]):
+    collected = batches(size=4, lines=(lines := []))
+    for group in groups:
+        collected.add(group)
+    assert len(lines) == 1 and "1 of at most 3 batches" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from harbortrainer.engines.local.rollouts.group import DropReason, Group, rollou
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.errors import RunStoppedError
 from harbortrainer.runs.trial_row import TrialRow
+from harbortrainer.trials.outcome import Outcome
 
 MAX_EMPTY_BATCHES = 10
 """Consecutive batches without a signal before a run is stopped, as in Prime-RL."""
 MAX_LOST_BATCHES = 3
-"""A run is stopped after this many batches' worth of consecutive trials in lost groups."""
+"""A run is stopped after this many batches' worth of consecutive trials in lost groups. At its start, one batch without
+a started sandbox is enough."""
 TARGET_LAG = 1
 """Batches that are sampled ahead of the one in training, as in Prime-RL."""
 
@@ -139,6 +141,8 @@ class Batches:
         """Rollouts of consecutive lost groups."""
         self.rejected: list[Group] = []
         """Consecutive groups that a gate rejected."""
+        self.any_trial_started = False
+        """Whether a sandbox of this run has started."""
 
     def add(self, group: Group, *, admitted: bool = True) -> None:
         """Add a finished group.
@@ -148,9 +152,10 @@ class Batches:
             admitted: Whether the curriculum's gates admit it.
 
         Raises:
-            RunStoppedError: Too many groups in a row were lost, so something other than the policy fails. Or too many
-                were rejected: the tasks are too hard or too easy.
+            RunStoppedError: Too many groups in a row were lost, so something other than the policy fails. Or no sandbox
+                started in the first batch. Or too many were rejected: the tasks are too hard or too easy.
         """
+        self.any_trial_started |= any(map(_started, group.rollouts))
         if group.trains:
             self.lost = []
             self._admit(group) if admitted else self._reject(group)
@@ -158,6 +163,9 @@ class Batches:
         self.arrived.append(group)
         before = len(self.lost)
         self.lost += group.rollouts
+        several_tasks = len({rollout.task for rollout in self.lost}) > 1  # one task alone may be at fault itself
+        if not self.any_trial_started and several_tasks and len(self.lost) >= self.batch_size:
+            raise no_sandbox_error(self.lost)
         if len(self.lost) >= MAX_LOST_BATCHES * self.batch_size:
             raise trials_lost_error(self.lost)
         self._report(before, len(self.lost), _most_common(self.lost), MAX_LOST_BATCHES)
@@ -224,6 +232,19 @@ class Batches:
         batch = StepBatch(step, groups, samples, self.arrived, self.empty_batches)
         self.arrived, self.empty_batches = [], 0
         return batch
+
+
+def _started(rollout: Rollout) -> bool:
+    """Whether the rollout's sandbox started, as far as its outcome tells."""
+    return rollout.outcome is not Outcome.sandbox_error or rollout.turns > 0 or rollout.server_lost
+
+
+def no_sandbox_error(lost: list[Rollout]) -> RunStoppedError:
+    """Return the error of a run in whose first batch no sandbox started."""
+    return RunStoppedError(
+        f"no sandbox started in the first {len(lost)} trials: {_most_common(lost)}",
+        do="fix this error and continue with --resume; if you change a task, start a new run",
+    )
 
 
 def trials_lost_error(lost: list[Rollout]) -> RunStoppedError:
