@@ -129,7 +129,7 @@ def test_later_batch_without_sandbox_is_discarded(groups: list[Group]):
 
 @pytest.mark.parametrize(
     ("rewards", "cause"),
-    [([1.0, None], "2 of them sandbox_error (sandbox_error: no such namespace)"), ([1.0], "4 of them completed")],
+    [([1.0, None], "2 of them sandbox_error (no such namespace)"), ([1.0], "4 of them completed")],
 )
 def test_graded_trials_of_lost_groups_are_no_cause(rewards: list[float | None], cause: str):
     collected = batches(size=4, lines=(lines := []))

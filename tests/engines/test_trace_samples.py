@@ -223,7 +223,14 @@ def test_failed_trial_has_no_sample_and_no_reward():
     error = {"type": "TrialFailedError", "message": "sandbox_error: it died"}
     rollout = build_rollout(episode(ONE_BRANCH, ok=False, record=record, errors=[error]))
     assert (rollout.outcome, rollout.reward, rollout.samples) == ("sandbox_error", None, [])
-    assert "it died" in (rollout.error or "")
+    assert rollout.error == "sandbox_error: it died"
+
+
+def test_long_error_keeps_its_end():
+    error = {"type": "TrialFailedError", "message": f"sandbox_error: no build: {'output ' * 200}\nthe cause"}
+    rollout = build_rollout(episode(ONE_BRANCH, ok=False, errors=[error]))
+    assert rollout.error and rollout.error.startswith("sandbox_error: no build: output")
+    assert rollout.error.endswith("output the cause") and len(rollout.error) < 510
 
 
 def test_failed_trace_never_trains():

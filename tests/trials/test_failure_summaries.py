@@ -2,6 +2,7 @@
 
 import pytest
 
+from harbortrainer.sandbox.build_log import whole_beginning, whole_end
 from harbortrainer.sandbox.images.child_process import Output
 from harbortrainer.trials.harbor_result import MAX_CHARS, summarize_failure, summarize_in_one_line
 
@@ -117,3 +118,34 @@ def test_long_message_keeps_its_end(wrap):
     message = summarize_failure(wrap("begins here " + "noise " * 1000 + "the cause"))
     assert "begins here" in message and message.endswith("the cause")
     assert MAX_CHARS < len(message) < MAX_CHARS + 10
+
+
+def test_long_log_is_cut_between_lines():
+    log = "\n".join(f"line {number} of the builder's output" for number in range(300))
+    message = summarize_failure(f"the Dockerfile cannot be built: {Output(1, log, 'the cause').tail}")
+    shown = message.split("cannot be built: ")[1].split("\n")
+    assert len(shown) > 30
+    assert {*shown} <= {*log.split("\n"), "the cause", "[...]"} and shown[-1] == "the cause"
+    line = summarize_in_one_line(message).removeprefix("the Dockerfile cannot be built: ")
+    assert line.startswith("line ") and " [...] line " in line and line.endswith("output the cause")
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("abcde\nf g h i", "f g h i"),
+        ("long line of words", "of words"),
+        ("x" * 20, "x" * 8),
+        ("short", "short"),
+        ("line\nno\nend", "no\nend"),
+    ],
+)
+def test_whole_end_keeps_lines_then_words(text: str, end: str):
+    assert whole_end(text, 8) == end
+
+
+def test_whole_beginning_keeps_words():
+    assert whole_beginning("one two three", 9) == "one two"
+    assert whole_beginning("one two three", 7) == "one two"
+    assert whole_beginning("one\ntwo three", 6) == "one"
+    assert whole_beginning("x" * 20, 8) == "x" * 8

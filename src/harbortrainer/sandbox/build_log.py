@@ -1,4 +1,4 @@
-"""Shorten the output of a failed image build, so that its end still shows the cause.
+"""Shorten the output of a failed image build or command, so that its end still shows the cause.
 
 Builders repeat the whole instruction after the cause. A long RUN would then fill the part of the message that is kept.
 The functions are pure: text in, text out.
@@ -37,6 +37,35 @@ def shorten_instructions(text: str) -> str:
     for instruction in _INSTRUCTIONS:
         text = instruction.sub(_cut_step, text)
     return _EXIT_CODES.sub("", _SOURCE_EXCERPT.sub("", text))
+
+
+def whole_end(text: str, limit: int) -> str:
+    """Return the end of a text, at most `limit` characters: its last whole lines, or words where a line is long.
+
+    At least half of the characters are kept, so a very long word is cut.
+
+    Example:
+        >>> whole_end("first line\\nsecond line", 15), whole_end("one long line", 9)
+        ('second line', 'long line')
+    """
+    if len(text) <= limit:
+        return text
+    end, most = text[-limit - 1 :], limit // 2
+    cut = end.find("\n", 0, most)
+    if cut < 0:
+        cut = end.find(" ", 0, most)
+    return end[max(0, cut) + 1 :]
+
+
+def whole_beginning(text: str, limit: int) -> str:
+    """Return the beginning of a text, at most `limit` characters, cut as `whole_end` cuts."""
+    if len(text) <= limit:
+        return text
+    start, least = text[: limit + 1], limit // 2
+    cut = start.rfind("\n", least)
+    if cut < 0:
+        cut = start.rfind(" ", least)
+    return text[: cut if cut >= 0 else limit]
 
 
 def _cut_step(found: re.Match[str]) -> str:

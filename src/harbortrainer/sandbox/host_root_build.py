@@ -19,6 +19,7 @@ from pathlib import Path
 
 from harbortrainer.sandbox import archives, dockerfile
 from harbortrainer.sandbox import dockerfile as df
+from harbortrainer.sandbox.build_log import whole_end
 from harbortrainer.sandbox.compose_files import compose_files
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.inside.messages import Command, HostView, SandboxSpec
@@ -116,7 +117,7 @@ def _archive(source: Path, target: str, *, is_folder: bool) -> tuple[int, str]:
 
 
 def _tail(done: CommandResult) -> str:
-    return (done.stdout + done.stderr).decode(errors="replace").strip()[-_TAIL:]
+    return whole_end((done.stdout + done.stderr).decode(errors="replace").strip(), _TAIL)
 
 
 async def build(

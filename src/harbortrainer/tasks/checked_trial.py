@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from harbortrainer.sandbox.build_log import whole_end
 from harbortrainer.trials.harbor_result import summarize_in_one_line
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import Timings, TrialRecord
@@ -163,7 +164,7 @@ def _tail(file: Path) -> Iterator[str]:
 
 
 def _shown(lines: list[str]) -> str:
-    return " | ".join(lines[-LAST_LINES:])[-_MAX_SHOWN:]
+    return whole_end("\n".join(lines[-LAST_LINES:]), _MAX_SHOWN - 2 * LAST_LINES).replace("\n", " | ")
 
 
 def _exit_code(folder: Path | None) -> int:

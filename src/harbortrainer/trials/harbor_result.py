@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from harbortrainer.harbor_compat import raised_by_agent
-from harbortrainer.sandbox.build_log import shorten_instructions
+from harbortrainer.sandbox.build_log import shorten_instructions, whole_beginning, whole_end
 from harbortrainer.sandbox.post_mortem import PostMortem
 from harbortrainer.trials.outcome import (
     EXAMINED_OUTCOMES,
@@ -74,12 +74,12 @@ def summarize_failure(message: str) -> str:
 
 def summarize_in_one_line(message: str) -> str:
     """Return a message on one line, at most 500 characters plus a gap mark."""
-    return shorten_middle(" ".join(message.split()), limit=500, head=120, gap=" [...] ")
+    return " ".join(shorten_middle(message.strip(), limit=500, head=120).split())
 
 
 def shorten_middle(text: str, *, limit: int = MAX_CHARS, head: int = _HEAD_CHARS, gap: str = _GAP) -> str:
-    """Return the text, or its beginning and end if it is longer than `limit` characters."""
-    return text if len(text) <= limit else text[:head] + gap + text[head - limit :]
+    """Return the text, or its beginning and end in whole words if it is longer than `limit` characters."""
+    return text if len(text) <= limit else whole_beginning(text, head) + gap + whole_end(text, limit - head)
 
 
 def _summarize_build(message: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from harbortrainer.sandbox.build_log import shorten_instructions
+from harbortrainer.sandbox.build_log import shorten_instructions, whole_end
 
 _WRAPPER = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
@@ -34,8 +34,9 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The end of the output, at most 2000 characters."""
-        return shorten_instructions(f"{self.out}\n{self.err}".strip()[-_SEARCHED_CHARS:])[-_TAIL_CHARS:]
+        """The end of the output, at most 2000 characters in whole lines."""
+        output = f"{self.out}\n{self.err}".strip()[-_SEARCHED_CHARS:]
+        return whole_end(shorten_instructions(output), _TAIL_CHARS)
 
 
 async def run_child(

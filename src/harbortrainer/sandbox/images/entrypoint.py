@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 
+from harbortrainer.sandbox.build_log import whole_end
 from harbortrainer.sandbox.errors_and_changes import SandboxError, SandboxStartError
 from harbortrainer.sandbox.inside.messages import Command
 from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
@@ -86,4 +87,4 @@ class EntrypointProcess:
 
 
 def _output_tail(done: CommandResult) -> str:
-    return (done.stdout + done.stderr).decode(errors="replace").strip()[-_TAIL_CHARS:]
+    return whole_end((done.stdout + done.stderr).decode(errors="replace").strip(), _TAIL_CHARS)

@@ -262,7 +262,7 @@ def _most_common(lost: list[Rollout]) -> str:
     outcome, count = Counter(rollout.outcome for rollout in failed).most_common(1)[0]
     no_tokens = "no token was sampled, for example because the first prompt fills the context"
     error = next((r.error for r in reversed(failed) if r.outcome == outcome and r.error), no_tokens)
-    return f"{count} of them {outcome} ({error})"
+    return f"{count} of them {outcome} ({error.removeprefix(f'{outcome}: ')})"
 
 
 def no_signal_error(groups: list[Group]) -> RunStoppedError:
