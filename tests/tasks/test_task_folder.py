@@ -203,6 +203,14 @@ def test_reports_all_bad_tasks_together(tmp_path: Path) -> None:
     assert last.endswith("1 of 3 tasks load; correct the others, exclude them by name, or set skip_bad = true")
 
 
+def test_advice_to_skip_bad_tasks_needs_good_ones(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_task(tmp_path / name, instruction="")
+    with pytest.raises(BadTasksError) as error:
+        load_folder(tmp_path)
+    assert str(error.value).endswith("0 of 2 tasks load; correct them")
+
+
 def test_skipped_bad_tasks_are_reported(tmp_path: Path) -> None:
     make_task(tmp_path / "good")
     make_task(tmp_path / "bad", "version = ")

@@ -62,7 +62,7 @@ class BadTasksError(UserError):
     def __init__(self, problems: Sequence[UserError], *, total: int, where: str) -> None:
         self.problems = list(problems)
         self.count = f"{total - len(problems)} of {total} tasks load"
-        super().__init__(self.count, where=where, do=_SKIP)
+        super().__init__(self.count, where=where, do=_SKIP if total > len(problems) else "correct them")
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.problems), super().__str__()])
