@@ -356,6 +356,8 @@ def test_prime_rl_gets_its_gpus_divided(folder, hub, capfd):
 def test_unreachable_hub_gives_estimated_lengths(folder, capfd, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
+    assert main(["init", "nowhere", "--model", "me/mine-0.5B", "--engine", "local"]) == 2
+    assert capfd.readouterr().out == "", "an error comes without the warning"
     assert main(["init", str(SAMPLES), "--model", "me/mine-0.5B", "--engine", "local"]) == 0
     assert "lengths are estimated: to have them counted, run `hf download me/mine-0.5B`" in capfd.readouterr().out
     assert load("run.toml").seq_len == 8192

@@ -170,8 +170,8 @@ def _most_tokens(model: str, texts: Sequence[str]) -> int:
     return max(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
 
-def check_model(name: str) -> None:
-    """Raise `UserError` for a model that does not exist; warn if the hub cannot be asked."""
+def check_model(name: str) -> list[str]:
+    """Raise `UserError` for a model that does not exist; return a warning if the hub cannot be asked."""
     where = f"--model {name}"
     if not Path(name).is_dir() and not is_hub_id(name):
         raise UserError("no such folder", where=where, do="pass a model folder, or a hub id such as Qwen/Qwen3-0.6B")
@@ -180,7 +180,8 @@ def check_model(name: str) -> None:
         raise UserError(finding.what, where=where, do=finding.do)
     if finding.level is Level.RED or not config_folders(name):
         do = f"to have them counted, run `hf download {name}`, then init again"
-        print(f"warning: {where}: {finding.what}; lengths are estimated: {do}")
+        return [f"warning: {where}: {finding.what}; lengths are estimated: {do}"]
+    return []
 
 
 def _plan(model: str, gpus: Sequence[Gpu]) -> "MemoryPlan | None":

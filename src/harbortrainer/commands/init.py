@@ -67,7 +67,7 @@ def init(order: InitOrder) -> int:
         raise UserError("its folder does not exist", where=str(order.output), do="create it, or change --output")
     gpus = planned_gpus(order)
     choice = planned_engine(order, gpus)
-    check_model(order.model or DEFAULT_MODEL)  # before Harbor reads the tasks, which takes seconds
+    unknown = check_model(order.model or DEFAULT_MODEL)  # before Harbor reads the tasks, which takes seconds
     tasks = choose_tasks(order.tasks, order.trust)
     if order.warmup:
         check_warmup_order(tasks, choice)
@@ -79,7 +79,8 @@ def init(order: InitOrder) -> int:
     findings = check_plan(plan, fits=policy.planned)
     with order.output.open("x", encoding="utf-8") as file:
         file.write(text)
-    for line in [*summary(order, choices, choice), *warnings(tasks, findings), *next_commands(order, choices)]:
+    warned = [*unknown, *warnings(tasks, findings)]
+    for line in [*summary(order, choices, choice), *warned, *next_commands(order, choices)]:
         print(line)
     return 0
 
