@@ -7,7 +7,6 @@ import asyncio
 import importlib
 import json
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import LocalModel, NoModel, ServedModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
 from harbortrainer.runs.display import loading
+from harbortrainer.runs.locks import scratch_folder
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source
@@ -189,10 +189,10 @@ def rollout(order: RolloutOrder) -> int:
         if isinstance(candidate, LocalModel):
             importlib.import_module("torch")
     with (
-        tempfile.TemporaryDirectory(prefix="harbortrainer-rollout-") as scratch,
+        scratch_folder("rollout") as scratch,
         candidate.serve(rules, RunKey.random()) as served,
     ):
-        spec = spec_of(task, rules, None if isinstance(candidate, NoModel) else served, order.keep or Path(scratch))
+        spec = spec_of(task, rules, None if isinstance(candidate, NoModel) else served, order.keep or scratch)
         print(f"--- task {task.name}\n{task.instruction}", flush=True)
         record, cut = asyncio.run(play(spec))
         print_end(record, cut, order.keep)

@@ -7,7 +7,6 @@ the check of the others.
 
 import asyncio
 import os
-import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat.task_lint import lint_findings
+from harbortrainer.runs.locks import scratch_folder
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment, unsupported_remedy
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.audit import guesses, read_files, static_findings
@@ -96,8 +96,8 @@ async def check_tasks(
         on_verdict(verdict)
         return verdict
 
-    with tempfile.TemporaryDirectory(prefix="harbortrainer-check-") as folder:
-        return await _gather(one(task, keep or Path(folder)) for task in tasks)
+    with scratch_folder("check") as folder:
+        return await _gather(one(task, keep or folder) for task in tasks)
 
 
 async def _gather[T](work: Iterable[Coroutine[None, None, T]]) -> list[T]:
