@@ -271,22 +271,25 @@ def test_audit_command_runs_guesses_and_mutants_and_finds_copies(
     replace(clean, test=f"if [ -f /app/total.txt ]; {PASS_OR_FAIL}").write(tmp_path / "tasks/exists")
     agree = 'if [ "$(cat a.txt)" -eq "$(cat b.txt)" ]; ' + PASS_OR_FAIL
     Plan("Add to a.txt and b.txt.", {"n": "7"}, "tee a.txt < n > b.txt", agree, "a.txt").write(tmp_path / "tasks/agree")
+    replace(clean, solve="true").write(tmp_path / "tasks/unsolved")
     clean.write(tmp_path / "known/original")
     options = ["--repeats", "1", "--cheats", "none", "--parallel", "2", "--json", "audit.json"]
-    assert main(["tasks", "audit", "tasks", *options]) == 0
+    assert main(["tasks", "audit", "tasks", *options]) == 1
     report = {row["task"]: Verdict.model_validate(row) for row in json.loads(Path("audit.json").read_text())["tasks"]}
     assert report["clean"].word == "ok", report["clean"].findings
     rewards = {trial.agent: trial.reward for trial in report["clean"].trials}
     mutants = dict.fromkeys(("emptied-output", "halved-output", "altered-output", "halved-solution"), 0)
     assert rewards == {"oracle": 1, "nop": 0, "guessed-empty": 0, "guessed-1": 0, **mutants}
+    assert [trial.agent for trial in report["unsolved"].trials] == ["oracle", "nop"]
+    assert report["unsolved"].note == "no guesses or mutants were run, since the solution never passed"
     assert report["exists"].forged == {"guessed-empty": 1, "guessed-1": 1}
     assert report["agree"].forged == {"guessed-1": 1}
     assert "the verifier accepts a spoiled solution: emptied-output" in report["exists"].doubts[1]
     table = TasksetKeys(tasks_dir=Path("tasks"), audited=True)
     assert [task.name for task in select_tasks(table).tasks] == ["clean"]
     capsys.readouterr()
-    assert main(["tasks", "audit", "tasks", *options, "--resume", "--benchmark", "known"]) == 0
-    assert "3 tasks were checked before" in capsys.readouterr().out
+    assert main(["tasks", "audit", "tasks", *options, "--resume", "--benchmark", "known"]) == 1
+    assert "4 tasks were checked before" in capsys.readouterr().out
     report = {row["task"]: Verdict.model_validate(row) for row in json.loads(Path("audit.json").read_text())["tasks"]}
     assert report["clean"].doubts == ["a copy of original of known (the same content)"]
 

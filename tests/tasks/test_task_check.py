@@ -333,6 +333,17 @@ def test_random_verifier_is_flaky_and_not_forged() -> None:
     assert some.problem == "" and some.forged == {"x": 0.3}, "nop's reward is not a forgery"
 
 
+@pytest.mark.parametrize("low", [0, 0.5])
+def test_reward_below_that_of_doing_nothing_is_flaky_or_wrong(low: float) -> None:
+    verdict = verdict_of("t", "k", [trial("oracle", low), trial("nop", 1)])
+    assert f"doing nothing gets reward 1, the solution {low:g}: the verifier is flaky or wrong" in verdict.problem
+    assert "any result" not in verdict.problem
+    verdict = verdict_of("t", "k", [trial("oracle", low), trial("nop", low + 0.25)])
+    assert f"doing nothing gets reward {low + 0.25:g}, the solution {low:g}: the verifier" in verdict.problem
+    equal = verdict_of("t", "k", [trial("oracle", low), trial("nop", low)])
+    assert "doing nothing" not in equal.problem
+
+
 def test_failed_repeat_is_flaky_and_failed_cheat_is_no_problem() -> None:
     lost = trial("oracle", None, Outcome.verifier_error)
     assert "flaky: oracle got 1, no reward" in verdict_of("t", "k", [trial("oracle", 1), lost, trial("nop", 0)]).problem

@@ -27,7 +27,7 @@ from harbortrainer.tasks.file_faults import faults
 from harbortrainer.tasks.ignored_keys import ignored_keys
 from harbortrainer.tasks.task_errors import MACHINE_ERRORS, describe, reading_task
 from harbortrainer.tasks.task_folder import TaskRef, has_solution
-from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, Finding, Verdict, bad, note, verdict_of
+from harbortrainer.tasks.verdict import NOP, ORACLE, TOP_REWARD, Finding, Verdict, bad, never_solved, note, verdict_of
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.trial_spec import TrialSpec
@@ -152,14 +152,15 @@ async def _verdict(
 ) -> Verdict:
     closed = requirements.closed_phases()
     scripts = {cheat: CHEATS[cheat] for cheat in cheats}
+    guessed: dict[str, str] = {}
     answers: list[Finding] = []
     try:
         if audit:
             files = await asyncio.to_thread(read_files, task)
             answers = await asyncio.to_thread(static_findings, files)
-            scripts |= guesses(files)
+            guessed = guesses(files)
         mutants = list(MUTANTS) if audit and (task.path / "solution" / "solve.sh").is_file() else []
-        trials = [trial async for trial in _trials(task, spec, repeats, scripts, mutants, closed)]
+        trials = [trial async for trial in _trials(task, spec, repeats, scripts, guessed, mutants, closed)]
         verdict = verdict_of(task.name, task.key, trials)
     except UserError as error:
         return failed(task, "task", str(error), error.__cause__)
@@ -171,6 +172,8 @@ async def _verdict(
         started = all(trial.outcome is not Outcome.sandbox_error for trial in trials)
         found = faults(requirements, verifier_lacks=any(trial.verifier_lacks for trial in trials))
         verdict.findings = [*found, *verdict.findings] if started else [*verdict.findings, *found]
+        if started and (guessed or mutants) and never_solved(trials):
+            answers.append(note("solution", "no guesses or mutants were run, since the solution never passed"))
     verdict.findings = sorted([*verdict.findings, *answers], key=lambda finding: _ORDER.index(finding.severity))
     return verdict
 
@@ -186,12 +189,18 @@ async def _trials(
     spec: TrialSpec,
     repeats: int,
     cheats: Mapping[str, str],
+    guessed: Mapping[str, str],
     mutants: Sequence[str],
     closed: Collection[str],
 ) -> AsyncIterator[CheckedTrial]:
-    """Run the trials of a task; later trials are skipped if no sandbox starts, or if `nop` gets the reward."""
+    """Run the trials of a task; later trials are skipped if no sandbox starts, or if `nop` gets the reward.
+
+    Guesses and mutants are skipped if the solution never passes: they tell nothing until it does.
+    """
+    oracles: list[CheckedTrial] = []
     for number in range(repeats if has_solution(task.path) else 0):
         oracle = await _run_agent(spec, ORACLE, closed)
+        oracles.append(oracle)
         yield oracle
         if oracle.outcome is Outcome.sandbox_error:
             return
@@ -201,8 +210,8 @@ async def _trials(
     yield nop
     if nop.reward is None or nop.reward >= TOP_REWARD:
         return
-    most = nop.reward
-    for cheat, script in cheats.items():
+    most, passes = nop.reward, not never_solved(oracles)
+    for cheat, script in [*cheats.items(), *(guessed.items() if passes else ())]:
         trial = await _run_agent(spec, cheat, closed, {"agent": CHEATING_AGENT, "agent_kwargs": {"script": script}})
         yield trial
         if trial.reward is not None and trial.reward > most:
@@ -210,7 +219,7 @@ async def _trials(
             again = await _run_agent(spec, NOP, closed)
             yield again
             most = max(most, again.reward if again.reward is not None else most)
-    for mutant in mutants:
+    for mutant in mutants if passes else ():
         kwargs = {"task_dir": str(task.path), "mutant": mutant}
         yield await _run_agent(spec, mutant, closed, {"agent": MUTANT_AGENT, "agent_kwargs": kwargs})
 

@@ -127,7 +127,7 @@ def verdict_of(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
         for agent, of in ((ORACLE, oracle), (NOP, nop))
         if _differ(of)
     ]
-    problems = [*_failures(trials), *flaky, *([] if flaky else [*_unsolved(oracle), *_too_easy(nop)])]
+    problems = [*_failures(trials), *flaky, *([] if flaky else [*_unsolved(oracle), *_too_easy(oracle, nop)])]
     if not flaky:
         verdict.forged = _forged(trials, nop)
     verdict.findings = [
@@ -195,10 +195,21 @@ def _unsolved(oracle: Sequence[CheckedTrial]) -> list[Finding]:
     return [bad("solution", f"{what}{cause}{first.words}")]
 
 
-def _too_easy(nop: Sequence[CheckedTrial]) -> list[Finding]:
-    high = [trial for trial in nop if trial.reward is not None and trial.reward >= TOP_REWARD]
-    what = "doing nothing gets reward {:g}: the verifier accepts any result"
-    return [bad("verifier", what.format(high[0].reward) + high[0].words)] if high else []
+def never_solved(trials: Sequence[CheckedTrial]) -> bool:
+    """Whether the oracle was run and never got the top reward."""
+    rewards = [trial.reward for trial in trials if trial.agent == ORACLE]
+    return bool(rewards) and all(reward is None or reward < TOP_REWARD for reward in rewards)
+
+
+def _too_easy(oracle: Sequence[CheckedTrial], nop: Sequence[CheckedTrial]) -> list[Finding]:
+    least = min((trial.reward for trial in oracle if trial.reward is not None), default=TOP_REWARD)
+    high = [t for t in nop if t.reward is not None and (t.reward >= TOP_REWARD or t.reward > least)]
+    if not high:
+        return []
+    what = f"doing nothing gets reward {high[0].reward:g}"
+    what += f", the solution {least:g}: the verifier is flaky or wrong" * (least < TOP_REWARD)
+    what += ": the verifier accepts any result" * (least >= TOP_REWARD)
+    return [bad("verifier", what + high[0].words)]
 
 
 def _differ(trials: Sequence[CheckedTrial]) -> bool:
