@@ -267,6 +267,18 @@ def test_check_with_killed_leftovers_shows_which_task_needs_a_service(
 
 
 @pytest.mark.e2e
+def test_skip_bad_skips_tasks_that_cannot_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_task(tmp_path / "tasks", "good")
+    write_task(tmp_path / "tasks", "needs-gpu", toml="[environment]\ngpus = 1\n")
+    words = ["tasks", "check", "tasks", "--environment-kwarg", "image=host", "--repeats", "1", "--cheats", "none"]
+    assert main(words) == 1
+    assert main([*words, "--skip-bad"]) == 0
+    write_task(tmp_path / "tasks", "oracle-fails", solution="true")
+    assert main([*words, "--skip-bad"]) == 1
+
+
+@pytest.mark.e2e
 def test_check_command_continues_after_bad_task_and_resumes(
     faulty_tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from eval_folders import eval_spec
 from task_sets import make_task
 
 from harbortrainer.cli import main
 from harbortrainer.errors import UserError
+from harbortrainer.evaluation.measuring import load_tasks
+from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.task_subset import TaskSubset
 
 pytestmark = pytest.mark.process
@@ -64,6 +67,18 @@ BAD = {
     "repeated": "good and repeated are the same task",
     "silent": "no instruction.md",
 }
+
+
+@pytest.mark.parametrize("command", ["list", "split", "check"])
+def test_skip_bad_needs_a_usable_task(command: str, tasks: Path) -> None:
+    assert main(["tasks", command, "tasks", "--include", "silent", "--skip-bad"]) == 1
+
+
+def test_evaluation_does_not_name_bad_tasks_outside_its_subset(tasks: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (good, *_) = load_folder(tasks, ["good"])
+    spec = eval_spec(["good"]).model_copy(update={"tasks_dir": str(tasks), "tasks": {"good": good.key}})
+    assert [str(task.key) for task in load_tasks(spec)] == [good.key]
+    assert "left out" not in caplog.text
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -109,7 +109,7 @@ class CheckPlan:
 
 
 def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: CheckPlan) -> int:
-    """Run each task with oracle, nop and cheats; returns 1 when a task is not fit to train on.
+    """Run each task with oracle, nop and cheats; returns 1 when a task is not fit to train on, or none was run.
 
     Each verdict is logged and reported at once, so that nothing is lost when the check is stopped.
 
@@ -148,8 +148,8 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
         add(*known.unusable)
         run_trials(list(pending.values()), where, plan, cheats, add)
     report.print_summary()
-    left_out = len(loaded.bad) if subset.skip_bad else 0
-    return 0 if sum(not verdict.problem for verdict in report.verdicts) == report.total - left_out else 1
+    judged = [verdict for verdict in report.verdicts if verdict.trials or not subset.skip_bad]
+    return 0 if judged and not any(verdict.problem for verdict in judged) else 1
 
 
 def copies(loaded: LoadedTasks, benchmarks: Sequence[str]) -> dict[str, list[str]]:

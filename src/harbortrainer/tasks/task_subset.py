@@ -81,8 +81,8 @@ class LoadedTasks:
 
     @property
     def exit_code(self) -> int:
-        """1 if a task is bad and bad tasks are not skipped, else 0."""
-        return 1 if self.bad and not self.skip_bad else 0
+        """1 if a task is bad and bad tasks are not skipped, or if all are bad; else 0."""
+        return 1 if self.bad and not (self.skip_bad and self.tasks) else 0
 
     def leave_out(self, task: TaskRef, error: UserError) -> None:
         """Turn a usable task into a bad one."""
