@@ -334,7 +334,7 @@ def test_export_names_checkpoints_that_it_passed_over(
         f"warning: passed over {kept / 'step_3'}: files.json is missing",
         f"warning: passed over {kept / 'step_2'}: adapter_model.safetensors has changed since it was written",
     ]
-    assert "step 1, a LoRA" in printed.out
+    assert f"wrote {tmp_path / 'out'}: step 1, a LoRA" in printed.out
     assert main(["export", str(copy), "--step", "1", "--out", str(tmp_path / "chosen")]) == 0
     assert "passed over" not in capfd.readouterr().err
 

@@ -77,11 +77,12 @@ def export_trials(run: Path, file: Path, *, min_reward: float, alone: bool) -> i
 def print_export(export: ModelExport, card: CardContent, *, format_given: bool) -> None:
     """Print what was written. `format_given`: the user passed --merged or --adapter."""
     base = card.base.hub_id or "a base model that is not on the hub"
+    wrote = f"wrote {export.out}: step {card.step}"
     if card.merged:
-        print(f"step {card.step}, merged into {base}: {export.out}" if card.rank else f"step {card.step}: {export.out}")
+        print(f"{wrote}, merged into {base}" if card.rank else wrote)
         if card.rank and not format_given:
             print("merged because the base model is a local folder; use --adapter to write only the adapter")
         return
-    print(f"step {card.step}, a LoRA of rank {card.rank} on {base}: {export.out}")
+    print(f"{wrote}, a LoRA of rank {card.rank} on {base}")
     if card.vllm_obstacles:
         print(f"warning: vLLM cannot serve this adapter ({'; '.join(card.vllm_obstacles)}); export with --merged")
