@@ -27,7 +27,7 @@ def test_lost_trial_is_not_a_reward_of_0(report: EvalReport) -> None:
     assert report.outcomes == {"completed": 7, "sandbox_error": 4}
     assert report.by_task["key-c"].mean_reward is None
     text = "\n".join(as_lines(report))
-    assert "4 lost and not counted (sandbox_error 4)" in text and "1 tasks without a graded trial" in text
+    assert "4 lost and not counted (sandbox_error 4)" in text and "1 task without a graded trial" in text
     assert "1 not run yet" in text
 
 

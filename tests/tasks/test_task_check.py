@@ -290,7 +290,7 @@ def test_check_command_continues_after_bad_task_and_resumes(
     assert main(["tasks", "check", str(faulty_tasks), *quick, *reports]) == 1
     printed = capsys.readouterr().out
     assert "BAD" in printed.splitlines()[0] and "unreadable/task.toml" in printed.splitlines()[0]
-    summary = "2 of 7 tasks are fit to train on (not fit: 2 verifier, 1 build, 1 solution, 1 task)"
+    summary = "2 of 7 tasks are fit to train on (not fit: verifier 2, build 1, solution 1, task 1)"
     assert summary in printed and "checking tasks: 7/7" in printed
     assert ("\nlint good  task.toml [shared-verifier] Verifier shares" in printed) is has_lint()
     assert set(json.loads(CHECKED_FILE.read_text())) == passed_keys("local") != passed_keys("docker")
@@ -492,6 +492,6 @@ def test_one_task_that_needs_buildx_does_not_end_the_check(
     assert main(["tasks", "check", "tasks", "--environment", "docker"]) == 1
     out = capsys.readouterr().out
     assert "BAD  closed  --environment: docker has no `buildx` command" in out
-    assert "0 of 2 tasks are fit to train on (not fit: 1 host, 1 unsupported)" in out
+    assert "0 of 2 tasks are fit to train on (not fit: host 1, unsupported 1)" in out
     assert main(["tasks", "check", "tasks", "--environment", "docker", "--exclude", "gpu"]) == 2
     assert "docker has no `buildx` command" in capsys.readouterr().err, "no task can run"

@@ -46,7 +46,7 @@ def bad_categories(verdicts: Iterable[Verdict]) -> dict[str, int]:
 def fit_text(verdicts: Sequence[Verdict], of: int) -> str:
     """Describe how many of all tasks are fit to train on, and the categories of the others."""
     fit = sum(not verdict.problem for verdict in verdicts)
-    counts = ", ".join(f"{count} {category}" for category, count in bad_categories(verdicts).items())
+    counts = ", ".join(f"{category} {count}" for category, count in bad_categories(verdicts).items())
     return f"{fit} of {of} tasks are fit to train on" + (f" (not fit: {counts})" if counts else "")
 
 
@@ -106,8 +106,8 @@ class CheckReport:
             sum(bool(verdict.forged) for verdict in fit),
             sum(len(verdict.doubts) > bool(verdict.forged) for verdict in fit),
         )
-        more = f"; {cheated} of them reward a cheat" if cheated else ""
-        more += f"; {doubtful} of them have a doubtful reward" if doubtful else ""
+        more = f"; of these, {cheated} reward{'s' * (cheated == 1)} a cheat" if cheated else ""
+        more += f"; of these, {doubtful} ha{'s' if doubtful == 1 else 've'} a doubtful reward" if doubtful else ""
         print(fit_text(self.verdicts, self.total) + more)
 
 

@@ -202,27 +202,29 @@ def _line(word: str, text: str) -> str:
 
 
 def _played(report: EvalReport) -> str:
-    parts = [f"{report.tasks_dir}: {report.tasks} x {report.attempts}", f"{report.mean.attempts} trials graded"]
+    graded = f"{plural(report.mean.attempts, 'trial')} graded"
+    parts = [f"{report.tasks_dir}: {report.tasks} x {report.attempts}", graded]
     if report.lost:
         parts.append(f"{sum(report.lost.values())} lost and not counted ({_counts(report.lost)})")
     if report.missing:
         parts.append(f"{report.missing} not run yet")
     unknown = report.tasks - report.mean.tasks
-    return ", ".join([*parts, *([f"{unknown} tasks without a graded trial"] if unknown else [])])
+    return ", ".join([*parts, *([f"{plural(unknown, 'task')} without a graded trial"] if unknown else [])])
 
 
 def _how(report: EvalReport) -> str:
     found = report.mean
     if found.low is None:
-        return f"(no interval over {found.tasks} tasks)"
+        return f"(no interval over {plural(found.tasks, 'task')})"
     kind = report.interval if found.stderr else "exact"
-    return f"(95 %, {kind} over {found.tasks} tasks; standard error {_number(found.stderr)})"
+    error = f"; standard error {_number(found.stderr)}" if found.stderr is not None else ""
+    return f"(95 %, {kind} over {plural(found.tasks, 'task')}{error})"
 
 
 def _passes(report: EvalReport) -> list[str]:
     words: dict[str, list[str]] = {}
     for found in report.passes:
-        few = f" over {found.estimate.tasks} tasks" if found.estimate.tasks < report.mean.tasks else ""
+        few = f" over {plural(found.estimate.tasks, 'task')}" if found.estimate.tasks < report.mean.tasks else ""
         words.setdefault(found.name[:5], []).append(f"{found.name[5:]}: {found.estimate}{few}")
     return [_line(f"{kind}k", "  ".join(values)) for kind, values in words.items()]
 
