@@ -25,7 +25,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.evaluation.candidate import LocalModel, NoModel, ServedModel, choose_candidate
 from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
 from harbortrainer.runs.display import loading
-from harbortrainer.runs.locks import scratch_folder
+from harbortrainer.runs.scratch_folder import scratch_folder
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_store import load_source

@@ -85,7 +85,7 @@ def load_tasks(spec: EvalSpec) -> "list[Task]":
     """Load an evaluation's tasks as verifiers tasks, in the order of `EvalSpec.keys`."""
     from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
-    # The command has named the bad tasks of its subset; the taskset names those of the whole source.
+    # The command has printed the bad tasks among the chosen ones. The taskset would log those of the whole source.
     logging.getLogger("harbortrainer.environment.taskset").setLevel(logging.ERROR)
     found = {str(task.key): task for task in load_taskset(resolve_env_config(env_table(spec)).taskset)}
     return [found[key] for key in spec.keys]

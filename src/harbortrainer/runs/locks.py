@@ -9,13 +9,10 @@ Invariant: if two processes open one run folder, one is refused.
 """
 
 import asyncio
-import contextlib
 import errno
 import fcntl
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -86,38 +83,6 @@ def waiting_lock(path: Path) -> Generator[None]:
         while not try_lock(file):
             time.sleep(POLL_S)
         yield
-
-
-_MARKER = ".harbortrainer-scratch"
-
-
-@contextmanager
-def scratch_folder(name: str) -> Generator[Path]:
-    """Yield a new temporary folder and remove it at the end. First remove those that killed processes left.
-
-    Invariant: a folder has its marker only after its owner has locked it, and then the lock ends with the owner. So a
-    folder of a live process, of another user or of an older version is never removed.
-    """
-    prefix = f"harbortrainer-{name}-"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError, NoLocksError), _open_folder(left) as handle:
-            own = os.fstat(handle).st_uid == os.geteuid() and (left / _MARKER).exists()
-            if own and try_lock(handle):
-                shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder, _open_folder(Path(folder)) as handle:
-        with contextlib.suppress(NoLocksError):
-            try_lock(handle)
-            Path(folder, _MARKER).touch()
-        yield Path(folder)
-
-
-@contextmanager
-def _open_folder(folder: Path) -> Generator[int]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 LOCK_FILE = ".lock"

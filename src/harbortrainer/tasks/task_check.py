@@ -17,7 +17,7 @@ from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
 from harbortrainer.harbor_compat.task_lint import lint_findings
-from harbortrainer.runs.locks import scratch_folder
+from harbortrainer.runs.scratch_folder import scratch_folder
 from harbortrainer.sandbox.environment_types import EnvironmentChoice, choose_environment, unsupported_remedy
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.audit import guesses, read_files, static_findings

@@ -206,10 +206,10 @@ def _too_easy(oracle: Sequence[CheckedTrial], nop: Sequence[CheckedTrial]) -> li
     high = [t for t in nop if t.reward is not None and (t.reward >= TOP_REWARD or t.reward > least)]
     if not high:
         return []
-    what = f"doing nothing gets reward {high[0].reward:g}"
-    what += f", the solution {least:g}: the verifier is flaky or wrong" * (least < TOP_REWARD)
-    what += ": the verifier accepts any result" * (least >= TOP_REWARD)
-    return [bad("verifier", what + high[0].words)]
+    cause = ": the verifier accepts any result"
+    if least < TOP_REWARD:
+        cause = f", the solution {least:g}: the verifier is flaky or wrong"
+    return [bad("verifier", f"doing nothing gets reward {high[0].reward:g}{cause}{high[0].words}")]
 
 
 def _differ(trials: Sequence[CheckedTrial]) -> bool:
