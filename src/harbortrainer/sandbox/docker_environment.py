@@ -309,7 +309,9 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
             found.signs.append(self._full_disk)
             await docker_examination.check_fresh_container(found, self.image)
         else:
-            found.signs += [*self._phases.describe_waits(self._pid), *self._moved_mounts()] if self._pid else []
+            if self._pid:
+                found.signs += await asyncio.to_thread(self._phases.describe_waits, self._pid)
+                found.signs += self._moved_mounts()
             await docker_examination.examine(found, self._label, self._events, self.task_env_config.workdir)
         found.signs += self._reward_watch.found
         if found.signs:

@@ -8,6 +8,7 @@ Invariant: nothing is opened for reading or writing, and no link is followed out
 
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ _TRANSFERS = {"x86_64": (0, 1, 17, 18, 19, 20), "aarch64": (63, 64, 67, 68, 65, 
 _MAX_PATH, _PAGE = 4096, 4096
 _CURRENT_FOLDER = -100
 _MAX_TEXT = 200
+_LOOKS, _PAUSE_S = 100, 0.003
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,20 @@ class Period:
 
 
 def describe_waits(pids: Iterable[int], period: Period) -> list[str]:
-    """Describe the pipes of the period and the leased files that the processes wait for."""
-    found = [text for pid in pids for thread in _threads(pid) if (text := _describe_wait(pid, thread, period))]
+    """Describe the pipes of the period and the leased files that the processes wait for.
+
+    A running thread is looked at again, for 0.3 s at most: at each tick the kernel wakes one that waits to read a file
+    that is leased for writing.
+    """
+    found: list[str] = []
+    threads = [(pid, thread) for pid in pids for thread in _threads(pid)]
+    for _ in range(_LOOKS):
+        waits = [_describe_wait(pid, thread, period) for pid, thread in threads]
+        found += filter(None, waits)
+        threads = [thread for thread, wait in zip(threads, waits, strict=True) if wait is None]
+        if found or not threads:
+            break
+        time.sleep(_PAUSE_S)
     return list(dict.fromkeys(found))
 
 
@@ -77,9 +91,13 @@ def _threads(pid: int) -> list[str]:
         return []  # it has ended
 
 
-def _describe_wait(pid: int, thread: str, period: Period) -> str:
+def _describe_wait(pid: int, thread: str, period: Period) -> str | None:
+    """Describe what a thread waits for; "" if that is nothing of interest, None if it runs."""
     number, *arguments = read(f"/proc/{pid}/task/{thread}/syscall").split() or [""]
-    if not number.isdigit() or read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[:1] != ["S"]:
+    state = read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[:1]
+    if number == "running" or state == ["R"]:
+        return None
+    if not number.isdigit() or state != ["S"]:
         return ""
     call, values = int(number), [int(argument, 16) for argument in arguments]
     machine = os.uname().machine
