@@ -165,21 +165,23 @@ def train(
             session.start_servers()
             with session.display.phase("loading torch, transformers and peft"):
                 importlib.import_module("harbortrainer.engines.local.learner.learner")
-            warmup_s = make_policy(config, run, session.display)
-            session.train(config.model.name if config.warmup is None else str(run.model), warmup_s=warmup_s)
+            started = time.monotonic()
+            try:
+                make_policy(config, run, session.display)
+            finally:
+                session.progress.warmup_s += time.monotonic() - started
+            session.train(config.model.name if config.warmup is None else str(run.model))
     return session.status
 
 
-def make_policy(config: RunConfig, run: RunFolder, display: "Display") -> float:
-    """Run the warm-up if the config has one that was not finished before; returns the seconds it took."""
+def make_policy(config: RunConfig, run: RunFolder, display: "Display") -> None:
+    """Run the warm-up if the config has one that was not finished before."""
     if config.warmup is None or run.model.is_dir():
-        return 0.0
+        return
     from harbortrainer.warmup.warmup import rollouts_of, warm_up
 
     started = time.monotonic()
     # One phase around all of it: loading the model and the real trials have none of their own.
     with display.bar("warm-up", plain=False):
         warm_up(config.warmup, run.model, rollouts=rollouts_of(config), seed=config.seed, display=display)
-    warmup_s = time.monotonic() - started
-    display.line(f"warm-up finished in {warmup_s:.0f} s: {run.model}")
-    return warmup_s
+    display.line(f"warm-up finished in {time.monotonic() - started:.0f} s: {run.model}")

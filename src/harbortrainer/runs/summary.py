@@ -154,13 +154,13 @@ def evaluated_sources(run: RunFolder) -> dict[int, set[str]]:
     }
 
 
-def recorded_times(run: RunFolder) -> tuple[float, float]:
-    """Read `wall_s` and `train_s` of the last summary, so that a run's times never decrease."""
+def recorded_times(run: RunFolder) -> tuple[float, float, float]:
+    """Read `wall_s`, `warmup_s` and `train_s` of the last summary, so that a run's times never decrease."""
     try:
         found = Summary.model_validate_json(run.summary_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return 0.0, 0.0
-    return found.wall_s, found.train_s
+        return 0.0, 0.0, 0.0
+    return found.wall_s, found.warmup_s, found.train_s
 
 
 def held_out_gain(run: RunFolder, step: int) -> Gain | None:

@@ -120,8 +120,9 @@ class Session:
         self.checkpoint, self.progress = found or (None, Progress())
         if resume:
             rewind(run, self.progress.step)
-            wall_s, train_s = recorded_times(run)
+            wall_s, warmup_s, train_s = recorded_times(run)
             self.progress.wall_s = max(self.progress.wall_s, wall_s)
+            self.progress.warmup_s = max(self.progress.warmup_s, warmup_s)
             self.progress.train_s = max(self.progress.train_s, train_s)
         self.resume, self.before_s = resume, self.progress.wall_s
         self.memory = PeakMemory(self.progress.peak_rss_mb)
@@ -165,14 +166,8 @@ class Session:
         for server in self.servers.values():
             server.start()
 
-    def train(self, model: str, *, warmup_s: float = 0.0) -> None:
-        """Train a policy until the run's last step.
-
-        Args:
-            model: Folder or hub id of the initial policy.
-            warmup_s: Seconds that its warm-up took in this start.
-        """
-        self.progress.warmup_s = max(self.progress.warmup_s, warmup_s)
+    def train(self, model: str) -> None:
+        """Train a policy, of this folder or hub id, until the run's last step."""
         held_out = {evaluation_key(name, self.train_streams): stream for name, stream in self.eval_streams.items()}
         recorded = {**self.train_streams, **held_out}
         keys = {key: stream.keys() for key, stream in recorded.items()}
