@@ -92,9 +92,11 @@ state.write_text({denied.model_dump_json()!r})
 time.sleep(120)
 """
     set_folder = ["--orchestrator.train.source.0.env.agent.harness.trials-dir", str(tmp_path / "elsewhere")]
-    assert start(read(run_file(), set_folder if trials_dir else []), stand_in(code), []) != 0
+    raw = read(run_file(CHECKPOINTS), set_folder if trials_dir else [])
+    assert start(raw, stand_in(code), [], restarts=2) != 0
     out, err = capfd.readouterr()
-    assert "earlier run's forgotten" in out
+    assert out.count("earlier run's forgotten") == 1 and "restart" not in err, "a restart has the same key"
+    assert "check the provider's key, its permissions and the account's payment; continue from" in err
     assert "modal denies every start of a sandbox, the last with AuthError: wrong key" in err
 
 

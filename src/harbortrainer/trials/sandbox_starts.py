@@ -31,7 +31,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
@@ -352,18 +352,28 @@ def forget_starts(folders: Sequence[Path]) -> None:
         os.truncate(path, 0)  # not deleted: a gate may have opened it
 
 
-def given_up(folders: Sequence[Path]) -> tuple[str, str] | None:
-    """Return what a provider that is given up did, and the user's remedy; None if there is no such provider."""
+class GivenUp(NamedTuple):
+    """What a provider that is given up did."""
+
+    what: str
+    do: str
+    """The user's remedy."""
+    denied: bool
+    """Whether it denied access, so that the same start would fail again."""
+
+
+def given_up(folders: Sequence[Path]) -> GivenUp | None:
+    """Return what a provider that is given up did; None if there is no such provider."""
     for path in _state_files(folders):
         state = read_state(path)
         if not state.given_up or state.failing_since is None:
             continue
         if state.denied_since is not None:
             do = "check the provider's key, its permissions and the account's payment"
-            return f"{path.stem} denies every start of a sandbox, the last with {state.fault}", do
+            return GivenUp(f"{path.stem} denies every start of a sandbox, the last with {state.fault}", do, True)
         minutes = (state.ended - state.failing_since) / 60
         what = f"no sandbox of {path.stem} started for {minutes:.0f} min, the last failed with {state.fault}"
-        return what, "check the provider's status and the account's quota"
+        return GivenUp(what, "check the provider's status and the account's quota", False)
     return None
 
 
@@ -377,7 +387,7 @@ async def watch_starts(folders: Sequence[Path], show: Callable[[str], None]) -> 
     held: set[Path] = set()
     while True:
         if (found := given_up(folders)) is not None:
-            raise RunStoppedError(found[0], do=f"{found[1]}, then continue with --resume")
+            raise RunStoppedError(found.what, do=f"{found.do}, then continue with --resume")
         for path in _state_files(folders):
             state = read_state(path)
             if state.holds and path not in held:

@@ -39,7 +39,8 @@ def report(run_dir: Path, tail: Iterable[str], log: Path, code: int) -> str:
 
 def stall_report(found: Stall, log: Path, *, resumable: bool) -> str:
     """Return the text to print if a run was ended because it stalled; `log` has all output of `rl`."""
-    resume = "continue from the last checkpoint with --resume, or use --restarts N" if resumable else ""
+    restart = ", or use --restarts N" if found.restart_helps else ""
+    resume = f"continue from the last checkpoint with --resume{restart}" if resumable else ""
     what = f"the run stalled and was ended: {found.what}"
     where = f"its log is {found.log}, the last lines:" if found.log else f"the output is in {log}"
     return "\n".join([what, where, *_indented(list(found.last_lines)), "; ".join(filter(None, (found.do, resume)))])

@@ -49,7 +49,7 @@ class ProcessMonitor:
     def check(self) -> Stall | None:
         """Return the stall of the run with its evidence, None if it makes progress. A provider given up is a stall."""
         if (provider := given_up(self.starts)) is not None:
-            return Stall(provider[0], "", provider[1])
+            return Stall(provider.what, "", provider.do, restart_helps=not provider.denied)
         found = self.detector.update(self.snapshot())
         if found is None:
             return None

@@ -43,6 +43,7 @@ class Stall:
         pid: Process id of the worker that exited.
         log: Log of that process, if it has one.
         last_lines: Last lines of the log, read before any process was ended.
+        restart_helps: Whether the run may continue if it is restarted as it is.
     """
 
     what: str
@@ -51,6 +52,7 @@ class Stall:
     pid: int | None = None
     log: str = ""
     last_lines: tuple[str, ...] = ()
+    restart_helps: bool = True
 
 
 class StallDetector:

@@ -94,7 +94,7 @@ class Attempt:
         """Run `rl` to its end, with these options of a resume.
 
         Returns:
-            Its exit code, never 0 after a stall, and whether a signal ended it.
+            Its exit code, never 0 after a stall, and whether a restart may help.
         """
         run_dir = self.run.run_dir
         label, owner = self.label(), this_owner() if self.watched else ""
@@ -115,7 +115,7 @@ class Attempt:
             code = code or EXIT_STOPPED
         if code and (child.stall is not None or not child.interrupted):
             print(self._failure(child, code), file=sys.stderr)
-        return code, child.interrupted
+        return code, not child.interrupted and (child.stall is None or child.stall.restart_helps)
 
     def _failure(self, child: Child, code: int) -> str:
         """Return the failure report; a failed child of `rl` takes precedence over a stall, which it may have caused."""
@@ -182,8 +182,8 @@ def start(
             if (step := checkpoints.named_step(run.resume)) is not None:
                 checkpoints.set_aside_after(step)
         for left in range(restarts, -1, -1):
-            code, interrupted = attempt.run_rl(options, grace_s=grace_s)
-            if code == 0 or interrupted or not left:
+            code, restart_helps = attempt.run_rl(options, grace_s=grace_s)
+            if code == 0 or not restart_helps or not left:
                 break
             print(f"restarting ({left} of {restarts} restarts left)", file=sys.stderr)
             options = attempt.resume_options(restart=True)
