@@ -7,6 +7,7 @@ Any other exception is a bug and keeps its stack trace, except an OSError about 
 inside a trial is not an exception but an `Outcome` (see `harbortrainer.trials.outcome`).
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,21 @@ from pathlib import Path
 EXIT_STOPPED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+
+_ENDS = re.compile(r"(?<![.\s])[.;,]\s*$")
+"""The punctuation at the end of a text that is no path and not cut."""
+
+
+def clauses(*parts: str) -> str:
+    """Return the parts of a message, joined by "; ". Empty parts are left out, and quoted texts lose their full stop.
+
+    Example:
+        >>> clauses("the last with AuthError: wrong key.", "", "check the key")
+        'the last with AuthError: wrong key; check the key'
+    """
+    given = [part for part in parts if part]
+    return "; ".join([*(_ENDS.sub("", part) for part in given[:-1]), *given[-1:]])
 
 
 class UserError(Exception):
@@ -31,7 +47,7 @@ class UserError(Exception):
 
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
         self.what, self.where, self.do = what, where, do
-        super().__init__((f"{where}: " if where else "") + what + (f"; {do}" if do else ""))
+        super().__init__((f"{where}: " if where else "") + clauses(what, do))
 
 
 class CombinedUserError(UserError):
@@ -114,7 +130,7 @@ class RunStoppedError(Exception):
 
     def __init__(self, what: str, *, do: str = "") -> None:
         self.what, self.do = what, do
-        super().__init__(what + (f"; {do}" if do else ""))
+        super().__init__(clauses(what, do))
 
 
 class ProofError(RuntimeError):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harbortrainer.doctor.machine_checks import existing
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, clauses
 from harbortrainer.tasks.verdict import NOP, ORACLE, CheckedTrial, Verdict
 
 HEADER = """
@@ -34,7 +34,7 @@ def lint_lines(verdict: Verdict) -> list[str]:
 
 def findings_text(verdict: Verdict) -> str:
     """Describe the findings on one task; empty when there are none."""
-    return "; ".join(finding.what for finding in verdict.findings)
+    return clauses(*(finding.what for finding in verdict.findings))
 
 
 def bad_categories(verdicts: Iterable[Verdict]) -> dict[str, int]:
@@ -128,7 +128,7 @@ def _row(verdict: Verdict) -> str:
         _rewards(verdict.of(ORACLE)),
         _rewards(verdict.of(NOP)),
         *("" if seconds is None else f"{seconds:.2f}" for seconds in phases),
-        "; ".join([*(f"{finding.category}: {finding.what}" for finding in verdict.findings), *verdict.lint]),
+        clauses(*(f"{finding.category}: {finding.what}" for finding in verdict.findings), *verdict.lint),
     )
     return f"| {' | '.join(map(_cell, cells))} |\n"
 

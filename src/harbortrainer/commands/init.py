@@ -19,7 +19,7 @@ from harbortrainer.config.reader import RawRun, from_raw
 from harbortrainer.config.runfile import RunBasics
 from harbortrainer.doctor import gpus as gpu_checks
 from harbortrainer.doctor import pace, run_file_checks, task_checks, verifiers_config
-from harbortrainer.doctor.finding import Finding, Level
+from harbortrainer.doctor.finding import Finding, Level, error_of
 from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.doctor.machine_checks import check_words
 from harbortrainer.engines.engine_choice import GPUS_NEEDED, EngineChoice, Gpu, choose, find_gpus
@@ -242,7 +242,7 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
         yield "warning: no task can be held out, so the evaluation measures the training tasks; add other tasks"
     for finding in findings:
         if finding.level is not Level.GREEN:
-            yield f"warning: {finding.where or finding.about}: {finding.what}; {finding.do}"
+            yield f"warning: {error_of(finding)}"
 
 
 def next_commands(order: InitOrder, choices: RunChoices) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 from harbortrainer.engines.prime_rl.checkout import dotenv, find
 from harbortrainer.engines.prime_rl.start import LABEL, LOCK
-from harbortrainer.errors import RunStoppedError, UserError
+from harbortrainer.errors import RunStoppedError, UserError, clauses
 from harbortrainer.runs.label import LABEL_FILE, NO_RUN, run_label
 from harbortrainer.runs.locks import LOCK_FILE, refuse_in_use
 from harbortrainer.sandbox.inventory import FoundSandbox, InventoryError, all_kinds, find_sandboxes, inventory
@@ -106,7 +106,7 @@ def _end(sandboxes: Sequence[FoundSandbox]) -> None:
         except InventoryError as error:
             errors.append(f"{kind}: {error}")
     if errors:
-        raise RunStoppedError(f"some sandboxes were not ended: {'; '.join(errors)}", do="run the command again")
+        raise RunStoppedError(f"some sandboxes were not ended: {clauses(*errors)}", do="run the command again")
 
 
 def _print(sandboxes: Sequence[FoundSandbox]) -> None:

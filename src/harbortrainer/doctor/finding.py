@@ -73,7 +73,7 @@ def warn(findings: list[Finding]) -> None:
     """Print one line for each yellow finding."""
     for finding in findings:
         if finding.level is Level.YELLOW:
-            print(f"warning: {finding.where or finding.about}: {finding.what}; {finding.do}")
+            print(f"warning: {error_of(finding)}")
 
 
 def show(findings: list[Finding]) -> None:

@@ -16,6 +16,7 @@ from harbortrainer.environment.plugin_config import HarborHarnessConfig
 from harbortrainer.environment.rollout_details import commit_turns
 from harbortrainer.environment.rollout_state import harbor_state
 from harbortrainer.environment.verifiers_compat import agent_calls, body_locator, invalid_logprobs
+from harbortrainer.errors import clauses
 from harbortrainer.trials.faults import TokensMissingError
 from harbortrainer.trials.model_calls import AgentCall, RecentLatencies, engine_fault
 from harbortrainer.trials.outcome import AGENT_EXIT, Outcome
@@ -53,7 +54,7 @@ class OutcomeReviewer:
             return _untrainable(record, Outcome.agent_error, "PromptTooLongError", _PROMPT_TOO_LONG)
         if calls is not None and (fault := self._server_fault(record, calls)):
             if self.proxy is not None and self.proxy.refusals:
-                fault += f"; {self.proxy.refusals}"
+                fault = clauses(fault, self.proxy.refusals)
             return _untrainable(record, Outcome.model_error, "ModelServerError", fault)
         if not record.outcome.trains:
             return record

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from harbortrainer.errors import clauses
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,7 +49,7 @@ class PostMortem:
     def __str__(self) -> str:
         """Format for the trial's record, cut to 1500 characters."""
         parts = (("inside", self.signs), ("sound", self.sound), ("not sound", self.unsound))
-        lines = [f"{name}: {'; '.join(_short(found) for found in all_found)}" for name, all_found in parts if all_found]
+        lines = [f"{name}: {clauses(*map(_short, all_found))}" for name, all_found in parts if all_found]
         return ". ".join(lines)[:_MAX_CHARS]
 
     def check(self, passed: bool, what: str) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, computed_field
 
+from harbortrainer.errors import clauses
 from harbortrainer.tasks.cheats import MUTANTS
 from harbortrainer.tasks.checked_trial import Category, CheckedTrial
 from harbortrainer.trials.outcome import DEFAULT_KEY
@@ -62,7 +63,7 @@ class Verdict(BaseModel):
     @property
     def problem(self) -> str:
         """Problems of the task; empty if there are none."""
-        return "; ".join(self._of_severity("bad"))
+        return clauses(*self._of_severity("bad"))
 
     @property
     def doubts(self) -> list[str]:
@@ -72,7 +73,7 @@ class Verdict(BaseModel):
     @property
     def note(self) -> str:
         """Warnings, and what was not checked; empty if there are none."""
-        return "; ".join(self._of_severity("note"))
+        return clauses(*self._of_severity("note"))
 
     @property
     def word(self) -> str:

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbortrainer.errors import clauses
 from harbortrainer.runs.label import RUN_VARIABLE
 from harbortrainer.sandbox.errors_and_changes import SandboxError
 
@@ -164,7 +165,8 @@ class _StopGuard:
             return
         entry = await asyncio.to_thread(self._write_entry, fault)
         name = self._environment.session_id
-        _log.warning("sandbox %s was not stopped: %s; retrying in the background, see %s", name, fault, entry)
+        do = f"retrying in the background, see {entry}"
+        _log.warning("sandbox %s was not stopped: %s", name, clauses(fault, do))
         retry = asyncio.create_task(self._retry(delete, entry))
         _retries.add(retry)
         retry.add_done_callback(_retries.discard)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from harbortrainer.engines.local.learner.training_sample import Sample
 from harbortrainer.engines.local.rollouts.group import DropReason, Group, rollout_count
 from harbortrainer.engines.local.rollouts.rollout import Rollout
-from harbortrainer.errors import RunStoppedError
+from harbortrainer.errors import RunStoppedError, clauses
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.trials.outcome import Outcome
 
@@ -173,8 +173,8 @@ class Batches:
     def _report(self, before: int, after: int, reason: str, most: int) -> None:
         """Report a batch's worth of consecutive trials that are not trained on, when it is full."""
         if (batches := after // self.batch_size) > before // self.batch_size:
-            text = f"discarded {after} trials: {reason}"
-            self.on_discard(f"{text}; {batches} of at most {most} batches in a row")
+            in_a_row = f"{batches} of at most {most} batches in a row"
+            self.on_discard(clauses(f"discarded {after} trials: {reason}", in_a_row))
 
     def _admit(self, group: Group) -> None:
         self.waiting.append(group)
