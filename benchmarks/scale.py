@@ -151,6 +151,9 @@ def judge(args: argparse.Namespace, played: Played, journal: Path) -> Verdict:
     outcomes: Counter[str] = Counter({"unanswered": played.unanswered} if played.unanswered else {})
     wrong, overheads, waits = 0, [], []
     for episode in played.episodes:
+        if not episode.traces:
+            outcomes["no trace"] += 1
+            continue
         trace = episode.traces[-1]
         record = record_of(trace)
         outcome, _ = episode_outcome(episode, record)
