@@ -191,31 +191,37 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ended"
 
 
-def unstopped(trials: Path, kind: str) -> Path:
-    """Write the entry of a sandbox that did not stop."""
+def unstopped(trials: Path, kind: str, run: str) -> Path:
+    """Write the entry of a run's sandbox that did not stop."""
     (trials / ".unstopped").mkdir(parents=True, exist_ok=True)
-    entry = trials / ".unstopped" / f"{kind}__env.json"
-    entry.write_text(json.dumps({"sandbox": f"{kind}__env", "environment_type": kind, "fault": "no answer"}))
+    entry = trials / ".unstopped" / f"{kind}-{run}.json"
+    entry.write_text(
+        json.dumps({"sandbox": f"{kind}__env", "environment_type": kind, "run": run, "fault": "no answer"})
+    )
     return entry
 
 
 def test_next_start_ends_sandboxes_and_removes_their_entries(toy: Path, tmp_path: Path) -> None:
     (run := tmp_path / "run").mkdir()
-    entries = [unstopped(run / "trials", "e2b"), unstopped(run / "trials", "toy")]
-    assert clean_up_predecessor(run, ["toy"], run / "trials", NO_PYTHON) == [], "no earlier start"
-    run_label(run)
-    lines = clean_up_predecessor(run, ["toy"], run / "trials", NO_PYTHON)
-    assert lines[0] == "cleaned up: 1 toy sandboxes" and toy.read_text() == "s1\n"
+    trials = [run / "trials", tmp_path / "shared"]
+    assert clean_up_predecessor(run, ["toy"], trials, NO_PYTHON) == [], "no earlier start"
+    label = run_label(run)
+    entries, other = (
+        [unstopped(trials[0], "e2b", label), unstopped(trials[1], "toy", label)],
+        unstopped(trials[1], "toy", "r"),
+    )
+    lines = clean_up_predecessor(run, [], trials, NO_PYTHON)
+    assert lines[0] == "cleaned up: 1 toy sandboxes" and toy.read_text() == "s1\n", "of a type that the run had before"
     assert lines[1:] == ["warning: e2b sandbox e2b__env was not stopped (no answer); end it at the provider"]
     assert not any(entry.exists() for entry in entries)
+    assert other.exists(), "another run's"
 
 
 def test_entries_stay_if_the_provider_does_not_answer(toy: Path, tmp_path: Path) -> None:
     (run := tmp_path / "run").mkdir()
-    run_label(run)
-    entry = unstopped(run / "trials", "toy")
+    entry = unstopped(run / "trials", "toy", run_label(run))
     (tmp_path / "toy_inventory.py").write_text("import sys; sys.exit('no answer')")
-    (line,) = clean_up_predecessor(run, ["toy"], run / "trials")
+    (line,) = clean_up_predecessor(run, ["toy"], [run / "trials"])
     assert "warning" in line and entry.exists()
 
 
@@ -227,11 +233,15 @@ def test_embedded_run_ends_sandboxes_of_killed_start(
 
     monkeypatch.chdir(write_project(tmp_path))
     Path("run.toml").write_text(RUN_FILE)
-    config = load("run.toml", ["--clean"] if clean else [])
+    shared = ["--orchestrator.train.source.0.env.agent.harness.trials-dir", str(tmp_path / "shared")]
+    config = load("run.toml", [*shared, *(["--clean"] if clean else [])])
+    entries: list[Path] = []
     started: list[str] = []
 
     def train(*_: object, **__: object) -> str:
         started.append(toy.read_text() if toy.exists() else "")
+        assert not any(entry.exists() for entry in entries), "the earlier start's"
+        entries.append(unstopped(tmp_path / "shared", "toy", run_label(config.run_dir)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local_run, "train", train)

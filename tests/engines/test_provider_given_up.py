@@ -14,7 +14,7 @@ from harbortrainer.engines.local.session import Session
 from harbortrainer.errors import RunStoppedError
 from harbortrainer.evaluation.measuring import EvalRunner
 from harbortrainer.runs.folder import RunFolder
-from harbortrainer.trials import sandbox_starts
+from harbortrainer.trials import start_watch
 from harbortrainer.trials.sandbox_starts import STARTS, StartState
 
 
@@ -43,7 +43,7 @@ async def _play_all(*_: object) -> None:
 def _session(folder: Path) -> Coroutine[object, object, object]:
     session = Session.__new__(Session)
     session.run, session.kinds, session.servers = RunFolder(folder), [], {"a": cast("EnvServer", Idle())}
-    session.start_folders = [folder / "trials"]
+    session.trial_folders = [folder / "trials"]
     session.display = SimpleNamespace(line=print)  # ty: ignore[invalid-assignment]
     return session._watch([])
 
@@ -64,7 +64,7 @@ def _serving(folder: Path) -> Coroutine[object, object, object]:
 
 @pytest.mark.parametrize("start", [_session, _evaluation, _serving])
 async def test_provider_given_up_ends(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sandbox_starts, "_REPORT_S", 0.01)
+    monkeypatch.setattr(start_watch, "_REPORT_S", 0.01)
     monkeypatch.setattr(serve_env.signal, "signal", lambda *_: None)
     state = tmp_path / "trials" / STARTS / "modal.json"
     (tmp_path / "trials").mkdir()

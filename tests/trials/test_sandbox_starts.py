@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from harbortrainer.errors import RunStoppedError
-from harbortrainer.trials import sandbox_starts
+from harbortrainer.trials import sandbox_starts, start_watch
 from harbortrainer.trials.provider_faults import is_denied, retry_after_s
 from harbortrainer.trials.sandbox_starts import (
     CURRENT,
@@ -23,7 +23,6 @@ from harbortrainer.trials.sandbox_starts import (
     StartState,
     read_state,
     report_start,
-    start_folders,
 )
 
 
@@ -323,15 +322,14 @@ def test_torn_state_is_a_new_one(tmp_path: Path):
 
 
 async def test_hold_is_reported_once_and_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sandbox_starts, "_REPORT_S", 0.01)
+    monkeypatch.setattr(start_watch, "_REPORT_S", 0.01)
     lines: list[str] = []
-    folders = start_folders([{}, {"agent": {"harness": {"trials_dir": str(tmp_path / "own")}}}, {}], tmp_path)
-    assert folders == [tmp_path, tmp_path / "own"]
+    folders = [tmp_path, tmp_path / "own"]
     for folder in folders:
         (folder / STARTS).mkdir(parents=True)
         (folder / STARTS / "modal.json").touch()
     file = tmp_path / STARTS / "modal.json"
-    reporting = asyncio.create_task(sandbox_starts.watch_starts(folders, lines.append))
+    reporting = asyncio.create_task(start_watch.watch_starts(folders, lines.append))
     await asyncio.sleep(0)
     for state in (StartState(), failing_state(1000.0), StartState()):
         await asyncio.to_thread(file.write_text, state.model_dump_json())
@@ -361,11 +359,11 @@ GIVEN_UP = [
 async def test_watch_ends_the_run_but_not_its_successor(
     state: StartState, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sandbox_starts, "_REPORT_S", 0.01)
+    monkeypatch.setattr(start_watch, "_REPORT_S", 0.01)
     (tmp_path / ".starts").mkdir()
     file = tmp_path / ".starts" / "modal.json"
     file.write_text(state.model_dump_json())
-    watching = asyncio.create_task(sandbox_starts.watch_starts([tmp_path], print))
+    watching = asyncio.create_task(start_watch.watch_starts([tmp_path], print))
     done, _ = await asyncio.wait({watching}, timeout=0.2)
     assert not done, "the state is an earlier run's"
     await asyncio.to_thread(file.write_text, state.model_dump_json())
@@ -400,6 +398,16 @@ async def test_processes_lose_no_update_of_each_other(tmp_path: Path):
         await asyncio.to_thread(process.join)
     after = read_state(tmp_path / ".starts" / "modal.json").rate
     assert before is not None and after == pytest.approx(before + 900 * 0.05)
+
+
+async def test_states_that_an_active_run_uses_are_not_forgotten(tmp_path: Path):
+    state, gate = tmp_path / STARTS / "modal.json", StartGate(tmp_path, "modal", None)
+    await gate.failed(Refused(status_code=429), "task")
+    start_watch.forget_starts([tmp_path, tmp_path / "missing"])
+    assert read_state(state).rate is not None, "the other run's processes share it"
+    del gate
+    start_watch.forget_starts([tmp_path])
+    assert read_state(state) == StartState()
 
 
 async def test_updates_open_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -255,7 +255,7 @@ def run_trials(
 
     folder, kinds = EvalFolder.begin(out, spec, resume=order.resume), [spec.rules.environment_type]
     with Display() as display:
-        for line in clean_up_predecessor(folder.path, kinds, folder.path):
+        for line in clean_up_predecessor(folder.path, kinds, [folder.path]):
             display.line(line)
         display.line(f"{candidate.name} on {plural(len(spec.keys), 'task')} x {spec.attempts}; trials in {folder.path}")
         if file is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from harbortrainer.config.prime_rl_run import plugin_envs
+from harbortrainer.config.prime_rl_run import plugin_envs, sources_of, trial_folders
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
 from harbortrainer.engines.engine_choice import require_bitsandbytes, require_extra
@@ -125,14 +125,15 @@ def run_here(config: RunConfig, *, resume: bool, kinds: Sequence[str]) -> int:
     from harbortrainer.engines.local.session import exit_now
 
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+    sources = sources_of(config).values()
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():
         refuse_in_use(config.run_dir)
         earlier = RunFolder(config.run_dir)
-        print_lines(clean_up_predecessor(earlier.path, kinds, earlier.trials))
+        print_lines(clean_up_predecessor(earlier.path, kinds, trial_folders(sources, earlier.trials)))
         shutil.rmtree(config.run_dir)
     with disk_faults(config.run_dir.absolute()):
         run = RunFolder.create(config.output_dir, config.run.dir, config_text=config.resolved(), resume=resume)
-        print_lines(clean_up_predecessor(run.path, kinds, run.trials))
+        print_lines(clean_up_predecessor(run.path, kinds, trial_folders(sources, run.trials)))
         label = run_label(run.path)  # read now: a run that does not start removes its folder
 
         def release(status: "Status") -> None:

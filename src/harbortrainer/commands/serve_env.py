@@ -11,7 +11,7 @@ from pathlib import Path
 from harbortrainer.commands.opening import open_run
 from harbortrainer.config.orchestrator_config import SourceConfig
 from harbortrainer.config.plugin import HarnessKeys
-from harbortrainer.config.prime_rl_run import sources_of
+from harbortrainer.config.prime_rl_run import sources_of, trial_folders
 from harbortrainer.config.reader import read
 from harbortrainer.doctor import verifiers_config
 from harbortrainer.doctor.launch_plan import LaunchPlan
@@ -34,7 +34,7 @@ from harbortrainer.tasks.local_tasks import LOCAL_TASKS_VARIABLE, LocalTasks
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
 from harbortrainer.tasks.task_selection import select_tasks
-from harbortrainer.trials.sandbox_starts import start_folders, watch_starts
+from harbortrainer.trials.start_watch import watch_starts
 
 _ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}")
 
@@ -77,7 +77,8 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     for part in (folder.trials, folder.log):
         part.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder.path)
-    print_lines(clean_up_predecessor(folder.path, kinds, folder.trials))
+    trials = trial_folders(sources.values(), folder.trials)
+    print_lines(clean_up_predecessor(folder.path, kinds, trials))
     _, variables = server_variables(folder.path, folder.trials, folder.log)
     listed = folder.log / "tasks.json"
     LocalTasks({task.key: str(task.path) for task in tasks}).write(listed)
@@ -89,8 +90,7 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     label = run_label(folder.path)
     try:
         message = f"serving {names} ({len(tasks)} tasks) at {{}}; log: {log}"
-        starts = start_folders([source.env for source in sources.values()], folder.trials)
-        asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner), starts))
+        asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner), trials))
     finally:
         server.stop()
         print_lines(end_sandboxes(label, kinds))

@@ -4,7 +4,7 @@ Names and defaults come from the pinned schema (`prime_rl/configs/{rl,orchestrat
 559b44772). Contract: other keys are ignored here; `rl` itself reads and checks the whole file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Literal, Self
@@ -20,7 +20,7 @@ from harbortrainer.config.prime_rl_releases import to_newer
 from harbortrainer.config.prime_rl_schema import OWN_KEYS, SHARED, key_errors, known_keys, longest, pin_errors
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.runfile import RunBasics, RunConfig, VllmConfig
-from harbortrainer.config.table import Table, with_value
+from harbortrainer.config.table import Table, lookup, with_value
 from harbortrainer.config.trainer_table import (
     ConstantScheduler,
     LoraSettings,
@@ -229,6 +229,17 @@ def sources_of(run: RunConfig | PrimeRun) -> dict[str, SourceConfig]:
         for kind, table in tables.items()
         for index, source in enumerate(table.source if table else ())
     }
+
+
+def trial_folders(sources: Iterable[SourceConfig], trials: Path) -> list[Path]:
+    """Return the absolute folders in which sources have their trials.
+
+    Args:
+        sources: The sources.
+        trials: The run's own folder of trials, for sources without `trials_dir`.
+    """
+    named = [lookup(source.env, "agent.harness.trials_dir") for source in sources]
+    return list(dict.fromkeys(Path(str(folder or trials)).resolve() for folder in named))
 
 
 def plugin_envs(run: RunConfig | PrimeRun, file: str) -> dict[str, PluginEnv]:

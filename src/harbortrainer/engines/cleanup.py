@@ -64,14 +64,19 @@ def _end(run: str, kind: str, pythons: Sequence[Path], owner: str) -> str:
 
 
 def clean_up_predecessor(
-    folder: Path, kinds: Sequence[str], trials: Path, pythons: Sequence[Path] = (), *, label_file: str = LABEL_FILE
+    folder: Path,
+    kinds: Sequence[str],
+    trials: Sequence[Path],
+    pythons: Sequence[Path] = (),
+    *,
+    label_file: str = LABEL_FILE,
 ) -> list[str]:
     """End what an earlier process of the run in a folder left, and remove the files that name unstopped sandboxes.
 
     Args:
         folder: The run's folder.
         kinds: Environment types of the run.
-        trials: Folder of the run's trials.
+        trials: Folders of the run's trials, which other runs may share.
         pythons: As for `clean_up`.
         label_file: Path of the label file in the folder. Without the file there was no earlier process.
 
@@ -80,15 +85,18 @@ def clean_up_predecessor(
     """
     if not (folder / label_file).is_file():
         return []
-    lines = clean_up(run_label(folder, label_file), kinds, pythons)
+    run = run_label(folder, label_file)
+    files = [file for one in trials for file in sorted((one / UNSTOPPED).glob("*.json"))]
+    stops = {file: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    left = {file: stop for file, stop in stops.items() if stop["run"] == run}
+    lines = clean_up(run, [*kinds, *(stop["environment_type"] for stop in left.values())], pythons)
     if any(line.startswith(WARNING) for line in lines):
         return lines  # the next start tries again
-    for entry in sorted((trials / UNSTOPPED).glob("*.json")):
-        stop = json.loads(entry.read_text(encoding="utf-8"))
+    for file, stop in left.items():
         if not has_inventory(stop["environment_type"]):
             where = f"{stop['environment_type']} sandbox {stop['sandbox']}"
             lines.append(f"{WARNING}: {where} was not stopped ({stop['fault']}); end it at the provider")
-        entry.unlink()
+        file.unlink()
     return lines
 
 

@@ -32,7 +32,7 @@ from harbortrainer.runs.trace_transcript import transcript_of
 from harbortrainer.runs.trial_row import TrialRow
 from harbortrainer.trials.outcome import Outcome
 from harbortrainer.trials.record import record_of
-from harbortrainer.trials.sandbox_starts import watch_starts
+from harbortrainer.trials.start_watch import watch_starts
 
 if TYPE_CHECKING:
     from verifiers.v1.episode import WireEpisode

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.errors import clauses
+from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.label import RUN_VARIABLE
 from harbortrainer.sandbox.errors_and_changes import SandboxError
 
@@ -207,5 +208,5 @@ class _StopGuard:
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "fault": fault,
         }
-        entry.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        write_whole(entry, json.dumps(facts) + "\n")
         return entry

@@ -7,7 +7,7 @@
   episode, and is repeated. Only the agent's sandbox is excused: when a separate verifier's sandbox starts, the agent's
   tokens are recorded.
 - End. A provider is given up if no sandbox started and none ran for `GIVE_UP_S`, or for `DENIED_S` if it denied every
-  start (401, 402, 403: a wrong key). The launcher, which calls `watch_starts` or `given_up`, then ends the run. Without
+  start (401, 402, 403: a wrong key). The launcher, which watches them (`start_watch`), then ends the run. Without
   a launcher failures count as attempts again.
 - Broken tasks. A task that failed `_BROKEN` times in a row while others start is at fault itself: its failures are
   attempts, and do not count for the hold.
@@ -22,22 +22,19 @@ life.
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, TextIO
 
 from pydantic import BaseModel, ValidationError
 
-from harbortrainer.config.table import TomlTable, lookup
-from harbortrainer.errors import RunStoppedError
-from harbortrainer.runs.locks import held
+from harbortrainer.runs.locks import held, try_lock
 from harbortrainer.sandbox.errors_and_changes import SandboxStartError
 from harbortrainer.trials.provider_faults import is_denied, retry_after_s
 
@@ -46,6 +43,8 @@ if TYPE_CHECKING:
 
 STARTS = ".starts"
 """Folder beside the trials with the state of each provider."""
+IN_USE = ".in_use"
+"""File in it of which each process with a gate holds a shared lock."""
 GIVE_UP_S, DENIED_S = 1800.0, 120.0
 _WINDOW, _LEAST, _RECENT_S = 20, 10, 120.0
 """Recent results that count, least number of them that shows a failing provider, and seconds for which they count."""
@@ -57,7 +56,7 @@ _HOLDS_FROM, _EXCUSES_FROM = 0.5, 0.25
 _FIRST_HOLD_S, _LONGEST_HOLD_S = 2.0, 30.0
 _FIRST_RATE, _LEAST_RATE, _RAISE = 32.0, 0.2, 0.05
 """Starts a second after the first refusal, and least; a start's rise."""
-_LONGEST_SLEEP_S, _REPORT_S = 1.0, 2.0
+_LONGEST_SLEEP_S = 1.0
 _NAME = re.compile(r"[^\w.-]+")
 _log = logging.getLogger(__name__)
 
@@ -229,6 +228,8 @@ class StartGate:
         self._path = trials / STARTS / f"{_NAME.sub('-', provider)}.json"
         self._provider, self._most = provider, most
         self._file: FileIO | None = None
+        self._mark: TextIO | None = None
+        self._is_marked = False
         self._queue = asyncio.Lock()
         self.running = 0
         """Trials of this process whose sandbox has started."""
@@ -276,6 +277,9 @@ class StartGate:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch()
             self._file = self._path.open("r+b", buffering=0)
+            self._mark = self._path.with_name(IN_USE).open("a")
+        if not self._is_marked and self._mark is not None:
+            self._is_marked = try_lock(self._mark, shared=True)  # fails while a launcher empties the states
         async with held(self._file):
             self._file.seek(0)
             before = self._file.read()
@@ -329,71 +333,3 @@ def report_start(environment: "BaseEnvironment") -> None:
         await current.gate.succeeded(current.task)
 
     setattr(environment, "start", reported)  # noqa: B010 - this object only
-
-
-def start_folders(envs: Iterable[TomlTable], trials: Path) -> list[Path]:
-    """Return the folders of trials with the states of starts.
-
-    Args:
-        envs: The `env` tables of a run's sources.
-        trials: The run's own folder of trials, for sources without `trials_dir`.
-    """
-    named = [lookup(env, "agent.harness.trials_dir") for env in envs]
-    return list(dict.fromkeys(Path(folder or trials).resolve() for folder in named))
-
-
-def _state_files(folders: Sequence[Path]) -> list[Path]:
-    return [path for folder in folders for path in sorted((folder / STARTS).glob("*.json"))]
-
-
-def forget_starts(folders: Sequence[Path]) -> None:
-    """Empty the state of earlier runs, so that a provider which failed then gets its time again."""
-    for path in _state_files(folders):
-        os.truncate(path, 0)  # not deleted: a gate may have opened it
-
-
-class GivenUp(NamedTuple):
-    """What a provider that is given up did."""
-
-    what: str
-    do: str
-    """The user's remedy."""
-    denied: bool
-    """Whether it denied access, so that the same start would fail again."""
-
-
-def given_up(folders: Sequence[Path]) -> GivenUp | None:
-    """Return what a provider that is given up did; None if there is no such provider."""
-    for path in _state_files(folders):
-        state = read_state(path)
-        if not state.given_up or state.failing_since is None:
-            continue
-        if state.denied_since is not None:
-            do = "check the provider's key, its permissions and the account's payment"
-            return GivenUp(f"{path.stem} denies every start of a sandbox, the last with {state.fault}", do, True)
-        minutes = (state.ended - state.failing_since) / 60
-        what = f"no sandbox of {path.stem} started for {minutes:.0f} min, the last failed with {state.fault}"
-        return GivenUp(what, "check the provider's status and the account's quota", False)
-    return None
-
-
-async def watch_starts(folders: Sequence[Path], show: Callable[[str], None]) -> NoReturn:
-    """Print a line when the starts at a provider are held, and when they go on. Forgets the starts of earlier runs.
-
-    Raises:
-        RunStoppedError: A provider is given up.
-    """
-    forget_starts(folders)
-    held: set[Path] = set()
-    while True:
-        if (found := given_up(folders)) is not None:
-            raise RunStoppedError(found.what, do=f"{found.do}, then continue with --resume")
-        for path in _state_files(folders):
-            state = read_state(path)
-            if state.holds and path not in held:
-                held.add(path)
-                show(f"holding new sandboxes of {path.stem}: {state}")
-            elif not state.holds and path in held:
-                held.remove(path)
-                show(f"sandboxes of {path.stem} start again")
-        await asyncio.sleep(_REPORT_S)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from renderers import RendererConfig
 from verifiers.v1.configs.client import TrainClientConfig
 
+from harbortrainer.config.prime_rl_run import trial_folders
 from harbortrainer.config.redacted_config import redact
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.cleanup import clean_up
@@ -49,7 +50,7 @@ from harbortrainer.runs.memory import PeakMemory, frozen_gc, limit_malloc_arenas
 from harbortrainer.runs.monitors import monitors_of
 from harbortrainer.runs.provenance import check_provenance, collect_provenance, evaluation_key
 from harbortrainer.runs.summary import Status, Summary, evaluated_sources, recorded_times, report_summary, summarize
-from harbortrainer.trials.sandbox_starts import start_folders, watch_starts
+from harbortrainer.trials.start_watch import watch_starts
 
 STOP_S = 10.0
 UPDATE_GRACE_S = 3.0
@@ -132,7 +133,7 @@ class Session:
         self.key, variables = server_variables(run.path, run.trials, run.log)
         sources = [*settings.train.source, *(settings.eval.source if settings.eval else [])]
         self.servers, self.kinds = plan_servers(sources, run, variables), kinds
-        self.start_folders = start_folders([source.env for source in sources], run.trials)
+        self.trial_folders = trial_folders(sources, run.trials)
         self.train_streams: dict[str, TaskStream] = {}
         self.eval_streams: dict[str, TaskStream] = {}
         self.sampler: SamplerProtocol | None = None
@@ -232,7 +233,7 @@ class Session:
             return clean_up(run_label(self.run.path), self.kinds, owner=owner)
 
         keeping = [keep_serving(server, end, self.display.line) for server in self.servers.values()]
-        starts = watch_starts(self.start_folders, self.display.line)
+        starts = watch_starts(self.trial_folders, self.display.line)
         watches = [asyncio.create_task(it) for it in (watch(required), starts, *keeping)]
         try:
             await asyncio.gather(*watches)

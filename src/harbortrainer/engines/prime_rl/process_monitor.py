@@ -20,7 +20,7 @@ from harbortrainer.engines.prime_rl.failure_report import find_log
 from harbortrainer.engines.prime_rl.stall_detector import Snapshot, Stall, StallDetector
 from harbortrainer.runs.log_files import last_lines
 from harbortrainer.runs.prime_rl_files import growing_files
-from harbortrainer.trials.sandbox_starts import forget_starts, given_up
+from harbortrainer.trials.start_watch import forget_starts, given_up
 
 ORCHESTRATOR_LOG = "orchestrator.log"
 IN_FLIGHT = re.compile(r"(Train batch .*?)?(?P<count>\d+) inflight episodes \(train=[^)]*\)")

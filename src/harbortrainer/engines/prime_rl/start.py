@@ -20,7 +20,7 @@ import tomlkit
 
 from harbortrainer.config.overrides import Override, apply, parse, renamed
 from harbortrainer.config.prime_rl_releases import to_newer
-from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of
+from harbortrainer.config.prime_rl_run import PrimeRun, plugin_envs, prime_run, sources_of, trial_folders
 from harbortrainer.config.prime_rl_schema import OWN_KEYS
 from harbortrainer.config.reader import RawRun
 from harbortrainer.config.runfile import RunConfig
@@ -43,7 +43,6 @@ from harbortrainer.runs.provenance import TaskOrigin, check_provenance, collect_
 from harbortrainer.tasks.task_limits import max_episode_s
 from harbortrainer.tasks.task_selection import select_tasks
 from harbortrainer.tasks.task_store import fetch
-from harbortrainer.trials.sandbox_starts import start_folders
 
 LOG = "job_rl.log"
 """Name of the log in the run's folder; the pinned commit does not treat it as an artifact of an earlier run."""
@@ -103,7 +102,7 @@ class Attempt:
             self.checkout, run=label, owner=owner, trials=folder / "trials", key_file=folder / KEY_FILE
         )
         words = rl_command(self.checkout, self.file, [*self.options, *resume])
-        starts = start_folders([source.env for source in sources_of(self.run).values()], folder / "trials")
+        starts = trial_folders(sources_of(self.run).values(), folder / "trials")
         check = ProcessMonitor(label, run_dir, self.episode_limit_s, starts).check if self.watched else None
         child = Child(words, variables, self.log, grace_s=grace_s, check_stall=check)
         try:
@@ -254,7 +253,7 @@ def dry_run_options(run: PrimeRun, *, resume: bool) -> list[str]:
 
 def end_predecessor(run: RunConfig | PrimeRun, file: str, checkout: Checkout) -> None:
     """End what an earlier launcher of this run left, if it was killed."""
-    kinds, trials = environment_types(run, file), run.run_dir / "trials"
+    kinds, trials = environment_types(run, file), trial_folders(sources_of(run).values(), run.run_dir / "trials")
     print_lines(clean_up_predecessor(run.run_dir, kinds, trials, [checkout.python], label_file=LABEL))
 
 
