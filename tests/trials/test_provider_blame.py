@@ -11,8 +11,9 @@ import pytest
 from harbor.environments.base import BaseEnvironment
 from harbor.models.environment_type import EnvironmentType
 
-from harbortrainer.sandbox.errors_and_changes import SandboxDiedError
+from harbortrainer.sandbox.errors_and_changes import SandboxChanges, SandboxDiedError
 from harbortrainer.trials import provider_faults
+from harbortrainer.trials.hooks import _Hooks
 from harbortrainer.trials.outcome import Outcome, classify
 from harbortrainer.trials.provider_faults import UNSTOPPED, SandboxRequestError, exceeded_limit, guard_environment
 
@@ -162,3 +163,36 @@ async def test_good_stop_lists_nothing(tmp_path: Path):
     sandbox, own = guarded(tmp_path, RuntimeError())
     await sandbox.stop(delete=True)
     assert own.stops == 1 and not (tmp_path / UNSTOPPED).exists()
+
+
+async def test_failed_stop_is_retried_if_it_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(provider_faults, "RETRY_PAUSES_S", (0.0, 0.0))
+    (tmp_path / UNSTOPPED).touch()  # not even root can write below a file
+    sandbox, own = guarded(tmp_path, RuntimeError("gone"), bad_stops=1)
+    await sandbox.stop(delete=True)
+    await asyncio.gather(*provider_faults._retries)
+    assert own.stops == 2 and "not listed: [Errno" in caplog.text
+
+
+class Watched:
+    """A sandbox whose processes that opened the reward cannot be listed."""
+
+    stopped = False
+
+    def reward_openings(self) -> list[str]:
+        raise OSError("no such process")
+
+    async def stop(self, delete: bool) -> None:
+        self.stopped = delete
+
+
+async def test_sandbox_stops_if_its_examination_fails():
+    sandbox = Watched()
+    hooks = _Hooks(SimpleNamespace(agent_environment=sandbox), None, "keep", None)  # ty: ignore[invalid-argument-type]
+    hooks.observed.changes.append(SandboxChanges())
+    hooks.examine_before_stop()
+    with pytest.raises(OSError, match="no such process"):
+        await sandbox.stop(delete=True)
+    assert sandbox.stopped

@@ -231,11 +231,11 @@ class _Hooks:
             try:
                 if self.observed.post_mortem is None:
                     self.observed.post_mortem = await self._post_mortem()
-            finally:
                 self._add_reward_openings()
-                if self.image_tests is not None:
-                    self.image_tests.cleanup()
+            finally:
                 await stop(delete)
+            if self.image_tests is not None:
+                self.image_tests.cleanup()
 
         setattr(environment, "stop", examine_and_stop)  # noqa: B010 - this object only, not its class
 
@@ -267,7 +267,7 @@ async def _download_tests(environment: "BaseEnvironment") -> TemporaryDirectory[
     folder = _tests_folder(environment)
     if not await environment.is_dir(folder, user="root"):
         return None
-    files = TemporaryDirectory()
+    files = TemporaryDirectory(ignore_cleanup_errors=True)
     await environment.download_dir(folder, files.name)
     if _has_entries(files.name):
         return files

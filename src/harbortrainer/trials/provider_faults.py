@@ -164,9 +164,13 @@ class _StopGuard:
         fault = await self._fault_of_stop(delete)
         if not fault:
             return
-        entry = await asyncio.to_thread(self._write_entry, fault)
         name = self._environment.session_id
-        do = f"retrying in the background, see {entry}"
+        entry = self._environment.trial_paths.trial_dir.parent / UNSTOPPED / f"{name}.json"
+        try:
+            await asyncio.to_thread(self._write_entry, entry, fault)
+            do = f"retrying in the background, see {entry}"
+        except OSError as error:  # such as a full disk
+            do = f"retrying in the background, not listed: {error}"
         _log.warning("sandbox %s was not stopped: %s", name, clauses(fault, do))
         retry = asyncio.create_task(self._retry(delete, entry))
         _retries.add(retry)
@@ -192,14 +196,13 @@ class _StopGuard:
         for pause_s in RETRY_PAUSES_S:
             await asyncio.sleep(pause_s)
             if not await self._fault_of_stop(delete):
-                await asyncio.to_thread(entry.unlink, missing_ok=True)
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(entry.unlink)
                 return
         _log.warning("sandbox %s was not stopped by %d calls", self._environment.session_id, len(RETRY_PAUSES_S) + 1)
 
-    def _write_entry(self, fault: str) -> Path:
-        folder = self._environment.trial_paths.trial_dir.parent / UNSTOPPED
-        folder.mkdir(parents=True, exist_ok=True)
-        entry = folder / f"{self._environment.session_id}.json"
+    def _write_entry(self, entry: Path, fault: str) -> None:
+        entry.parent.mkdir(parents=True, exist_ok=True)
         kind = self._environment.type()  # a member of an Enum, or its value
         facts = {
             "sandbox": self._environment.session_id,
@@ -209,4 +212,3 @@ class _StopGuard:
             "fault": fault,
         }
         write_whole(entry, json.dumps(facts) + "\n")
-        return entry
