@@ -154,6 +154,18 @@ def test_mistakes_end_before_anything_starts(
     assert not Path("outputs").exists()
 
 
+def test_trials_dir_that_cannot_be_made_is_named(
+    tmp_path: Path, tasks: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path / "server")
+    monkeypatch.setenv(RUN_KEY_VARIABLE, KEY)
+    Path("bad.toml").write_text(RUN_FILE.replace("harness = {", 'harness = { trials_dir = "run.toml/trials",'))
+    assert main(["serve-env", "--config", "bad.toml"]) == 2
+    error = capsys.readouterr().err
+    assert "server/run.toml/trials: cannot be made: Not a directory; set output_dir, or trials_dir in" in error
+    assert not Path("outputs").exists()
+
+
 def test_source_without_an_address(
     tmp_path: Path, tasks: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -403,7 +403,7 @@ async def test_processes_lose_no_update_of_each_other(tmp_path: Path):
 async def test_states_that_an_active_run_uses_are_not_forgotten(tmp_path: Path):
     state, gate = tmp_path / STARTS / "modal.json", StartGate(tmp_path, "modal", None)
     await gate.failed(Refused(status_code=429), "task")
-    start_watch.forget_starts([tmp_path, tmp_path / "missing"])
+    start_watch.forget_starts([tmp_path, tmp_path / "missing", state])
     assert read_state(state).rate is not None, "the other run's processes share it"
     del gate
     start_watch.forget_starts([tmp_path])

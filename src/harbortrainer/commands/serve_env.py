@@ -74,10 +74,14 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
     assert plan.run is not None
     port = listen.rpartition(":")[2]
     folder = RunFolder(plan.run.run_dir.with_name(f"{plan.run.run_dir.name}-env-{port}"))
-    for part in (folder.trials, folder.log):
-        part.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(folder.path)
     trials = trial_folders(sources.values(), folder.trials)
+    for part in (*trials, folder.trials, folder.log):
+        try:
+            part.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            do = "set output_dir, or trials_dir in env.agent.harness, to a folder that can be written"
+            raise UserError(f"cannot be made: {error.strerror}", where=str(part), do=do) from error
+    lock = RunLock(folder.path)
     print_lines(clean_up_predecessor(folder.path, kinds, trials))
     _, variables = server_variables(folder.path, folder.trials, folder.log)
     listed = folder.log / "tasks.json"

@@ -24,7 +24,7 @@ def _state_files(folders: Sequence[Path]) -> list[Path]:
 def forget_starts(folders: Sequence[Path]) -> None:
     """Empty the states that no active run uses, so that a provider which failed in an ended run gets its time again."""
     for folder in folders:
-        with contextlib.suppress(FileNotFoundError, NoLocksError), (folder / STARTS / IN_USE).open("a") as mark:
+        with contextlib.suppress(OSError, NoLocksError), (folder / STARTS / IN_USE).open("a") as mark:
             if try_lock(mark):
                 for path in _state_files([folder]):
                     os.truncate(path, 0)  # not deleted: a gate may have opened it
