@@ -17,6 +17,7 @@ from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.label import owner_state, run_label
 from harbortrainer.sandbox.environment_types import environment_config
+from harbortrainer.sandbox.inventory import InventoryError, inventory
 
 NO_PYTHON = [Path("/no/python")]
 
@@ -98,7 +99,9 @@ class Sandbox:
         known = json.loads(FILE.read_text())
         return [Sandbox(one) for one, own in known.items() if tags.items() <= own.items()]
     @staticmethod
-    def from_id(sandbox_id): return Sandbox(sandbox_id)
+    def from_id(sandbox_id):
+        json.loads(FILE.read_text())[sandbox_id]
+        return Sandbox(sandbox_id)
     def get_tags(self): return json.loads(FILE.read_text())[self.object_id]
     def terminate(self): open(FILE.with_name("ended"), "a").write(self.object_id + "\\n")
 """
@@ -119,7 +122,7 @@ class Daytona:
         for one, own in json.loads(FILE.read_text()).items():
             if query.labels.items() <= own.items():
                 yield Sandbox(one, own)
-    def get(self, number): return Sandbox(number, {})
+    def get(self, number): return Sandbox(number, json.loads(FILE.read_text())[number])
     def delete(self, sandbox): open(FILE.with_name("ended"), "a").write(sandbox.id + "\\n")
 """
 
@@ -142,6 +145,12 @@ def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 def test_ends_remote_sandboxes_of_run(provider: str, tmp_path: Path) -> None:
     assert clean_up("r-3", [provider], NO_PYTHON) == []
     assert clean_up("r-1", [provider], NO_PYTHON) == [f"cleaned up: 1 {provider} sandboxes"]
+    assert (tmp_path / "ended").read_text() == "s1\n"
+
+
+def test_ends_the_others_if_one_is_gone(provider: str, tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="KeyError: 'gone'"):
+        inventory(provider, NO_PYTHON).end(["gone", "s1"])
     assert (tmp_path / "ended").read_text() == "s1\n"
 
 

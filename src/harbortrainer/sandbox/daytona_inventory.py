@@ -24,12 +24,17 @@ def find(run: str) -> list[dict[str, str]]:
 
 
 def end(ids: Sequence[str]) -> None:
-    """End these sandboxes."""
+    """End these sandboxes. Raises the first error when all have been tried: one may have ended by itself."""
     from daytona import Daytona  # ty: ignore[import-not-found]
 
-    client = Daytona()
+    client, errors = Daytona(), []
     for number in ids:
-        client.delete(client.get(number))
+        try:
+            client.delete(client.get(number))
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 if __name__ == "__main__":
