@@ -38,11 +38,13 @@ def find(run: str) -> list[dict[str, str]]:
 
 
 def end(ids: Sequence[str]) -> None:
-    """End these sandboxes."""
+    """End these sandboxes. Raises the first error when all have been tried: one may have ended by itself."""
     import modal  # ty: ignore[import-not-found]
 
     with ThreadPoolExecutor(REQUESTS) as pool:
-        list(pool.map(lambda number: modal.Sandbox.from_id(number).terminate(), ids))
+        ends = [pool.submit(lambda number: modal.Sandbox.from_id(number).terminate(), number) for number in ids]
+    for ended in ends:
+        ended.result()
 
 
 if __name__ == "__main__":
