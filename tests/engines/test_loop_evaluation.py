@@ -1,7 +1,9 @@
 """Evaluation: repeatable rollouts and seeds, and means without failed trials."""
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
+import pytest
 from loop_fakes import rollout, sample
 from view_runs import trains_on_evaluated_tasks
 
@@ -9,6 +11,7 @@ from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local import evaluation
 from harbortrainer.engines.local.evaluation import Evaluator, eval_metrics, eval_result, plan_evaluation, sources_at
 from harbortrainer.engines.local.rollouts.rollout import Rollout
+from harbortrainer.errors import RunStoppedError
 from harbortrainer.estimates.interval import mean_reward
 from harbortrainer.runs.display import Display
 from harbortrainer.runs.folder import RunFolder
@@ -142,3 +145,40 @@ async def test_evaluation_keeps_no_samples_of_its_trials(tmp_path, monkeypatch):
     await evaluator.evaluate(2, ["held-out"])
     assert {one.trial for one in kept} and len(kept) >= 4
     assert all((one.samples, one.sampled_turns, one.transcript) == ([], (), b"") for one in kept)
+
+
+@dataclass
+class FailingSandboxes:
+    """A client whose sandboxes do not start, except those of some tasks."""
+
+    started: int = 0
+    turns: dict[int, int] = field(default_factory=dict)
+    """Turns before the sandbox failed, by task."""
+
+    async def run_rollout(self, stream: TwoTasks, index: int, *, seed: int) -> Rollout:
+        self.started += 1
+        await asyncio.sleep(self.started / 1000)
+        return replace(rollout(None), source=stream.name, task=stream.tasks[index], turns=self.turns.get(index, 0))
+
+
+def evaluator_of_failing(run: RunFolder, client: FailingSandboxes) -> Evaluator:
+    run.rollouts.mkdir()
+    evaluator = make_evaluator(run)
+    evaluator.client, evaluator.batch_size = client, 3  # ty: ignore[invalid-assignment]
+    return evaluator
+
+
+async def test_evaluation_without_a_sandbox_stops_after_a_batch(tmp_path):
+    evaluator = evaluator_of_failing(RunFolder(tmp_path), FailingSandboxes())
+    with pytest.raises(RunStoppedError, match=r"^no sandbox started in the first 3 trials: 3 of them sandbox_error \("):
+        await evaluator.evaluate(0, ["held-out"])
+
+
+@pytest.mark.parametrize(
+    ("tasks", "turns"), [(["a", "a"], {}), (["a", "b"], {0: 1})], ids=["one task", "a sandbox failed later"]
+)
+async def test_evaluation_with_a_started_sandbox_is_finished(tmp_path, tasks, turns):
+    evaluator = evaluator_of_failing(RunFolder(tmp_path), FailingSandboxes(turns=turns))
+    evaluator.streams = {"held-out": TwoTasks(tasks=tasks)}  # ty: ignore[invalid-assignment]
+    with pytest.raises(RunStoppedError, match=r"^none of the 4 evaluation trials was graded"):
+        await evaluator.evaluate(0, ["held-out"])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.local.rollout_client import RolloutClient, TaskStream, request_seed
+from harbortrainer.engines.local.rollouts.batch import refuse_unstarted, sandbox_started
 from harbortrainer.engines.local.rollouts.rollout import Rollout
 from harbortrainer.engines.local.step_metrics import outcome_metrics
 from harbortrainer.errors import RunStoppedError
@@ -63,6 +64,11 @@ class Evaluator:
         held_out = config.orchestrator.eval
         self.intervals = {source.resolved_name: source.interval for source in (held_out.source if held_out else [])}
         self.skip_first = held_out is not None and held_out.skip_first_step
+        self.batch_size = config.orchestrator.batch_size
+        self.any_trial_started = False
+        """Whether a sandbox of this run's evaluations has started."""
+        self.unstarted: list[Rollout] = []
+        """Rollouts before the first one whose sandbox started."""
         self.evaluated = evaluated_sources(run)
         """Sources with an evaluation on disk, by step. They are read once: a long run's `metrics.jsonl` is large."""
 
@@ -80,7 +86,7 @@ class Evaluator:
         """Evaluate policy version `step` on these sources and write the result to disk.
 
         Raises:
-            RunStoppedError: No trial was graded.
+            RunStoppedError: No trial was graded, or no sandbox started in a batch's worth of trials.
         """
         started = time.monotonic()
         plans = plan_evaluation([self.streams[name] for name in names], seed=self.seed)
@@ -108,7 +114,15 @@ class Evaluator:
         self.transcripts.add(rollout.transcript, rollout.pending_row(kind="eval"))
         rollout.samples, rollout.sampled_turns, rollout.transcript = [], (), b""  # large, and only training needs them
         bar.advance()
+        self._check_start(rollout)
         return rollout
+
+    def _check_start(self, rollout: Rollout) -> None:
+        """Stop the run if no sandbox has started in a batch's worth of trials."""
+        self.any_trial_started |= sandbox_started(rollout)
+        if not self.any_trial_started:
+            self.unstarted.append(rollout)
+            refuse_unstarted(self.unstarted, self.batch_size)
 
 
 def plan_evaluation(streams: Iterable[TaskStream], *, seed: int) -> list[EvalPlan]:

@@ -155,7 +155,7 @@ class Batches:
             RunStoppedError: Too many groups in a row were lost, so something other than the policy fails. Or no sandbox
                 started in the first batch. Or too many were rejected: the tasks are too hard or too easy.
         """
-        self.any_trial_started |= any(map(_started, group.rollouts))
+        self.any_trial_started |= any(map(sandbox_started, group.rollouts))
         if group.trains:
             self.lost = []
             self._admit(group) if admitted else self._reject(group)
@@ -163,9 +163,8 @@ class Batches:
         self.arrived.append(group)
         before = len(self.lost)
         self.lost += group.rollouts
-        several_tasks = len({rollout.task for rollout in self.lost}) > 1  # one task alone may be at fault itself
-        if not self.any_trial_started and several_tasks and len(self.lost) >= self.batch_size:
-            raise no_sandbox_error(self.lost)
+        if not self.any_trial_started:
+            refuse_unstarted(self.lost, self.batch_size)
         if len(self.lost) >= MAX_LOST_BATCHES * self.batch_size:
             raise trials_lost_error(self.lost)
         self._report(before, len(self.lost), _most_common(self.lost), MAX_LOST_BATCHES)
@@ -234,17 +233,23 @@ class Batches:
         return batch
 
 
-def _started(rollout: Rollout) -> bool:
+def sandbox_started(rollout: Rollout) -> bool:
     """Whether the rollout's sandbox started, as far as its outcome tells."""
     return rollout.outcome is not Outcome.sandbox_error or rollout.turns > 0 or rollout.server_lost
 
 
-def no_sandbox_error(lost: list[Rollout]) -> RunStoppedError:
-    """Return the error of a run in whose first batch no sandbox started."""
-    return RunStoppedError(
-        f"no sandbox started in the first {len(lost)} trials: {_most_common(lost)}",
-        do="fix this error and continue with --resume; if you change a task, start a new run",
-    )
+def refuse_unstarted(lost: list[Rollout], batch_size: int) -> None:
+    """Stop the run if a batch's worth of trials has failed, of several tasks: one task alone may be at fault itself.
+
+    Args:
+        lost: The trials of a run in which no sandbox has started yet.
+        batch_size: Trials of a batch.
+    """
+    if len(lost) >= batch_size and len({rollout.task for rollout in lost}) > 1:
+        raise RunStoppedError(
+            f"no sandbox started in the first {len(lost)} trials: {_most_common(lost)}",
+            do="fix this error and continue with --resume; if you change a task, start a new run",
+        )
 
 
 def trials_lost_error(lost: list[Rollout]) -> RunStoppedError:
