@@ -299,7 +299,7 @@ def test_rules_have_what_changes_the_answers(tmp_path: Path) -> None:
         "id": "harbor_env",
         "system_prompt": "Hi",
         "tasks_dir": spec.tasks_dir,
-        "skip_bad": True,
+        "include": ["a"],
     }
     assert table["agent"] == rules.agent
 

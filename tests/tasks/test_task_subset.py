@@ -75,9 +75,11 @@ def test_skip_bad_needs_a_usable_task(command: str, tasks: Path) -> None:
 
 
 def test_evaluation_does_not_name_bad_tasks_outside_its_subset(tasks: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (good, *_) = load_folder(tasks, ["good"])
-    spec = eval_spec(["good"]).model_copy(update={"tasks_dir": str(tasks), "tasks": {"good": good.key}})
-    assert [str(task.key) for task in load_tasks(spec)] == [good.key]
+    make_task(tasks / "odd[1]", "A name that is no pattern.")
+    chosen = {task.name: task.key for task in load_folder(tasks, ["good", "odd*"])}
+    (make_task(tasks / "odd1") / "instruction.md").unlink()
+    spec = eval_spec([]).model_copy(update={"tasks_dir": str(tasks), "tasks": chosen})
+    assert [str(task.key) for task in load_tasks(spec)] == [chosen["good"], chosen["odd[1]"]]
     assert "left out" not in caplog.text
 
 

@@ -7,7 +7,7 @@ interrupted evaluation has about equally many attempts at each.
 """
 
 import asyncio
-import logging
+import glob
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,8 +85,6 @@ def load_tasks(spec: EvalSpec) -> "list[Task]":
     """Load an evaluation's tasks as verifiers tasks, in the order of `EvalSpec.keys`."""
     from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 
-    # The command has printed the bad tasks among the chosen ones. The taskset would log those of the whole source.
-    logging.getLogger("harbortrainer.environment.taskset").setLevel(logging.ERROR)
     found = {str(task.key): task for task in load_taskset(resolve_env_config(env_table(spec)).taskset)}
     return [found[key] for key in spec.keys]
 
@@ -98,7 +96,7 @@ def env_table(spec: EvalSpec) -> TomlTable:
     taskset = (own if isinstance(own, dict) else {}) | {
         "id": PLUGIN_ID,
         "tasks_dir": spec.tasks_dir,
-        "skip_bad": True,
+        "include": [glob.escape(name) for name in spec.tasks],
     }
     return spec.rules.env | {"taskset": taskset, "agent": spec.rules.agent | {"harness": harness}}
 

@@ -309,7 +309,7 @@ def _name(folder: Path, root: Path) -> str:
 
 
 def _matches(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    wanted = not include or any(fnmatch(name, pattern) for pattern in include)
+    wanted = not include or name in include or any(fnmatch(name, pattern) for pattern in include)
     return wanted and not any(fnmatch(name, pattern) for pattern in exclude)
 
 
