@@ -182,7 +182,7 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
         if source not in loaded:
             loaded.add(source)
             count = f"{len(found)} of {len(found) + len(skipped)}" if skipped else f"{len(found)}"
-            yield green("tasks", f"{source}: {count} tasks loaded")
+            yield green("tasks", f"{source}: {count} task{'s' * (len(found) + len(skipped) != 1)} loaded")
         if not (table.checked_only or table.audited):
             tasks.setdefault(source, []).extend(found)
             sandbox = plan.envs[key.removesuffix(".taskset")].agent.harness or HarnessKeys()
