@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,13 @@ def test_likelihood_is_probability_of_answers(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = [_reference_loss(policy.model, [row]).neg().exp().item() for row in rows]
     assert SupervisedTrainer(policy, lr=0.0).likelihood(rows) == pytest.approx(expected, rel=1e-4)
+
+
+def test_lora_warns_of_nothing(tmp_path: Path) -> None:
+    policy = load_policy(str(build_tiny_model(tmp_path / "model")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = SupervisedTrainer(policy, lr=0.0, lora_rank=2)
+    assert {"lora_A", "lora_B"} == {
+        name.split(".")[-3] for name, w in trainer.model.named_parameters() if w.requires_grad
+    }

@@ -41,6 +41,16 @@ def adapter_weights(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
     }
 
 
+def wrap_base(base: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """Return `base` with a LoRA named "default", as peft wraps it."""
+    with warnings.catch_warnings():
+        # peft uses a deprecated name of transformers.
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        model = get_peft_model(base, config)
+    assert isinstance(model, PeftModel)
+    return model
+
+
 def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[PeftModel, list[nn.Dropout]]:
     """Add a LoRA named "default" to `base`, with weights in its dtype.
 
@@ -52,22 +62,18 @@ def inject_for_training(base: PreTrainedModel, config: LoraConfig) -> tuple[Peft
     Raises:
         UserError: peft would adapt the model's stacked experts instead of the named linear layers, or cannot adapt one.
     """
-    with warnings.catch_warnings():
-        # peft uses a deprecated name of transformers.
-        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
-        try:
-            model = get_peft_model(base, config)
-        except ValueError as error:
-            if "fused" in str(error):  # only one of two layers that it would fuse was named
-                raise _stacked_experts_error() from error
-            if "Incompatible modules" not in str(error):
-                raise
-            names = ", ".join(re.findall(r"'(\w+)'", str(error).partition("Incompatible modules")[2].partition("}")[0]))
-            what = f"peft cannot adapt these layers of {base.config.model_type}: {names}"
-            raise UserError(what, where="trainer.model.lora.target_modules", do="leave them out") from error
+    try:
+        model = wrap_base(base, config)
+    except ValueError as error:
+        if "fused" in str(error):  # only one of two layers that it would fuse was named
+            raise _stacked_experts_error() from error
+        if "Incompatible modules" not in str(error):
+            raise
+        names = ", ".join(re.findall(r"'(\w+)'", str(error).partition("Incompatible modules")[2].partition("}")[0]))
+        what = f"peft cannot adapt these layers of {base.config.model_type}: {names}"
+        raise UserError(what, where="trainer.model.lora.target_modules", do="leave them out") from error
     if config.target_parameters:
         raise _stacked_experts_error()
-    assert isinstance(model, PeftModel)
     for weight in adapter_weights(model, "default").values():
         weight.data = weight.data.to(base.dtype)
     dropouts: list[nn.Dropout] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from renderers.base import Renderer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,6 +19,7 @@ from harbortrainer.engines.local.learner.output_head import OutputHead
 from harbortrainer.engines.local.learner.trained_policy import recompute_activations, token_logprobs
 from harbortrainer.engines.local.learner.training_sample import Sample, trained_tokens
 from harbortrainer.engines.models import load_model, load_tokenizer
+from harbortrainer.engines.peft_internals import wrap_base
 from harbortrainer.warmup.demonstrations import Demonstration
 from harbortrainer.warmup.encoding import Encoded, encode, renderer_of
 
@@ -65,7 +66,7 @@ class SupervisedTrainer:
         self._head = OutputHead(start.model, self._device)
         if lora_rank:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
-            self.model = get_peft_model(start.model, lora)
+            self.model = wrap_base(start.model, lora)
         self._tokenizer, self._lr = start.tokenizer, lr
         self._weights = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._weights, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
