@@ -100,7 +100,7 @@ def unstarted(task: str, size: int = 2, turns: int = 0) -> Group:
     """Return a group of one task whose sandboxes did not start, or failed after some turns."""
     group = group_of([None] * size)
     for one in group.rollouts:
-        one.task, one.turns = task, turns
+        one.task_key, one.turns = task, turns
     return group
 
 

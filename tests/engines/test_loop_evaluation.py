@@ -158,7 +158,7 @@ class FailingSandboxes:
     async def run_rollout(self, stream: TwoTasks, index: int, *, seed: int) -> Rollout:
         self.started += 1
         await asyncio.sleep(self.started / 1000)
-        return replace(rollout(None), source=stream.name, task=stream.tasks[index], turns=self.turns.get(index, 0))
+        return replace(rollout(None), source=stream.name, task_key=stream.tasks[index], turns=self.turns.get(index, 0))
 
 
 def evaluator_of_failing(run: RunFolder, client: FailingSandboxes) -> Evaluator:

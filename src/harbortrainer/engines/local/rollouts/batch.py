@@ -245,7 +245,7 @@ def refuse_unstarted(lost: list[Rollout], batch_size: int) -> None:
         lost: The trials of a run in which no sandbox has started yet.
         batch_size: Trials of a batch.
     """
-    if len(lost) >= batch_size and len({rollout.task for rollout in lost}) > 1:
+    if len(lost) >= batch_size and len({rollout.task_key for rollout in lost}) > 1:
         raise RunStoppedError(
             f"no sandbox started in the first {len(lost)} trials: {_most_common(lost)}",
             do="fix this error and continue with --resume; if you change a task, start a new run",
