@@ -152,12 +152,16 @@ class FailingSandboxes:
     """A client whose sandboxes do not start, except those of some tasks."""
 
     started: int = 0
+    ended: int = 0
     turns: dict[int, int] = field(default_factory=dict)
     """Turns before the sandbox failed, by task."""
 
     async def run_rollout(self, stream: TwoTasks, index: int, *, seed: int) -> Rollout:
         self.started += 1
-        await asyncio.sleep(self.started / 1000)
+        try:
+            await asyncio.sleep(self.started / 1000)
+        finally:
+            self.ended += 1
         return replace(rollout(None), source=stream.name, task_key=stream.tasks[index], turns=self.turns.get(index, 0))
 
 
@@ -169,9 +173,10 @@ def evaluator_of_failing(run: RunFolder, client: FailingSandboxes) -> Evaluator:
 
 
 async def test_evaluation_without_a_sandbox_stops_after_a_batch(tmp_path):
-    evaluator = evaluator_of_failing(RunFolder(tmp_path), FailingSandboxes())
+    evaluator = evaluator_of_failing(RunFolder(tmp_path), client := FailingSandboxes())
     with pytest.raises(RunStoppedError, match=r"^no sandbox started in the first 3 trials: 3 of them sandbox_error \("):
         await evaluator.evaluate(0, ["held-out"])
+    assert client.started == client.ended == 4, "the other trials are cancelled"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,12 @@ class Evaluator:
         started = time.monotonic()
         plans = plan_evaluation([self.streams[name] for name in names], seed=self.seed)
         with self.display.bar(f"evaluating after step {step}", len(plans)) as bar:
-            rollouts = await asyncio.gather(*[self._run_plan(plan, bar) for plan in plans])
+            try:
+                async with asyncio.TaskGroup() as group:
+                    trials = [group.create_task(self._run_plan(plan, bar)) for plan in plans]
+            except ExceptionGroup as errors:  # the other trials are cancelled
+                raise errors.exceptions[0] from None
+        rollouts = [trial.result() for trial in trials]
         result = eval_result(rollouts)
         if not result.n:
             raise no_graded_trial_error(rollouts)
