@@ -166,7 +166,7 @@ def test_overview_has_configuration_and_check(tmp_path) -> None:
         'max_steps = 3\nseq_len = 512\n[model]\nname = "<b>"\n[trainer.optim]\nlr = 1e-5\n[a.env_vars]\nK = "sk-1"\n'
     )
     text = page_text(open_client(folder).get("/"))
-    assert "Log-probability check passed in 2 steps. Largest difference 0.004; largest spread 0.9" in text
+    assert "check passed in 2 steps. Largest difference 0.004, largest spread 0.9. The run stops at a spread" in text
     assert (
         "Configuration model.name <b> max_steps 3 seq_len 512 optim.lr 1e-05 all 4 keys" in text and "sk-1" not in text
     )
