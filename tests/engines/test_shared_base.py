@@ -11,6 +11,7 @@ from sampler_setup import PROMPT, generate, logprobs_of, random_prompt
 from scripted_run import ScriptedRun
 from tiny_model import build_tiny_model, build_untied_model
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers.utils.logging import enable_progress_bar
 
 from harbortrainer.config.trainer_table import DefaultLoss, LoraSettings, OptimSettings
 from harbortrainer.engines.local.factories import load_learner, start_sampler
@@ -261,3 +262,11 @@ def test_refuses_to_share_model_with_adapter(folder, pair):
     update_weights(learner, sampler)
     with pytest.raises(ValueError, match="before the first one is loaded"):
         learner_of(folder, sampler.model)
+
+
+def test_folder_is_loaded_without_a_progress_bar(tmp_path, capfd):
+    enable_progress_bar()
+    folder = build_tiny_model(tmp_path / "model")
+    capfd.readouterr()
+    load_model(folder, torch.float32, where="model")
+    assert capfd.readouterr().err == ""

@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from harbortrainer.errors import UserError
 from harbortrainer.private_apis import PrivateApi, places_in
@@ -65,6 +66,8 @@ def load_model(
         "the model cannot be loaded", where, "name a Hugging Face model, or a folder with its config.json"
     ):
         config = AutoConfig.from_pretrained(str(model))
+        if Path(model).is_dir():
+            disable_progress_bar()  # a folder is read in seconds
         return AutoModelForCausalLM.from_pretrained(
             str(model), config=config, dtype=dtype, attn_implementation=attention(config)
         )

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import httpx
@@ -205,14 +204,11 @@ class LocalModel:
         """Serve the model with the endpoint, client and chat format of training; requests need `key`'s sampler key."""
         from pydantic import TypeAdapter
         from renderers import RendererConfig
-        from transformers.utils.logging import disable_progress_bar
         from verifiers.v1.clients import TrainClientConfig
 
         from harbortrainer.engines.local.sampler import Sampler
 
         base = self.files.base
-        if Path(base).is_dir():
-            disable_progress_bar()
         with Sampler(
             base,
             max_model_len=rules.max_model_len,

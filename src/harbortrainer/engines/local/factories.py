@@ -63,13 +63,10 @@ def start_sampler(
         api_key: Key that requests must send; None for a random one.
     """
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
     if not torch.cuda.is_available():
         # Sampler and learner share the cores; threads that spin while they wait cost more than they save.
         torch.set_num_threads(1)
-    if Path(model).is_dir():
-        disable_progress_bar()
     if config.inference.engine == "vllm":
         return _start_vllm(model, config, RunFolder(config.run_dir), api_key)
     from harbortrainer.engines.local.sampler import Sampler

@@ -13,7 +13,6 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
 from harbortrainer.config.trainer_table import LoraSettings
 from harbortrainer.engines.local.learner.trained_policy import PolicyWeights, TrainedPolicy
@@ -51,7 +50,6 @@ class FullPolicy(TrainedPolicy):
 
     def read(self, folder: Path) -> PolicyWeights:
         """Return the weights of the model in a folder, on the CPU."""
-        disable_progress_bar()
         written = load_model(folder, self._base.dtype, where=str(folder))
         return {name: weight.detach() for name, weight in written.named_parameters()}
 
