@@ -125,6 +125,7 @@ def test_every_key_has_a_short_reason(folder):
         if re.match(r"\w+ = ", line):
             reason = line.rpartition("  # ")[2] if "  # " in line else before.removeprefix("# ")
             assert 3 < len(reason) <= 90, line
+    assert "relative to the folder" not in "".join(lines)  # the samples' path is absolute
 
 
 def test_existing_file_is_not_overwritten(folder, capfd):

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import tomlkit
 
@@ -263,6 +264,8 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
     yield Key("id", PLUGIN_ID, "tasks in Harbor's format")
     is_folder = tasks.source.kind == "folder"
     reason = "relative to the folder in which you start the run" if is_folder else "pinned: always the same tasks"
+    if Path(str(tasks.source)).is_absolute():
+        reason = "a folder of tasks"
     yield Key("tasks_dir" if is_folder else "dataset", str(tasks.source), reason)
     if tasks.left_out:
         yield Key(
