@@ -4,7 +4,7 @@
 
 MIRRORS has git directories named OWNER+NAME/repo. Nothing of the tasks is run: this is the static part of
 `harbortrainer tasks audit`. The report names repositories, commits, tasks and files, and has no text of theirs.
-Its part "Read by hand" stays when it is written again.
+Its parts "Read by hand" and "Trials" stay when it is written again.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from harbortrainer.tasks.verdict import Finding
 INTRODUCTION = """# Audit of public tasks
 
 The static part of [`harbortrainer tasks audit`](../check-tasks.md#audit) on public repositories: answers and graders in
-files of the image, and answers in the instruction. No task was run, so this page says nothing about guesses, mutants,
-flaky verifiers or cheats. The search is textual. `audit.json` beside this page has all findings.
+files of the image, and answers in the instruction. The search is textual. `audit.json` beside this page has all
+findings. The audit's trials (guesses, mutants, cheats) were run on 52 tasks: see [Trials](#trials).
 
 """
 BY_HAND = "\n## Read by hand\n"
