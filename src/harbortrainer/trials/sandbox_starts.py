@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 STARTS = ".starts"
 """Folder beside the trials with the state of each provider."""
 IN_USE = ".in_use"
-"""File in it of which each process with a gate holds a shared lock."""
+"""File in that folder. Each process that starts sandboxes holds a shared lock on it, so a launcher sees its run."""
 GIVE_UP_S, DENIED_S = 1800.0, 120.0
 _WINDOW, _LEAST, _RECENT_S = 20, 10, 120.0
 """Recent results that count, least number of them that shows a failing provider, and seconds for which they count."""
