@@ -148,6 +148,18 @@ def test_docker_folder_need_not_be_writable(plan, source, tmp_path, monkeypatch)
     assert run.what == f"{tmp_path} cannot be written to" and run.where.endswith("output_dir")
 
 
+def test_trials_dir_of_this_machine_must_be_writable(plan, source, tmp_path):
+    (tmp_path / "file").write_text("")
+    impossible = source(trials_dir=str(tmp_path / "file" / "trials"))
+    *_, finding = machine_checks.check_disk(plan(sources=[impossible], output_dir=str(tmp_path)))
+    assert finding.level is RED and finding.what == f"{tmp_path / 'file'} is not a folder"
+    assert finding.where == "run.toml: orchestrator.train.source[0].env.agent.harness.trials_dir"
+    possible = source(trials_dir=str(tmp_path / "new" / "trials"))
+    elsewhere = impossible | {"serve": {"address": "tcp://h:1"}}
+    for one in (possible, elsewhere):
+        assert RED not in levels(machine_checks.check_disk(plan(sources=[one], output_dir=str(tmp_path))))
+
+
 def test_wandb_key_is_required_and_never_printed(plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

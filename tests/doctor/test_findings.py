@@ -268,6 +268,7 @@ def machine_mistakes(plan, source, monkeypatch, tmp_path):
     yield machine_checks.check_disk(plan())
     usage.free = machine_checks.GIB
     yield machine_checks.check_disk(plan())
+    yield machine_checks.check_disk(plan(sources=[source(trials_dir=f"{__file__}/trials")]))
     monkeypatch.setattr(machine_checks.os, "access", lambda folder, mode: False)
     yield machine_checks.check_disk(plan())
 

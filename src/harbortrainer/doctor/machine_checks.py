@@ -247,18 +247,19 @@ def check_run_folder(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def check_disk(plan: LaunchPlan) -> Iterator[Finding]:
-    """Check free disk space for trials, checkpoints and images."""
+    """Check that the run and its trials can be written, and free disk space for trials, checkpoints and images."""
     folder = existing(plan.run.run_dir if plan.run else Path.cwd())
     where = plan.where("output_dir") if plan.run else ""
-    if os.access(folder, os.W_OK):
-        yield disk("disk for the run", folder, LITTLE_GIB + checkpoints_gib(plan), where)
+    if fault := _write_fault(folder):
+        yield red("disk for the run", fault, "set output_dir to a folder that you can write to", where)
     else:
-        yield red(
-            "disk for the run",
-            f"{folder} cannot be written to",
-            "set output_dir to a folder that you can write to",
-            where,
-        )
+        yield disk("disk for the run", folder, LITTLE_GIB + checkpoints_gib(plan), where)
+    for key, harness in plan.harnesses.items():
+        if harness.trials_dir is None or key.removesuffix(".env.agent.harness") in plan.remote_servers:
+            continue
+        if fault := _write_fault(existing(harness.trials_dir)):
+            do = "set trials_dir to a folder that you can write to"
+            yield red("disk for trials", fault, do, plan.where(f"{key}.trials_dir"))
     # Only the daemon writes there, so the folder need not be writable.
     if plan.key_of_type(lambda entry: entry.needs_docker) and DOCKER_ROOT.is_dir():
         yield disk("disk for images", DOCKER_ROOT, LITTLE_IMAGES_GIB)
@@ -283,6 +284,13 @@ def disk(about: str, folder: Path, little_gib: float, where: str = "") -> Findin
     if free < little_gib:
         return yellow(about, what, f"keep {little_gib:.3g} GiB free", where)
     return green(about, what)
+
+
+def _write_fault(folder: Path) -> str:
+    """Say why no file can be made in an existing folder; "" if one can."""
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    return "" if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
 
 
 def existing(folder: Path) -> Path:
