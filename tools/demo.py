@@ -7,6 +7,7 @@ file of 93 MB with weights of 4 bits. It is written once as a folder in transfor
 the quickstart's family: 4 tasks of each operation to train on and 8 others to evaluate on, with other files.
 """
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -134,6 +135,7 @@ def make_model(folder: Path) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description="Prepare `make demo`: a small pretrained model and its tasks.").parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     if not MODEL.is_dir():
         make_model(MODEL)
