@@ -244,13 +244,12 @@ def test_embedded_run_ends_sandboxes_of_killed_start(
     Path("run.toml").write_text(RUN_FILE)
     shared = ["--orchestrator.train.source.0.env.agent.harness.trials-dir", str(tmp_path / "shared")]
     config = load("run.toml", [*shared, *(["--clean"] if clean else [])])
-    entries: list[Path] = []
     started: list[str] = []
 
     def train(*_: object, **__: object) -> str:
         started.append(toy.read_text() if toy.exists() else "")
-        assert not any(entry.exists() for entry in entries), "the earlier start's"
-        entries.append(unstopped(tmp_path / "shared", "toy", run_label(config.run_dir)))
+        assert not any((tmp_path / "shared").rglob("*.json")), "the earlier start's"
+        unstopped(tmp_path / "shared", "e2b", run_label(config.run_dir))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local_run, "train", train)
@@ -258,8 +257,12 @@ def test_embedded_run_ends_sandboxes_of_killed_start(
         toy.unlink(missing_ok=True)
         with pytest.raises(KeyboardInterrupt):
             local_run.run_here(config, resume=resume, kinds=["toy"])
+        printed = capsys.readouterr().err
+        assert "cleaned up: 1 toy sandboxes" in printed
+        assert "e2b sandbox e2b__env was not stopped (no answer); end it at the provider" in printed, "at the end"
+        assert not any((tmp_path / "shared").rglob("*.json"))
+        unstopped(tmp_path / "shared", "toy", run_label(config.run_dir))  # as a killed start leaves it
     assert started == ["", "s1\n"] and toy.read_text() == "s1\ns1\n", "before the second start, and after it"
-    assert "cleaned up: 1 toy sandboxes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -263,7 +263,7 @@ def run_trials(
         try:
             done = run_missing_trials(folder, candidate, parallel=parallel, display=display)
         finally:
-            print_lines(end_sandboxes(run_label(folder.path), kinds))
+            print_lines(end_sandboxes(run_label(folder.path), kinds, trials=[folder.path]))
             report = write_report(order, folder, tasks)
             folder.release()
         for line in as_lines(report):

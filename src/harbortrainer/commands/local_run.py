@@ -133,11 +133,12 @@ def run_here(config: RunConfig, *, resume: bool, kinds: Sequence[str]) -> int:
         shutil.rmtree(config.run_dir)
     with disk_faults(config.run_dir.absolute()):
         run = RunFolder.create(config.output_dir, config.run.dir, config_text=config.resolved(), resume=resume)
-        print_lines(clean_up_predecessor(run.path, kinds, trial_folders(sources, run.trials)))
+        trials = trial_folders(sources, run.trials)
+        print_lines(clean_up_predecessor(run.path, kinds, trials))
         label = run_label(run.path)  # read now: a run that does not start removes its folder
 
         def release(status: "Status") -> None:
-            print_lines(end_sandboxes(label, kinds))
+            print_lines(end_sandboxes(label, kinds, trials=trials))
             if status != "interrupted":
                 show_as_job(config, run, finished=status == "finished")
             run.release()

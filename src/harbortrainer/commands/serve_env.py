@@ -97,7 +97,7 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
         asyncio.run(serve(server, message, lambda owner: clean_up(label, kinds, owner=owner), trials))
     finally:
         server.stop()
-        print_lines(end_sandboxes(label, kinds))
+        print_lines(end_sandboxes(label, kinds, trials=trials))
         lock.release()
     return 0
 

@@ -8,6 +8,7 @@ Invariant: only processes and sandboxes with this run's label are ended. The cal
 found it free.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +26,9 @@ WARNING = "warning"
 """Begins a message about sandboxes that may still run."""
 
 
-def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
+def clean_up(
+    run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "", trials: Sequence[Path] = ()
+) -> list[str]:
     """End the processes and sandboxes of a run, or of one of its environment servers.
 
     Args:
@@ -33,22 +36,47 @@ def clean_up(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, ow
         kinds: Environment types of the run.
         pythons: Interpreters that may have the providers' packages, before this process's own.
         owner: The environment server whose processes and sandboxes to end; empty for all of the run.
+        trials: Folders of the run's trials, whose files that name unstopped sandboxes are removed. Other runs may
+            share the folders.
 
     Returns:
-        Messages for the user, one line each; empty if there was nothing to end.
+        Messages for the user, one line each, also on sandboxes that cannot be found at their provider; empty if there
+        was nothing to end.
     """
     processes = end_processes(run, owner=owner)
     lines = [f"cleaned up: {processes} processes"] if processes else []
-    return lines + end_sandboxes(run, kinds, pythons, owner=owner)
+    return lines + end_sandboxes(run, kinds, pythons, owner=owner, trials=trials)
 
 
-def end_sandboxes(run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "") -> list[str]:
+def end_sandboxes(
+    run: str, kinds: Sequence[str], pythons: Sequence[Path] = (), *, owner: str = "", trials: Sequence[Path] = ()
+) -> list[str]:
     """End the containers and remote sandboxes of a run, or of one of its environment servers.
 
     Takes and returns the same as `clean_up`.
     """
+    left = _unstopped(run, trials)
+    kinds = [*kinds, *(stop["environment_type"] for stop in left.values())]
     found = [kind for kind in resolve_kinds(kinds) if not environment_entry(kind).needs_namespaces]
-    return [line for kind in found if (line := _end(run, kind, pythons, owner))]
+    lines = [line for kind in found if (line := _end(run, kind, pythons, owner))]
+    if any(line.startswith(WARNING) for line in lines):
+        return lines  # the next start tries again
+    for file, stop in left.items():
+        if not has_inventory(stop["environment_type"]):
+            where = f"{stop['environment_type']} sandbox {stop['sandbox']}"
+            lines.append(f"{WARNING}: {where} was not stopped ({stop['fault']}); end it at the provider")
+        file.unlink(missing_ok=True)
+    return lines
+
+
+def _unstopped(run: str, trials: Sequence[Path]) -> dict[Path, dict[str, str]]:
+    """Return the entries of a run's sandboxes that were not stopped, by their files."""
+    left = {}
+    for file in (file for one in trials for file in sorted((one / UNSTOPPED).glob("*.json"))):
+        with contextlib.suppress(FileNotFoundError):  # stopped meanwhile
+            stop = json.loads(file.read_text(encoding="utf-8"))
+            left |= {file: stop} if stop["run"] == run else {}
+    return left
 
 
 def _end(run: str, kind: str, pythons: Sequence[Path], owner: str) -> str:
@@ -71,33 +99,18 @@ def clean_up_predecessor(
     *,
     label_file: str = LABEL_FILE,
 ) -> list[str]:
-    """End what an earlier process of the run in a folder left, and remove the files that name unstopped sandboxes.
+    """End what an earlier process of the run in a folder left; see `clean_up`.
 
     Args:
         folder: The run's folder.
         kinds: Environment types of the run.
-        trials: Folders of the run's trials, which other runs may share.
+        trials: As for `clean_up`.
         pythons: As for `clean_up`.
         label_file: Path of the label file in the folder. Without the file there was no earlier process.
-
-    Returns:
-        Messages for the user, one line each, also on sandboxes that cannot be found at their provider.
     """
     if not (folder / label_file).is_file():
         return []
-    run = run_label(folder, label_file)
-    files = [file for one in trials for file in sorted((one / UNSTOPPED).glob("*.json"))]
-    stops = {file: json.loads(file.read_text(encoding="utf-8")) for file in files}
-    left = {file: stop for file, stop in stops.items() if stop["run"] == run}
-    lines = clean_up(run, [*kinds, *(stop["environment_type"] for stop in left.values())], pythons)
-    if any(line.startswith(WARNING) for line in lines):
-        return lines  # the next start tries again
-    for file, stop in left.items():
-        if not has_inventory(stop["environment_type"]):
-            where = f"{stop['environment_type']} sandbox {stop['sandbox']}"
-            lines.append(f"{WARNING}: {where} was not stopped ({stop['fault']}); end it at the provider")
-        file.unlink()
-    return lines
+    return clean_up(run_label(folder, label_file), kinds, pythons, trials=trials)
 
 
 def end_processes(run: str, *, owner: str = "", grace_s: float = PROCESS_GRACE_S) -> int:

@@ -102,14 +102,14 @@ class Attempt:
             self.checkout, run=label, owner=owner, trials=folder / "trials", key_file=folder / KEY_FILE
         )
         words = rl_command(self.checkout, self.file, [*self.options, *resume])
-        starts = trial_folders(sources_of(self.run).values(), folder / "trials")
-        check = ProcessMonitor(label, run_dir, self.episode_limit_s, starts).check if self.watched else None
+        trials = trial_folders(sources_of(self.run).values(), folder / "trials")
+        check = ProcessMonitor(label, run_dir, self.episode_limit_s, trials).check if self.watched else None
         child = Child(words, variables, self.log, grace_s=grace_s, check_stall=check)
         try:
             with old_parts_freed(run_dir / "logs"), episodes_limited(run_dir, self.run.transcripts_mb):
                 code = child.run()
         finally:
-            print_lines(clean_up(label, self.kinds, [self.checkout.python]))
+            print_lines(clean_up(label, self.kinds, [self.checkout.python], trials=trials))
         if child.stall is not None:
             code = code or EXIT_STOPPED
         if code and (child.stall is not None or not child.interrupted):
