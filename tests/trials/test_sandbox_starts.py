@@ -278,10 +278,14 @@ class Startable:
             raise self._error
 
 
-async def test_denials_count_only_while_no_sandbox_of_the_gate_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_denials_count_only_while_no_sandbox_of_any_worker_runs(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     clock = SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 0.0)
     monkeypatch.setattr(sandbox_starts, "time", clock)
-    gate = StartGate(tmp_path, "modal", None)
+    gate, *others = [StartGate(tmp_path, "modal", None) for _ in range(workers)]
+    denied = [gate, *others][-1]
     file = tmp_path / ".starts" / "modal.json"
     CURRENT.set(first := await gate.admit("task"))
     await Startable().start(False)
@@ -289,7 +293,7 @@ async def test_denials_count_only_while_no_sandbox_of_the_gate_runs(tmp_path: Pa
     async def deny(at: float) -> None:
         clock.time = lambda: at
         for _ in range(12):
-            CURRENT.set(Start(gate, task="other"))
+            CURRENT.set(Start(denied, task="other"))
             with pytest.raises(Refused):
                 await Startable(Refused("no such key", status_code=401)).start(False)
 
@@ -379,7 +383,7 @@ def count_starts(folder: Path, number: int) -> None:
     async def count() -> None:
         gate = StartGate(folder, "modal", None)
         for _ in range(number):
-            await gate.succeeded("task")
+            await gate.succeeded("task", agents=False)
 
     asyncio.run(count())
 
@@ -414,5 +418,5 @@ async def test_updates_open_the_file_once(tmp_path: Path, monkeypatch: pytest.Mo
     gate = StartGate(tmp_path, "modal", None)
     await gate.admit("task")
     monkeypatch.setattr(Path, "open", None)
-    await gate.succeeded("task")
+    await gate.succeeded("task", agents=False)
     await gate.admit("task")

@@ -45,6 +45,8 @@ STARTS = ".starts"
 """Folder beside the trials with the state of each provider."""
 IN_USE = ".in_use"
 """File in that folder. Each process that starts sandboxes holds a shared lock on it, so a launcher sees its run."""
+_RUNNING = ".running"
+"""Suffix of a provider's file on which each process with a running sandbox holds a shared lock."""
 GIVE_UP_S, DENIED_S = 1800.0, 120.0
 _WINDOW, _LEAST, _RECENT_S = 20, 10, 120.0
 """Recent results that count, least number of them that shows a failing provider, and seconds for which they count."""
@@ -208,7 +210,7 @@ class Start:
     def end(self) -> None:
         """Note that the trial has ended."""
         if self.gate is not None and self.has_sandbox:
-            self.gate.running -= 1
+            self.gate.ended()
 
 
 CURRENT: ContextVar[Start | None] = ContextVar("start", default=None)
@@ -231,8 +233,9 @@ class StartGate:
         self._mark: TextIO | None = None
         self._is_marked = False
         self._queue = asyncio.Lock()
-        self.running = 0
+        self._running = 0
         """Trials of this process whose sandbox has started."""
+        self._running_mark: TextIO | None = None
 
     async def admit(self, task: str) -> Start:
         """Wait until a sandbox of this task may start."""
@@ -244,10 +247,15 @@ class StartGate:
                     return Start(self, time.monotonic() - began, task)
                 await asyncio.sleep(min(wait_s, _LONGEST_SLEEP_S) * random.uniform(1, 1.2))
 
-    async def succeeded(self, task: str) -> None:
-        """Count a good start."""
+    async def succeeded(self, task: str, *, agents: bool) -> None:
+        """Count a good start. `agents` says whether the sandbox is the agent's, which runs until `ended`."""
 
         def succeed(state: StartState) -> bool:
+            if agents:
+                self._running += 1
+                if self._running_mark is None:
+                    self._running_mark = self._path.with_suffix(_RUNNING).open("a")
+                    try_lock(self._running_mark, shared=True)
             held = state.holds > 0
             state.succeed(time.time(), task)
             return held and not state.holds
@@ -255,13 +263,25 @@ class StartGate:
         if await self._update(succeed):
             _log.warning("sandboxes of %s start again", self._provider)
 
+    def ended(self) -> None:
+        """Note that an agent's sandbox has ended."""
+        self._running -= 1
+        if not self._running and self._running_mark is not None:
+            self._running_mark.close()
+            self._running_mark = None
+
+    def _none_runs(self) -> bool:
+        """Whether no process has a running sandbox. The caller holds the state's lock, so none is marked meanwhile."""
+        with self._path.with_suffix(_RUNNING).open("a") as mark:
+            return try_lock(mark)
+
     async def failed(self, error: Exception, task: str) -> bool:
         """Count a failed start. Returns whether it is excused."""
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         jitter = random.uniform(0.75, 1.25)
 
         def fail(state: StartState) -> tuple[bool, str]:
-            denied, running = is_denied(error), self.running > 0
+            denied, running = is_denied(error), not self._none_runs()
             now, after_s = time.time(), retry_after_s(error)
             excused = state.fail(now, words, after_s, jitter, task=task, denied=denied, running=running)
             return excused, str(state) if state.holds == 1 else ""
@@ -327,9 +347,7 @@ def report_start(environment: "BaseEnvironment") -> None:
                 raise
             words = " ".join(f"{type(error).__name__}: {error}".split())
             raise SandboxStartError(f"the verifier's sandbox did not start: {words}") from error
-        if not current.has_sandbox:
-            current.has_sandbox = True
-            current.gate.running += 1
-        await current.gate.succeeded(current.task)
+        await current.gate.succeeded(current.task, agents=not current.has_sandbox)
+        current.has_sandbox = True
 
     setattr(environment, "start", reported)  # noqa: B010 - this object only
