@@ -153,10 +153,11 @@ async def test_failed_stop_is_retried_and_listed(
 
 async def test_sandbox_that_never_stops_stays_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(provider_faults, "RETRY_PAUSES_S", (0.0, 0.0))
-    sandbox, own = guarded(tmp_path, RuntimeError("gone"), bad_stops=9)
-    await sandbox.stop(delete=True)
+    played_again = [guarded(tmp_path, RuntimeError("gone"), bad_stops=9) for _ in range(2)]  # both have one name
+    for sandbox, _ in played_again:
+        await sandbox.stop(delete=True)
     await asyncio.gather(*provider_faults._retries)
-    assert own.stops == 3 and len(list((tmp_path / UNSTOPPED).iterdir())) == 1
+    assert [own.stops for _, own in played_again] == [3, 3] and len(list((tmp_path / UNSTOPPED).iterdir())) == 2
 
 
 async def test_good_stop_lists_nothing(tmp_path: Path):

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -165,7 +166,8 @@ class _StopGuard:
         if not fault:
             return
         name = self._environment.session_id
-        entry = self._environment.trial_paths.trial_dir.parent / UNSTOPPED / f"{name}.json"
+        # A trial that is played again has the same name.
+        entry = self._environment.trial_paths.trial_dir.parent / UNSTOPPED / f"{name}-{secrets.token_hex(4)}.json"
         try:
             await asyncio.to_thread(self._write_entry, entry, fault)
             do = f"retrying in the background, see {entry}"
