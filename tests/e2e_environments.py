@@ -116,6 +116,18 @@ class RefusesStarts(SimulatedSandbox):
         await super().start(force_build)
 
 
+class HangsOnce(SimulatedSandbox):
+    """A provider whose first start does not end."""
+
+    hung = False
+
+    async def start(self, force_build: bool) -> None:
+        if not HangsOnce.hung:
+            HangsOnce.hung = True
+            await asyncio.Event().wait()
+        await super().start(force_build)
+
+
 class RefusesVerifierStarts(SimulatedSandbox):
     """A provider that refuses the first start of a separate verifier's sandbox."""
 

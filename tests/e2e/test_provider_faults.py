@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e_environments import HangsOnce
 from fakes import DONE, keys, make_task
 from plugin_runs import config, play_one
 from scripted_engine import ScriptedEngine, by_turn
@@ -18,6 +19,7 @@ from verifiers.v1.trace import Trace
 
 from harbortrainer.trials import provider_faults
 from harbortrainer.trials.provider_faults import UNSTOPPED
+from harbortrainer.trials.sandbox_starts import STARTS, StartGate, read_state
 
 pytestmark = pytest.mark.e2e
 
@@ -66,7 +68,7 @@ async def test_failed_stop_keeps_the_reward(
     trace = await play_at("simulated_provider:SimulatedSandbox", tmp_path, tokenizer_dir, faults={fault: 1.0})
     assert (trace.ok, trace.reward, trace.info["harbor"]["error"]) == (True, 0.7, None), trace.errors
     (entry,) = (tmp_path / "trials" / UNSTOPPED).iterdir()
-    assert entry.name == f"{trace.info['harbor']['trial_name']}__env.json"
+    assert entry.name.startswith(f"{trace.info['harbor']['trial_name']}__env-")
 
 
 @pytest.mark.parametrize("case", ["graded", "failed command", "separate verifier"])
@@ -93,6 +95,23 @@ async def test_refused_starts_are_no_attempts(tmp_path: Path, tokenizer_dir: Pat
     assert (trace.metrics["failed_attempts"], trace.metrics["excused_starts"]) == (0, 2)
     assert (trace.metrics["time_start_wait"] or 0) > 0
     assert len([path for path in (tmp_path / "trials").iterdir() if not path.name.startswith(".")]) == 1
+
+
+@pytest.mark.parametrize("others", ["fail", "start"])
+async def test_hanging_start_is_no_attempt_if_others_fail_too(others: str, tmp_path: Path, tokenizer_dir: Path) -> None:
+    HangsOnce.hung = False
+    gate = StartGate(tmp_path / "trials", "e2e_environments:HangsOnce", None)
+    for _ in range(12):
+        await (gate.failed(ConnectionError("down"), "") if others == "fail" else gate.succeeded("", agents=False))
+    toml = "[environment]\nbuild_timeout_sec = 0.5\n[verifier]\n"
+    trace = await play_at("e2e_environments:HangsOnce", tmp_path, tokenizer_dir, toml=toml)
+    state = read_state(tmp_path / "trials" / STARTS / "e2e_environments-HangsOnce.json")
+    assert [good for _, good, _ in state.results][12:] == ([False, True] if others == "fail" else [False])
+    assert state.fault.startswith("TimeoutError: Environment start timed out after 0.5 seconds")
+    if others == "fail":
+        assert (trace.ok, trace.metrics["excused_starts"]) == (True, 1), trace.errors
+    else:
+        assert (trace.ok, trace.info["harbor"]["outcome"]) == (False, "sandbox_error")
 
 
 async def test_refused_start_of_separate_verifier_plays_no_second_trial_on_the_trace(

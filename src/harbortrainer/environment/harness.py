@@ -41,7 +41,7 @@ from harbortrainer.environment.taskset import HarborTaskData
 from harbortrainer.runs.locks import POLL_S, NoLocksError, try_lock
 from harbortrainer.sandbox import container_sockets
 from harbortrainer.sandbox.environment_types import choose_environment
-from harbortrainer.trials.outcome import STOP_OF_LIMIT, Outcome
+from harbortrainer.trials.outcome import START_TIMEOUT, STOP_OF_LIMIT, Outcome
 from harbortrainer.trials.record import INFO_KEY, TrialRecord, record_of
 from harbortrainer.trials.runner import run_trial
 from harbortrainer.trials.sandbox_starts import CURRENT, Start
@@ -207,6 +207,8 @@ class HarborHarness(Harness[HarborHarnessConfig]):
                     )
                 finally:
                     start.end()
+                if record.error is not None and record.error.type == START_TIMEOUT:
+                    await start.count_timeout(record.error.message)
                 waited_s += start.waited_s
                 if not start.excused:
                     record.start_wait_s, record.excused_starts = waited_s, excused

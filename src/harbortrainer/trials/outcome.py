@@ -20,6 +20,8 @@ from typing import Literal, NamedTuple, Self
 from harbortrainer.config.plugin import REWARD_BOUND
 
 CANCELLED = frozenset({"CancelledError", "KeyboardInterrupt"})
+START_TIMEOUT = "EnvironmentStartTimeoutError"
+"""Harbor's error for a sandbox that did not start within `build_timeout_sec`."""
 
 # Raised by our sandbox, Harbor's environments and their clients. Neither graded nor trained on.
 SANDBOX = frozenset(
@@ -32,7 +34,7 @@ SANDBOX = frozenset(
         "SandboxDiedError",
         "SandboxStartError",
         "SandboxTimeoutError",
-        "EnvironmentStartTimeoutError",
+        START_TIMEOUT,
         "EnvironmentBuildTimeoutError",
         "HealthcheckError",
         "DaytonaError",

@@ -3,9 +3,9 @@
 - Rate. A token bucket, with the user's rate or the provider's own: each refusal (429) halves it, each start raises it.
 - Hold. After a 429 no sandbox starts for the time of its Retry-After. While most recent starts fail, only one at a time
   starts, after growing pauses with jitter.
-- A refused start is excused, and so is one that fails while a quarter of the recent ones fail: it is no attempt of its
-  episode, and is repeated. Only the agent's sandbox is excused: when a separate verifier's sandbox starts, the agent's
-  tokens are recorded.
+- A refused start is excused, and so is one that fails, or hangs until its time limit, while a quarter of the recent
+  ones fail. It is no attempt of its episode, and is repeated. Only the agent's sandbox is excused: when a separate
+  verifier's sandbox starts, the agent's tokens are recorded.
 - End. A provider is given up if no sandbox started and none ran for `GIVE_UP_S`, or for `DENIED_S` if it denied every
   start (401, 402, 403: a wrong key). The launcher, which watches them (`start_watch`), then ends the run. Without
   a launcher failures count as attempts again.
@@ -206,6 +206,13 @@ class Start:
     """Whether the sandbox did not start, and the trial should be played again without counting an attempt."""
     has_sandbox: bool = False
     """Whether the agent's sandbox has started; a later one is a separate verifier's."""
+    unanswered: bool = False
+    """Whether the agent's sandbox was cancelled while it started, so that its failure is not counted yet."""
+
+    async def count_timeout(self, fault: str) -> None:
+        """Count a start that its time limit cancelled."""
+        if self.gate is not None and self.unanswered:
+            self.excused = await self.gate.failed(TimeoutError(fault), self.task)
 
     def end(self) -> None:
         """Note that the trial has ended."""
@@ -340,6 +347,9 @@ def report_start(environment: "BaseEnvironment") -> None:
             return
         try:
             await start(force_build)
+        except asyncio.CancelledError:
+            current.unanswered = not current.has_sandbox
+            raise
         except Exception as error:
             excused = await current.gate.failed(error, current.task)
             if not current.has_sandbox:
