@@ -326,9 +326,8 @@ def contamination(plan: LaunchPlan, key: str, trained: list[TaskRef], held_out: 
         return green(_EVALUATION, f"none of {len(held_out)} held-out tasks is a training task")
     what = f"{len(copies)} of {len(held_out)} held-out tasks are trained on: {name_copies(copies)}"
     if table.may_overlap:
-        return yellow(
-            _EVALUATION, what, "expect memorized solutions, or set it to false", plan.where(f"{key}.may_overlap")
-        )
+        do = "expect memorized solutions, or evaluate on other tasks and set it to false"
+        return yellow(_EVALUATION, what, do, plan.where(f"{key}.may_overlap"))
     do = (
         'exclude them, use split = "train" and split = "eval" of one folder, or raise near_copy; '
         "may_overlap = true evaluates on them anyway"
