@@ -15,7 +15,7 @@ from harbortrainer.engines.fake_forward import PROBE, FusedAttention, count_prom
 from harbortrainer.engines.local.learner.micro_batch import pack
 from harbortrainer.engines.local.learner.policies import LoraPolicy
 from harbortrainer.engines.local.learner.training_sample import Sample
-from harbortrainer.engines.local.sampler.sampling_params import MAX_LOGITS_AT_ONCE, sample_tokens
+from harbortrainer.engines.local.sampler.sampling_params import LOGITS_AT_ONCE, sample_tokens
 from harbortrainer.engines.memory_count import plan_memory
 from harbortrainer.engines.memory_parts import ForwardPass, measure_plain_cache
 
@@ -74,14 +74,14 @@ def test_counts_widest_layer():
 @pytest.mark.parametrize(("truncates", "min_bytes_per_logit"), [(False, 16), (True, 40)])
 def test_sampling_memory_is_within_plan(truncates, min_bytes_per_logit):
     vocab = 2**15
-    rows = 3 * MAX_LOGITS_AT_ONCE // vocab
+    rows = 3 * LOGITS_AT_ONCE["cpu"] // vocab
     logits, ones = torch.randn(rows, vocab), torch.ones(rows)
     model = AutoModelForCausalLM.from_config(qwen(vocab_size=vocab))
     with torch.inference_mode():
         measured = peak(
             lambda: sample_tokens(logits, ones / 2, ones, (ones * 5, ones, ones * 0) if truncates else None)
         )
-    assert min_bytes_per_logit * MAX_LOGITS_AT_ONCE < measured <= ForwardPass.for_model(model, "cpu").sampling
+    assert min_bytes_per_logit * LOGITS_AT_ONCE["cpu"] < measured <= ForwardPass.for_model(model, "cpu").sampling
 
 
 LORA = LoraSettings(rank=4, alpha=8)

@@ -70,7 +70,7 @@ def test_chunked_sampling_equals_unchunked(truncates, monkeypatch):
     monkeypatch.setattr(
         module, "_sample_chunk", lambda part, *more: sizes.append(len(part)) or sample_chunk(part, *more)
     )
-    monkeypatch.setattr(module, "MAX_LOGITS_AT_ONCE", 33)
+    monkeypatch.setitem(module.LOGITS_AT_ONCE, "cpu", 33)
     chunked = sample_tokens(logits, uniform, temperature, truncation if truncates else None)
     assert sizes == [3, 3, 1]
     assert all(map(torch.equal, chunked, unchunked))

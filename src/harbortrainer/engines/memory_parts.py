@@ -21,7 +21,7 @@ from transformers import ContinuousBatchingConfig, PreTrainedConfig, PreTrainedM
 
 from harbortrainer.engines.attention.packed import has_only_full_attention
 from harbortrainer.engines.batching_internals import SLIDING_ATTENTION, group_layers_by_attn_type
-from harbortrainer.engines.local.sampler.sampling_params import MAX_LOGITS_AT_ONCE
+from harbortrainer.engines.local.sampler.sampling_params import LOGITS_AT_ONCE
 from harbortrainer.engines.local.sampler.sharing_scheduler import SHARING_SCHEDULER
 from harbortrainer.errors import UserError
 
@@ -343,7 +343,7 @@ class ForwardPass:
         return cls(
             layer=0 if prompt else tokens * layer_per_token,
             logits=logits * (size + (_FLOAT if size < _FLOAT else 0)),
-            sampling=min(MAX_LOGITS_AT_ONCE, logits) * _SAMPLING_BYTES,
+            sampling=min(LOGITS_AT_ONCE[device_type], logits) * _SAMPLING_BYTES,
             per_past_token=tokens * size if full_attention and not prompt else 0,
             cache_per_token=prompt.per_cached_token if prompt else read,
             prompt=prompt,

@@ -16,8 +16,12 @@ from dataclasses import dataclass
 import torch
 
 _MASK = (1 << 64) - 1
-MAX_LOGITS_AT_ONCE = 1 << 22
-"""Most logits in one sampling step: its temporaries are many times as large as the logits."""
+LOGITS_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 22}
+"""Most logits in one sampling step, whose temporaries are many times as large, by type of device.
+
+On a CPU the temporaries fit into the cache: a third of the time for 64 rows of 49 152 logits. A GPU has the time of
+each step's launches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def sample_tokens(
     Returns:
         Tokens [n] and their log-probabilities [n], nats.
     """
-    chunk = max(1, MAX_LOGITS_AT_ONCE // logits.shape[-1])
+    chunk = max(1, LOGITS_AT_ONCE[logits.device.type] // logits.shape[-1])
     inputs = logits, uniform, temperature, *(truncation or ())
     sampled = [_sample_chunk(*rows) for rows in zip(*(tensor.split(chunk) for tensor in inputs), strict=True)]
     tokens, logprobs = (torch.cat(column) for column in zip(*sampled, strict=True))
