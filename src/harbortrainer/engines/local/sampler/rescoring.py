@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from harbortrainer.engines.attention.packed import PackedRow
 from harbortrainer.engines.attention.paged import RAGGED_ATTENTION
 from harbortrainer.engines.local.sampler.completion_log import Completion
-from harbortrainer.engines.local.sampler.sampling_params import SamplingParams
+from harbortrainer.engines.local.sampler.sampling_params import LOGITS_AT_ONCE, SamplingParams
 
 _SHARE = 8
 """One token in this many is rescored, prompts included."""
@@ -30,8 +30,6 @@ _MAX_KEPT_TOKENS = 2**20
 """Tokens of recent samples to keep; the oldest are evicted."""
 _PASS_TOKENS = 1024
 """Tokens of one forward pass. A longer sequence gets a pass of its own."""
-_CHUNK = 512
-"""Rows of float32 logits alive at once."""
 _MAX_LOGITS = 2**28
 """Logits of one forward pass, in the model's dtype. A sequence with more has only every n-th token rescored."""
 
@@ -208,8 +206,9 @@ def _logprobs(
     logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, temperatures: torch.Tensor
 ) -> list[float]:
     """Return the log-probabilities (nats) of `tokens` [N] under the `rows` [N] of `logits` [C, V]."""
-    found: list[float] = []
-    for at, chosen, divisors in zip(*(t.split(_CHUNK) for t in (rows, tokens, temperatures)), strict=True):
-        logprobs = (logits[at].float() / divisors[:, None]).log_softmax(-1)
-        found += logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
-    return found
+    chunk = max(1, LOGITS_AT_ONCE[logits.device.type] // logits.shape[-1])
+    found = [
+        (logits[at].float() / divisors[:, None]).log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+        for at, chosen, divisors in zip(*(t.split(chunk) for t in (rows, tokens, temperatures)), strict=True)
+    ]
+    return torch.cat(found).tolist()

@@ -17,7 +17,7 @@ import torch
 
 _MASK = (1 << 64) - 1
 LOGITS_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 22}
-"""Most logits in one sampling step, whose temporaries are many times as large, by type of device.
+"""Most logits in one step of sampling or rescoring, whose temporaries are many times as large, by type of device.
 
 On a CPU the temporaries fit into the cache: a third of the time for 64 rows of 49 152 logits. A GPU has the time of
 each step's launches.
