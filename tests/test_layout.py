@@ -51,6 +51,18 @@ def test_files_named_in_developer_docs_exist(page: str) -> None:
     assert len(named) > 10
 
 
+def test_design_page_names_modules_with_private_apis() -> None:
+    users = [
+        path.relative_to(PACKAGE) for path in MODULES if re.search(r"= PrivateApi\(", path.read_text(encoding="utf-8"))
+    ]
+    named = (
+        (ROOT / "docs/design.md").read_text(encoding="utf-8").partition("**Private APIs.**")[2].partition("\n## ")[0]
+    )
+    places = {"harbor_compat/" if user.parts[0] == "harbor_compat" else user.as_posix() for user in users}
+    assert len(places) > 5
+    assert sorted(place for place in places if f"`{place}`" not in named) == []
+
+
 @pytest.mark.parametrize("folder", [".ci", "tools"])
 def test_scripts_name_no_package_mirror(folder: str) -> None:
     for path in (ROOT / folder).iterdir():
