@@ -64,6 +64,15 @@ def test_gradient_of_micro_batches_is_gradient_of_batch(tmp_path: Path, monkeypa
     assert len(sizes) > 1 and max(sizes) <= BUDGET
 
 
+def test_bfloat16_model_keeps_small_updates(tmp_path: Path) -> None:
+    policy = load_policy(str(build_tiny_model(tmp_path / "model")))
+    policy.model.to(torch.bfloat16)
+    trainer = SupervisedTrainer(policy, lr=1e-4)
+    first, *_, last = [trainer.step(_rows(), scale=1.0) for _ in range(20)]
+    assert last < first - 0.5
+    assert {weight.dtype for weight in trainer.model.parameters()} == {torch.bfloat16}
+
+
 def test_likelihood_is_probability_of_answers(tmp_path: Path) -> None:
     policy = load_policy(str(build_tiny_model(tmp_path / "model")))
     rows = [Encoded(row.ids, [*([False] * (len(row.ids) - 1)), True]) for row in _rows()]

@@ -1,6 +1,7 @@
 """Supervised fine-tuning on encoded demonstrations: AdamW on the cross-entropy of the answers' tokens.
 
-A batch is computed in the learner's micro batches, so that memory grows with their tokens, not with the batch.
+A batch is computed in the learner's micro batches, so that memory grows with their tokens, not with the batch. As in
+the learner, the optimizer steps float32 masters of weights of another dtype: bfloat16 rounds small updates away.
 """
 
 import copy
@@ -16,7 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harbortrainer.engines.attention.packed import enable_packing
 from harbortrainer.engines.local.learner.micro_batch import MICRO_BATCH, MicroBatch, Packing, pack
 from harbortrainer.engines.local.learner.output_head import OutputHead
-from harbortrainer.engines.local.learner.trained_policy import recompute_activations, token_logprobs
+from harbortrainer.engines.local.learner.trained_policy import (
+    make_masters,
+    recompute_activations,
+    round_masters,
+    token_logprobs,
+)
 from harbortrainer.engines.local.learner.training_sample import Sample, trained_tokens
 from harbortrainer.engines.models import load_model, load_tokenizer
 from harbortrainer.engines.peft_internals import wrap_base
@@ -68,7 +74,9 @@ class SupervisedTrainer:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear")
             self.model = wrap_base(start.model, lora)
         self._tokenizer, self._lr = start.tokenizer, lr
-        self._weights = [p for p in self.model.parameters() if p.requires_grad]
+        self._trained = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self._masters = make_masters(self._trained)
+        self._weights = list((self._trained | self._masters).values())
         self._optimizer = torch.optim.AdamW(self._weights, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
 
     def step(self, episodes: Sequence[Encoded], *, scale: float) -> float:
@@ -83,6 +91,7 @@ class SupervisedTrainer:
         for group in self._optimizer.param_groups:
             group["lr"] = scale * self._lr
         self._optimizer.step()
+        round_masters(self._masters, self._trained)
         self._optimizer.zero_grad()
         return loss
 

@@ -100,11 +100,9 @@ class TrainedPolicy(ABC):
         for name, own in self._trained.items():
             own.copy_(weights[name])
 
-    @torch.no_grad()
     def load_masters(self) -> None:
         """Round the masters into the model's weights, after an optimizer step."""
-        for name, master in self._masters.items():
-            self._trained[name].copy_(master)
+        round_masters(self._masters, self._trained)
 
     def master_weights(self) -> PolicyWeights:
         """Return the float32 masters of weights of other dtypes; do not modify them."""
@@ -150,6 +148,13 @@ def make_masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]
             masters[name] = nn.Parameter(weight.detach().float())
             weight.register_post_accumulate_grad_hook(partial(_add_gradient, masters[name]))
     return masters
+
+
+@torch.no_grad()
+def round_masters(masters: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter]) -> None:
+    """Round the masters into the weights of the same names."""
+    for name, master in masters.items():
+        trained[name].copy_(master)
 
 
 def _add_gradient(master: nn.Parameter, weight: Tensor) -> None:
