@@ -14,7 +14,7 @@ from tiny_model import build_tiny_model
 
 from harbortrainer.warmup import supervised
 from harbortrainer.warmup.encoding import Encoded
-from harbortrainer.warmup.supervised import SupervisedTrainer, load_policy
+from harbortrainer.warmup.supervised import BasePolicy, SupervisedTrainer, load_policy
 
 BUDGET = 100
 
@@ -64,10 +64,21 @@ def test_gradient_of_micro_batches_is_gradient_of_batch(tmp_path: Path, monkeypa
     assert len(sizes) > 1 and max(sizes) <= BUDGET
 
 
-def test_bfloat16_model_keeps_small_updates(tmp_path: Path) -> None:
-    policy = load_policy(str(build_tiny_model(tmp_path / "model")))
-    policy.model.to(torch.bfloat16)
-    trainer = SupervisedTrainer(policy, lr=1e-4)
+@pytest.fixture
+def bfloat16_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BasePolicy:
+    """A policy in the dtype that a GPU has."""
+    monkeypatch.setattr(supervised, "resolve_dtype", lambda dtype, device: torch.bfloat16)
+    return load_policy(str(build_tiny_model(tmp_path / "model")))
+
+
+def test_bfloat16_model_keeps_exact_rotary_frequencies(bfloat16_policy: BasePolicy) -> None:
+    assert {weight.dtype for weight in bfloat16_policy.model.parameters()} == {torch.bfloat16}
+    frequencies = [own for name, own in bfloat16_policy.model.named_buffers() if "inv_freq" in name]
+    assert frequencies and {own.dtype for own in frequencies} == {torch.float32}
+
+
+def test_bfloat16_model_keeps_small_updates(bfloat16_policy: BasePolicy) -> None:
+    trainer = SupervisedTrainer(bfloat16_policy, lr=1e-4)
     first, *_, last = [trainer.step(_rows(), scale=1.0) for _ in range(20)]
     assert last < first - 0.5
     assert {weight.dtype for weight in trainer.model.parameters()} == {torch.bfloat16}

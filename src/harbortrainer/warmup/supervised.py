@@ -24,6 +24,7 @@ from harbortrainer.engines.local.learner.trained_policy import (
     token_logprobs,
 )
 from harbortrainer.engines.local.learner.training_sample import Sample, trained_tokens
+from harbortrainer.engines.local.sampler.sampled_model import resolve_device, resolve_dtype
 from harbortrainer.engines.models import load_model, load_tokenizer
 from harbortrainer.engines.peft_internals import wrap_base
 from harbortrainer.warmup.demonstrations import Demonstration
@@ -54,9 +55,9 @@ def load_policy(name: str, renderer: Mapping[str, object] | None = None) -> Base
         UserError: transformers cannot load it.
     """
     tokenizer = load_tokenizer(name, where="warmup.model")
-    model = load_model(name, torch.float32, where="warmup.model")
-    if torch.cuda.is_available():
-        model = model.to(dtype=torch.bfloat16, device="cuda")
+    device = resolve_device("auto")
+    # Loaded in its dtype: a later cast would also round the frequencies of the rotary embedding.
+    model = load_model(name, resolve_dtype("auto", device), where="warmup.model").to(device)
     return BasePolicy(model, tokenizer, renderer_of(tokenizer, renderer))
 
 
