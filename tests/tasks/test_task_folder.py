@@ -78,6 +78,7 @@ def test_task_key_depends_on_content_only(tmp_path: Path) -> None:
     ("toml", "where", "what"),
     [
         ("version = ", "task.toml", "not valid TOML"),
+        ('\ufeffversion = "1.0"', "task.toml", "begins with a byte order mark"),
         ('agent = "terminus"\n', "task.toml: agent", "must be a table"),
         ("[[steps]]\ninstruction = 1\n", "task.toml: steps", "every step needs a name"),
     ],
@@ -97,9 +98,19 @@ def test_reports_non_utf8_file_name(tmp_path: Path) -> None:
     assert error.value.where == str(tmp_path / "odd")
 
 
+def test_quotes_folder_in_migration_command(tmp_path: Path) -> None:
+    (tmp_path / "old tasks").mkdir()
+    (tmp_path / "old tasks/task.yaml").touch()
+    with pytest.raises(UserError, match=rf"`harbor task migrate -i '{tmp_path}/old tasks' -o NEW`"):
+        load_folder(tmp_path / "old tasks")
+
+
 def test_reports_missing_folder_tasks_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         load_folder(tmp_path / "nowhere")
+    (tmp_path / "notes").touch()
+    with pytest.raises(UserError, match="not a folder"):
+        load_folder(tmp_path / "notes")
     with pytest.raises(UserError, match=r"no tasks here; put each task into a sub-folder with a task\.toml"):
         load_folder(tmp_path)
     (tmp_path / "old").mkdir()

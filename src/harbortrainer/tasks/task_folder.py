@@ -9,6 +9,7 @@ the file and the key, and all problems are reported together.
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,7 +130,8 @@ def find_folders(
         UserError: There is no such folder, or no matching task.
     """
     if not root.is_dir():
-        raise UserError("no such folder", where=str(root), do="pass a folder of Harbor tasks")
+        what = "not a folder" if root.exists() else "no such folder"
+        raise UserError(what, where=str(root), do="pass a folder of Harbor tasks")
     names = named_folders(root) | {name: root / name for name in broken}
     chosen = {name: folder for name, folder in sorted(names.items()) if _matches(name, include, exclude)}
     if not chosen:
@@ -182,7 +184,8 @@ def named_folders(root: Path) -> dict[str, Path]:
 def _no_tasks_error(root: Path) -> UserError:
     if not has_old_format(root):
         return UserError("no tasks here", where=str(root), do=f"put each task into a sub-folder with a {TASK_FILE}")
-    do = f"convert them with `harbor task migrate -i {root} -o NEW`, then run `harbortrainer tasks check NEW`"
+    migrate = f"harbor task migrate -i {shlex.quote(str(root))} -o NEW"
+    do = f"convert them with `{migrate}`, then run `harbortrainer tasks check NEW`"
     return UserError(f"{OLD_FORMAT_ONLY} here (task.yaml)", where=str(root), do=do)
 
 
@@ -328,7 +331,10 @@ def _step_names(config: TomlTable, path: Path) -> list[str]:
 
 def _read_toml(path: Path) -> TomlTable:
     try:
-        config = tomllib.loads(read_text(path))
+        text = read_text(path)
+        if text.startswith("\ufeff"):  # Harbor cannot read it either
+            raise UserError("begins with a byte order mark", where=str(path), do="save it as UTF-8 without one")
+        config = tomllib.loads(text)
     except FileNotFoundError:
         raise UserError(
             f"no {TASK_FILE} in this folder",
