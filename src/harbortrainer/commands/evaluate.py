@@ -6,6 +6,7 @@ verifiers, torch or Harbor is imported.
 
 import importlib
 import os
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -283,7 +284,7 @@ def print_end(order: EvalOrder, folder: EvalFolder, report: EvalReport, *, done:
     if order.difficulty is not None:
         write_rates(order.difficulty, report.rates())
         print(f"pass rates of {len(report.rates().tasks)} tasks: {order.difficulty}")
-    print(f"results: {folder.path}; `harbor view {folder.path.parent}` shows the trials")
+    print(f"results: {folder.path}; `harbor view {shlex.quote(str(folder.path.parent))}` shows the trials")
     return 0
 
 

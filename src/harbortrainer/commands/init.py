@@ -77,12 +77,26 @@ def init(order: InitOrder) -> int:
     text = run_file(choices)
     plan = read_text(text, order.output, choice, gpus)
     findings = check_plan(plan, fits=policy.planned)
-    with order.output.open("x", encoding="utf-8") as file:
-        file.write(text)
+    write_new(order.output, text)
     warned = [*unknown, *warnings(tasks, findings)]
     for line in [*summary(order, choices, choice), *warned, *next_commands(order, choices)]:
         print(line)
     return 0
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a new file whole; a failure leaves none, so that the command can be repeated."""
+    try:
+        with path.open("x", encoding="utf-8"):
+            pass
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            path.unlink()
+            raise
+    except OSError as error:
+        do = "correct that, or change --output"
+        raise UserError(f"cannot be written: {error.strerror}", where=str(path), do=do) from None
 
 
 def check_warmup_order(tasks: ChosenTasks, choice: EngineChoice) -> None:
