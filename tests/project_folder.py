@@ -33,6 +33,8 @@ def write_project(folder: Path) -> Path:
     (folder / "tasks" / "one").mkdir(parents=True)
     (folder / "tasks" / "one" / "task.toml").write_text('version = "1.0"\n')
     (folder / "tasks" / "one" / "instruction.md").write_text("do it")
+    (folder / "tasks" / "one" / "tests").mkdir()
+    (folder / "tasks" / "one" / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
     (folder / "tasks" / "one" / "environment").mkdir()
     (folder / "tasks" / "one" / "environment" / "Dockerfile").write_text("FROM debian:12-slim\n")
     (folder / "model").mkdir()

@@ -24,6 +24,8 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "environment" / "Dockerfile").write_text("FROM debian:12-slim\n")
         (folder / "task.toml").write_text('version = "1.0"\n')
         (folder / "instruction.md").write_text(name)
+        (folder / "tests").mkdir()
+        (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
     (tmp_path / "tasks/sidecar/environment/docker-compose.yaml").write_text("services: {}\n")
     return tmp_path / "tasks"
 
@@ -62,6 +64,13 @@ def test_compose_access_to_this_machine_is_red_unless_task_is_trusted(tasks, pla
     trusting = task_checks.refuse_unsupported(load_folder(tasks), "docker", {}, "--environment", trusted=["side*"])
     assert trusting.placements == {"docker": ["plain", "sidecar"]}
     assert "warning: --environment: sandboxes can access this machine in 1 task" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["local", "docker", "modal"])
+def test_task_without_tests_is_red(kind, tasks, plan):
+    (tasks / "plain/tests/test.sh").rename(tasks / "plain/tests/run.sh")
+    red = [one for one in task_checks.check_requirements(run(plan, kind)) if one.level is Level.RED]
+    assert any("plain" in one.what and "tests/test.sh is missing" in one.what for one in red), red
 
 
 def test_host_network_is_yellow(tasks, plan, monkeypatch):

@@ -23,7 +23,8 @@ def timed(plan, tmp_path: Path):
 
     def make(timeout_s: float, **changes):
         task = tmp_path / f"tasks-{timeout_s}" / "one"
-        task.mkdir(parents=True)
+        (task / "tests").mkdir(parents=True)
+        (task / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
         (task / "task.toml").write_text(f"[agent]\ntimeout_sec = {timeout_s}\n")
         (task / "instruction.md").write_text("do it")
         agent = {"max_turns": TURNS, "harness": {"environment_type": "local", "timeout_multiplier": 2.0}}

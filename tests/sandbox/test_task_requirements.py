@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from harbor.models.task.task import Task
 
 from harbortrainer.sandbox import task_requirements
 from harbortrainer.sandbox.environment_types import choose_environment
@@ -10,11 +11,13 @@ from harbortrainer.sandbox.images import image_choice
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 HOST = {"image": "host"}
+STEPS = '[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n'
 
 
 def write_task(folder: Path, toml: str = "", **files: str) -> Path:
-    """Write a task with an ordinary Dockerfile."""
-    for name, text in ({"environment/Dockerfile": "FROM debian:12-slim\n", "task.toml": toml} | files).items():
+    """Write a task with an ordinary Dockerfile and a test script."""
+    ordinary = {"environment/Dockerfile": "FROM debian:12-slim\n", "tests/test.sh": "true\n", "task.toml": toml}
+    for name, text in (ordinary | files).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -85,6 +88,32 @@ def test_unsupported_requirement_names_its_key(tmp_path, toml, expected):
 )
 def test_artifact_that_links_can_redirect_is_exposure(tmp_path, toml, expected):
     assert TaskRequirements(write_task(tmp_path, toml)).exposure("docker", {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("toml", "kept", "expected"),
+    [
+        ("", "", ["tests/test.sh is missing"]),
+        ("", "tests/test.bat", []),
+        ('[verifier]\nenvironment_mode = "separate"', "", []),
+        (STEPS, "", [f"steps/{step}/tests/test.sh and tests/test.sh are missing" for step in "ab"]),
+        (STEPS, "tests/test.sh", []),
+        (STEPS, "steps/a/tests/test.sh", ["steps/b/tests/test.sh and tests/test.sh are missing"]),
+        (f'{STEPS}verifier = {{ environment_mode = "separate" }}', "steps/a/tests/test.sh", []),
+    ],
+)
+def test_missing_test_script_is_unsupported_as_in_harbor(tmp_path, toml, kept, expected):
+    folder = write_task(tmp_path, toml, **{"instruction.md": "do it"})
+    (folder / "tests/test.sh").unlink()
+    for step in "ab":
+        (folder / "steps" / step).mkdir(parents=True)
+        (folder / "steps" / step / "instruction.md").write_text("do it")
+    if kept:
+        (folder / kept).parent.mkdir(parents=True, exist_ok=True)
+        (folder / kept).write_text("true\n")
+    assert unsupported(folder, "modal") == expected
+    if not kept.endswith(".bat"):  # this task is not for Windows
+        assert Task.is_valid_dir(folder) is not bool(expected)
 
 
 def test_checks_dockerfile_of_separate_verifier(tmp_path):

@@ -211,6 +211,15 @@ async def test_unsupported_task_gets_the_advice_of_eval(tmp_path: Path, kind: st
     assert error and verdict.problem.endswith(error.do)
 
 
+@pytest.mark.parametrize("kind", ["local", "docker"])
+async def test_missing_test_script_is_the_tasks_fault(tmp_path: Path, kind: str) -> None:
+    write_task(tmp_path, "untested")
+    (tmp_path / "untested/tests/test.sh").unlink()
+    (verdict,) = await check_tasks(load_folder(tmp_path), environment_type=kind)
+    assert verdict.problem == "tests/test.sh is missing; write it, or exclude the task by name"
+    assert [one.category for one in verdict.findings] == ["task"] and verdict.trials == []
+
+
 async def test_warns_about_shared_ports(tmp_path: Path) -> None:
     write_task(tmp_path, "serves", toml="[environment]\ngpus = 1\n")
     (tmp_path / "serves/instruction.md").write_text("Serve it at localhost:8080.")

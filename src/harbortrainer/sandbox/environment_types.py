@@ -52,7 +52,7 @@ def unsupported_remedy(environment_type: str, *, in_file: bool) -> str:
         return exclude
     image = f"{INSTALL} to build images, or " if builder_problem() else ""
     auto = "set environment_type = 'auto'" if in_file else "pass --environment auto"
-    return f"{image}{auto}, which uses docker for such tasks, or {exclude}"
+    return f"{image}{auto}, which uses docker for the tasks that it can run, or {exclude}"
 
 
 class EnvironmentFields(TypedDict, total=False):

@@ -77,17 +77,18 @@ class TaskRequirements:
     def unsupported(self, kind: str, kwargs: Mapping[str, object] | None = None) -> list[str]:
         """Return the requirements that an environment type does not support.
 
-        Empty for types whose limits are not known here; Harbor checks those.
+        For types whose limits are not known here, only what no type supports; Harbor checks the rest.
 
         Args:
             kind: The environment type.
             kwargs: Keyword arguments of its class.
         """
         entry = environment_entry(kind)
+        found = self.missing_tests()
         if not entry.has_known_limits:
-            return []
+            return found
         sandboxes = self.sandboxes()
-        found = [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
+        found += [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
         if entry.needs_namespaces:
             return [*found, *self._unsupported_local(sandboxes, entry, dict(kwargs or {}))]
         return [*found, *_undefined(sandboxes)]
@@ -172,10 +173,25 @@ class TaskRequirements:
         if not self.steps and _is_separate(verifier):
             found.append(self._verifier_sandbox("verifier", verifier, None))
         for step in self.steps:
-            table = _table(step, "verifier")
-            if _is_separate(table) or ("environment_mode" not in table and _is_separate(verifier)):
+            if self._has_separate_verifier(step):
+                table = _table(step, "verifier")
                 found.append(self._verifier_sandbox(f"steps.{step['name']}.verifier", table, step["name"]))
         return found
+
+    def _has_separate_verifier(self, step: TomlTable) -> bool:
+        table = _table(step, "verifier")
+        inherits = "environment_mode" not in table and _is_separate(_table(self.config, "verifier"))
+        return _is_separate(table) or inherits
+
+    def missing_tests(self) -> list[str]:
+        """Return the missing test scripts, without which Harbor plays no trial. A separate verifier may have others."""
+        if any((self.folder / "tests").glob("test.*")):  # test.bat on Windows
+            return []
+        shared = [f"steps/{step['name']}/tests" for step in self.steps if not self._has_separate_verifier(step)]
+        lacking = [own for own in shared if not any((self.folder / own).glob("test.*"))]
+        if not self.steps and not _is_separate(_table(self.config, "verifier")):
+            return ["tests/test.sh is missing"]
+        return [f"{own}/test.sh and tests/test.sh are missing" for own in lacking]
 
     def _verifier_sandbox(self, key: str, verifier: TomlTable, step: str | None) -> RequestedSandbox:
         """Return the sandbox of a separate verifier."""
