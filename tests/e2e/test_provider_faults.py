@@ -102,7 +102,7 @@ async def test_hanging_start_is_no_attempt_if_others_fail_too(others: str, tmp_p
     HangsOnce.hung = False
     gate = StartGate(tmp_path / "trials", "e2e_environments:HangsOnce", None)
     for _ in range(12):
-        await (gate.failed(ConnectionError("down"), "") if others == "fail" else gate.succeeded("", agents=False))
+        await (gate.failed(ConnectionError("down"), "") if others == "fail" else gate.succeeded("", of_agent=False))
     toml = "[environment]\nbuild_timeout_sec = 0.5\n[verifier]\n"
     trace = await play_at("e2e_environments:HangsOnce", tmp_path, tokenizer_dir, toml=toml)
     state = read_state(tmp_path / "trials" / STARTS / "e2e_environments-HangsOnce.json")

@@ -383,7 +383,7 @@ def count_starts(folder: Path, number: int) -> None:
     async def count() -> None:
         gate = StartGate(folder, "modal", None)
         for _ in range(number):
-            await gate.succeeded("task", agents=False)
+            await gate.succeeded("task", of_agent=False)
 
     asyncio.run(count())
 
@@ -418,5 +418,5 @@ async def test_updates_open_the_file_once(tmp_path: Path, monkeypatch: pytest.Mo
     gate = StartGate(tmp_path, "modal", None)
     await gate.admit("task")
     monkeypatch.setattr(Path, "open", None)
-    await gate.succeeded("task", agents=False)
+    await gate.succeeded("task", of_agent=False)
     await gate.admit("task")

@@ -254,11 +254,11 @@ class StartGate:
                     return Start(self, time.monotonic() - began, task)
                 await asyncio.sleep(min(wait_s, _LONGEST_SLEEP_S) * random.uniform(1, 1.2))
 
-    async def succeeded(self, task: str, *, agents: bool) -> None:
-        """Count a good start. `agents` says whether the sandbox is the agent's, which runs until `ended`."""
+    async def succeeded(self, task: str, *, of_agent: bool) -> None:
+        """Count a good start. `of_agent` says whether the sandbox is the agent's, which runs until `ended`."""
 
         def succeed(state: StartState) -> bool:
-            if agents:
+            if of_agent:
                 self._running += 1
                 if self._running_mark is None:
                     self._running_mark = self._path.with_suffix(_RUNNING).open("a")
@@ -357,7 +357,7 @@ def report_start(environment: "BaseEnvironment") -> None:
                 raise
             words = " ".join(f"{type(error).__name__}: {error}".split())
             raise SandboxStartError(f"the verifier's sandbox did not start: {words}") from error
-        await current.gate.succeeded(current.task, agents=not current.has_sandbox)
+        await current.gate.succeeded(current.task, of_agent=not current.has_sandbox)
         current.has_sandbox = True
 
     setattr(environment, "start", reported)  # noqa: B010 - this object only
