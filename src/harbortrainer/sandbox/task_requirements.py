@@ -187,10 +187,10 @@ class TaskRequirements:
         """Return the missing test scripts, without which Harbor plays no trial. A separate verifier may have others."""
         if any((self.folder / "tests").glob("test.*")):  # test.bat on Windows
             return []
+        if not self.steps:
+            return [] if _is_separate(_table(self.config, "verifier")) else ["tests/test.sh is missing"]
         shared = [f"steps/{step['name']}/tests" for step in self.steps if not self._has_separate_verifier(step)]
         lacking = [own for own in shared if not any((self.folder / own).glob("test.*"))]
-        if not self.steps and not _is_separate(_table(self.config, "verifier")):
-            return ["tests/test.sh is missing"]
         return [f"{own}/test.sh and tests/test.sh are missing" for own in lacking]
 
     def _verifier_sandbox(self, key: str, verifier: TomlTable, step: str | None) -> RequestedSandbox:
