@@ -5,12 +5,17 @@ from pathlib import Path
 import pytest
 from harbor.models.task.task import Task
 
+from harbortrainer.harbor_compat import separate_verifier_can_use_environment
 from harbortrainer.sandbox import task_requirements
 from harbortrainer.sandbox.environment_types import choose_environment
 from harbortrainer.sandbox.images import image_choice
 from harbortrainer.sandbox.task_requirements import TaskRequirements
 
 HOST = {"image": "host"}
+CAN_USE_ENVIRONMENT = separate_verifier_can_use_environment()
+UNDEFINED = [] if CAN_USE_ENVIRONMENT else ["[verifier.environment] neither a Dockerfile nor docker_image"]
+A_LACKS = ["steps/a/tests/test.sh and tests/test.sh are missing"]
+SEPARATE = '[verifier]\nenvironment_mode = "separate"'
 STEPS = '[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n'
 
 
@@ -46,7 +51,7 @@ def unsupported(folder: Path, kind: str = "local", **kwargs: object) -> list[str
         ),
         (
             '[verifier]\nnetwork_mode = "no-network"\n[verifier.environment]\nnetwork_mode = "no-network"',
-            ["[verifier.environment] neither a Dockerfile nor docker_image"],
+            UNDEFINED,
         ),
         ("[environment]\ngpus = 2", ["[environment] gpus = 2"]),
         ('[environment]\nos = "Windows"', ["[environment] os = 'Windows'"]),
@@ -95,11 +100,21 @@ def test_artifact_that_links_can_redirect_is_exposure(tmp_path, toml, expected):
     [
         ("", "", ["tests/test.sh is missing"]),
         ("", "tests/test.bat", []),
-        ('[verifier]\nenvironment_mode = "separate"', "", []),
+        (SEPARATE, "", ["tests/test.sh is missing"] * CAN_USE_ENVIRONMENT),
+        (SEPARATE, "tests/Dockerfile", []),
+        ('[environment]\ndocker_image = "a:1"\n' + SEPARATE, "", ["tests/test.sh is missing"] * CAN_USE_ENVIRONMENT),
+        ('[verifier.environment]\ndocker_image = "judge:1"', "", []),
+        ("[verifier.environment]\ncpus = 1", "", ["tests/test.sh is missing"] * CAN_USE_ENVIRONMENT),
         (STEPS, "", [f"steps/{step}/tests/test.sh and tests/test.sh are missing" for step in "ab"]),
         (STEPS, "tests/test.sh", []),
         (STEPS, "steps/a/tests/test.sh", ["steps/b/tests/test.sh and tests/test.sh are missing"]),
-        (f'{STEPS}verifier = {{ environment_mode = "separate" }}', "steps/a/tests/test.sh", []),
+        (
+            f'{STEPS}verifier = {{ environment_mode = "separate" }}',
+            "steps/a/tests/test.sh",
+            ["steps/b/tests/test.sh and tests/test.sh are missing"] * CAN_USE_ENVIRONMENT,
+        ),
+        (f'{STEPS}verifier = {{ environment_mode = "separate" }}\n', "steps/b/tests/Dockerfile", A_LACKS),
+        (f'{STEPS}verifier = {{ environment = {{ docker_image = "judge:1" }} }}\n', "steps/a/tests/test.sh", []),
     ],
 )
 def test_missing_test_script_is_unsupported_as_in_harbor(tmp_path, toml, kept, expected):
@@ -119,7 +134,7 @@ def test_missing_test_script_is_unsupported_as_in_harbor(tmp_path, toml, kept, e
 def test_checks_dockerfile_of_separate_verifier(tmp_path):
     folder = write_task(
         tmp_path,
-        '[verifier]\nenvironment_mode = "separate"',
+        SEPARATE,
         **{"tests/Dockerfile": 'FROM debian:12-slim\nENTRYPOINT ["/judge"]\n'},
     )
     assert unsupported(folder) == ['[verifier.environment] Dockerfile line 2: ENTRYPOINT ["/judge"]']
@@ -131,10 +146,15 @@ def test_docker_image_is_supported_with_builder(tmp_path):
     assert unsupported(folder, image="build") == []
 
 
-def test_docker_requires_definition_of_verifier_sandbox(tmp_path):
-    folder = write_task(tmp_path, '[verifier]\nenvironment_mode = "separate"')
-    assert unsupported(folder, "docker") == ["[verifier.environment] neither a Dockerfile nor docker_image"]
+def test_separate_verifier_without_image_has_the_agents_where_harbor_allows(tmp_path):
+    folder = write_task(tmp_path, SEPARATE)
+    assert unsupported(folder, "docker") == UNDEFINED
     assert unsupported(folder, "modal") == []
+    (folder / "environment/Dockerfile").write_text('FROM debian:12-slim\nENTRYPOINT ["/judge"]\n')
+    own, found = (
+        f'{key} Dockerfile line 2: ENTRYPOINT ["/judge"]' for key in ("[environment]", "[verifier.environment]")
+    )
+    assert unsupported(folder) == ([own, found] if CAN_USE_ENVIRONMENT else [*UNDEFINED, own])
 
 
 def test_ordinary_user_cannot_have_other_users(tmp_path, monkeypatch):

@@ -168,6 +168,18 @@ def accepts_base_url(agent: "AgentConfig") -> bool:
         return False
 
 
+@cache
+def separate_verifier_can_use_environment() -> bool:
+    """Whether a separate verifier that defines no image gets the agent's, with the tests uploaded.
+
+    So in Harbor 0.25. In 0.21 such a verifier cannot start, and no tests are uploaded to a separate one.
+    """
+    keep_litellm_offline()
+    from harbor.models.task import verifier_mode
+
+    return hasattr(verifier_mode, "resolve_verifier_environment_definition")
+
+
 def without_grading(exceptions: Iterable[str]) -> dict[str, object]:
     """Return `TrialConfig` fields that keep Harbor from grading a trial after these exceptions.
 

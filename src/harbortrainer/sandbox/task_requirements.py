@@ -1,6 +1,6 @@
 """A task's requirements on its sandboxes, and those that an environment type does not support, found before a run.
 
-They are read from the task's files, without Harbor. Each finding starts with the task's key or file.
+They are read from the task's files. Each finding starts with the task's key or file.
 Invariant: a requirement without a finding is fully supported; `tests/parity` runs trials to check that.
 """
 
@@ -9,7 +9,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path, PurePosixPath
 
@@ -23,6 +22,13 @@ from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images.image_choice import builder_for, host_root_problems, is_root
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.named_ports import named_ports
+from harbortrainer.sandbox.requested_sandboxes import (
+    RequestedSandbox,
+    missing_tests,
+    requested_sandboxes,
+    table_of,
+    tables_of,
+)
 
 _LOCALHOST = re.compile(r"://(?:[^/@]*@)?((?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?)(?:/|$)")
 _MAX_SHOWN = 300
@@ -30,30 +36,6 @@ _ARTIFACTS = PurePosixPath("/logs/artifacts")
 _PUBLISHED = (_ARTIFACTS, _ARTIFACTS)
 """The source and destination that Harbor adds to a task's artifacts, as the first."""
 _ROOT_ONLY = "only root can give a sandbox other users"
-
-
-@dataclass(frozen=True)
-class RequestedSandbox:
-    """One sandbox of a task: for the agent, or for a separate verifier."""
-
-    key: str
-    """Key of its table in task.toml."""
-    folder: Path
-    """Its build context."""
-    table: TomlTable
-
-    @property
-    def network(self) -> str:
-        """Harbor's network mode."""
-        legacy = "no-network" if self.table.get("allow_internet") is False else "public"
-        return str(self.table.get("network_mode", legacy))
-
-    @property
-    def is_defined(self) -> bool:
-        """Whether the task defines what the sandbox is made from."""
-        return bool(self.table.get("docker_image")) or any(
-            (self.folder / name).is_file() for name in ("Dockerfile", "docker-compose.yaml")
-        )
 
 
 class TaskRequirements:
@@ -72,7 +54,7 @@ class TaskRequirements:
         if config is None:
             config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         self.config = config
-        self.steps = _tables(self.config, "steps")
+        self.steps = tables_of(self.config, "steps")
 
     def unsupported(self, kind: str, kwargs: Mapping[str, object] | None = None) -> list[str]:
         """Return the requirements that an environment type does not support.
@@ -105,7 +87,7 @@ class TaskRequirements:
         found += dict.fromkeys(self._misplaced_artifacts())
         provider = not entry.needs_docker
         for sandbox in self.sandboxes() if entry.needs_docker or not entry.needs_namespaces else ():
-            folder, env = sandbox.folder, _table(sandbox.table, "env")
+            folder, env = sandbox.folder, table_of(sandbox.table, "env")
             defined = [name for name in env if not host_variables.steers(name)]
             variables_there = host_variables.compose_variables(folder, provider=provider)
             names = host_variables.exposed(variables_there, host, defined)
@@ -167,39 +149,11 @@ class TaskRequirements:
 
     def sandboxes(self) -> list[RequestedSandbox]:
         """Return the task's sandboxes, the agent's first."""
-        own = _table(self.config, "environment")
-        found = [RequestedSandbox("environment", self.folder / "environment", own)]
-        verifier = _table(self.config, "verifier")
-        if not self.steps and _is_separate(verifier):
-            found.append(self._verifier_sandbox("verifier", verifier, None))
-        for step in self.steps:
-            if self._has_separate_verifier(step):
-                table = _table(step, "verifier")
-                found.append(self._verifier_sandbox(f"steps.{step['name']}.verifier", table, step["name"]))
-        return found
-
-    def _has_separate_verifier(self, step: TomlTable) -> bool:
-        table = _table(step, "verifier")
-        inherits = "environment_mode" not in table and _is_separate(_table(self.config, "verifier"))
-        return _is_separate(table) or inherits
+        return requested_sandboxes(self.folder, self.config)
 
     def missing_tests(self) -> list[str]:
-        """Return the missing test scripts, without which Harbor plays no trial. A separate verifier may have others."""
-        if any((self.folder / "tests").glob("test.*")):  # test.bat on Windows
-            return []
-        if not self.steps:
-            return [] if _is_separate(_table(self.config, "verifier")) else ["tests/test.sh is missing"]
-        shared = [f"steps/{step['name']}/tests" for step in self.steps if not self._has_separate_verifier(step)]
-        lacking = [own for own in shared if not any((self.folder / own).glob("test.*"))]
-        return [f"{own}/test.sh and tests/test.sh are missing" for own in lacking]
-
-    def _verifier_sandbox(self, key: str, verifier: TomlTable, step: str | None) -> RequestedSandbox:
-        """Return the sandbox of a separate verifier."""
-        of_task = _table(self.config, "verifier")
-        table = next(filter(None, (_table(one, "environment") for one in (verifier, of_task, self.config))), {})
-        own = self.folder / "steps" / (step or "") / "tests"
-        folder = own if step is not None and own.is_dir() else self.folder / "tests"
-        return RequestedSandbox(f"{key}.environment", folder, table)
+        """Return the missing test scripts, without which Harbor plays no trial."""
+        return missing_tests(self.folder, self.config)
 
     def _unsupported_local(
         self, sandboxes: Sequence[RequestedSandbox], entry: EnvironmentEntry, kwargs: dict[str, object]
@@ -229,10 +183,10 @@ class TaskRequirements:
     def _sidecar_keys(self) -> Iterator[str]:
         """Return the keys that name a sidecar."""
         for key, part in self._parts():
-            for entry in _tables(part, "artifacts"):
+            for entry in tables_of(part, "artifacts"):
                 if entry.get("service", "main") != "main":
                     yield f"{key}artifacts of the service {entry['service']!r}"
-            for hook in _tables(_table(part, "verifier"), "collect"):
+            for hook in tables_of(table_of(part, "verifier"), "collect"):
                 if hook.get("service", "main") != "main":
                     yield f"{key}verifier.collect in the service {hook['service']!r}"
 
@@ -267,7 +221,7 @@ class TaskRequirements:
             for key, part in self._parts()
             for role in ("agent", "verifier")
             if bool(key) == bool(self.steps)
-            and _table(part, role).get("network_mode", networks.get(f"{key}{role}.environment", own)) != "public"
+            and table_of(part, role).get("network_mode", networks.get(f"{key}{role}.environment", own)) != "public"
         }
 
     def _other_users(self) -> Iterator[str]:
@@ -280,7 +234,7 @@ class TaskRequirements:
         """Yield the tables of agents and verifiers with their keys."""
         for key, part in self._parts():
             for role in ("agent", "verifier"):
-                yield f"{key}{role}", _table(part, role)
+                yield f"{key}{role}", table_of(part, role)
 
     def _parts(self) -> Iterator[tuple[str, TomlTable]]:
         """Yield the task and its steps, each with the prefix of its keys."""
@@ -310,9 +264,9 @@ class TaskRequirements:
 
     def _env_tables(self, *, solution: bool) -> list[tuple[str, TomlTable]]:
         """Return the env tables, with the key of the table around each."""
-        tables = [(sandbox.key, _table(sandbox.table, "env")) for sandbox in self.sandboxes()]
-        tables += [(f"{key}verifier", _table(_table(part, "verifier"), "env")) for key, part in self._parts()]
-        return tables + ([("solution", _table(_table(self.config, "solution"), "env"))] if solution else [])
+        tables = [(sandbox.key, table_of(sandbox.table, "env")) for sandbox in self.sandboxes()]
+        tables += [(f"{key}verifier", table_of(table_of(part, "verifier"), "env")) for key, part in self._parts()]
+        return tables + ([("solution", table_of(table_of(self.config, "solution"), "env"))] if solution else [])
 
     @property
     def restricts_network(self) -> bool:
@@ -320,17 +274,6 @@ class TaskRequirements:
         modes: list[str | None] = [sandbox.network for sandbox in self.sandboxes()]
         modes += [phase.get("network_mode") for _, phase in self._phases()]
         return any(mode not in (None, "public") for mode in modes)
-
-
-def _table(table: TomlTable, key: str) -> TomlTable:
-    """Return a nested table, or an empty one. Harbor refuses a value of another type."""
-    found = table.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _tables(table: TomlTable, key: str) -> list[TomlTable]:
-    found = table.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _artifacts(part: TomlTable) -> list[tuple[PurePosixPath, PurePosixPath]]:
@@ -349,11 +292,6 @@ def _printable(text: str) -> str:
 def _has_default(value: object) -> bool:
     template = host_variables.template_variable(value)
     return template is not None and template[1] is not None
-
-
-def _is_separate(verifier: TomlTable) -> bool:
-    mode = verifier.get("environment_mode")
-    return mode == "separate" if mode is not None else verifier.get("environment") is not None
 
 
 def _undefined(sandboxes: Sequence[RequestedSandbox]) -> list[str]:

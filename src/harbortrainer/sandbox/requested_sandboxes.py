@@ -1,0 +1,121 @@
+"""The sandboxes that a task requests: the agent's, and those of separate verifiers. Read from the task's files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbortrainer.config.table import TomlTable
+from harbortrainer.harbor_compat import separate_verifier_can_use_environment
+
+
+@dataclass(frozen=True)
+class RequestedSandbox:
+    """One sandbox of a task: for the agent, or for a separate verifier."""
+
+    key: str
+    """Key of its table in task.toml."""
+    folder: Path
+    """Its build context."""
+    table: TomlTable
+
+    @property
+    def network(self) -> str:
+        """Harbor's network mode."""
+        legacy = "no-network" if self.table.get("allow_internet") is False else "public"
+        return str(self.table.get("network_mode", legacy))
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether the task defines what the sandbox is made from."""
+        return bool(self.table.get("docker_image")) or any(
+            (self.folder / name).is_file() for name in ("Dockerfile", "docker-compose.yaml")
+        )
+
+
+def requested_sandboxes(folder: Path, config: TomlTable) -> list[RequestedSandbox]:
+    """Return the task's sandboxes, the agent's first.
+
+    Args:
+        folder: The task's folder.
+        config: The contents of its task.toml.
+    """
+    separate = [_verifier_sandbox(folder, config, step) for step in _verified(config) if _has_separate(config, step)]
+    return [_agent_sandbox(folder, config), *separate]
+
+
+def missing_tests(folder: Path, config: TomlTable) -> list[str]:
+    """Return the missing test scripts, without which Harbor plays no trial.
+
+    The image of a separate verifier may have others.
+
+    Args:
+        folder: The task's folder.
+        config: The contents of its task.toml.
+    """
+    if any((folder / "tests").glob("test.*")):  # test.bat on Windows
+        return []
+    missing = []
+    for step in _verified(config):
+        own = f"steps/{step['name']}/tests" if step else "tests"
+        if not any((folder / own).glob("test.*")) and _uploads_tests(folder, config, step):
+            missing.append(f"{own}/test.sh and tests/test.sh are missing" if step else "tests/test.sh is missing")
+    return missing
+
+
+def table_of(table: TomlTable, key: str) -> TomlTable:
+    """Return a nested table, or an empty one. Harbor refuses a value of another type."""
+    found = table.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def tables_of(table: TomlTable, key: str) -> list[TomlTable]:
+    """Return the tables of a nested list."""
+    found = table.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _verified(config: TomlTable) -> list[TomlTable]:
+    """Return the steps, or an empty table for a task without steps."""
+    return tables_of(config, "steps") or [{}]
+
+
+def _agent_sandbox(folder: Path, config: TomlTable) -> RequestedSandbox:
+    return RequestedSandbox("environment", folder / "environment", table_of(config, "environment"))
+
+
+def _verifier_sandbox(folder: Path, config: TomlTable, step: TomlTable) -> RequestedSandbox:
+    """Return the sandbox of a separate verifier, of a step or (empty) of the task.
+
+    Its table is the first that is there: the step's, the task's verifier's, the environment's. Harbor 0.25 takes the
+    image from the first place that defines one; 0.21 takes it from that table and the nearest folder of tests.
+    """
+    key = f"steps.{step['name']}.verifier.environment" if step else "verifier.environment"
+    tables = [table_of(table_of(one, "verifier"), "environment") for one in (step, config)]
+    folders = [folder / "steps" / str(step.get("name", "")) / "tests", folder / "tests"]
+    agent = _agent_sandbox(folder, config)
+    table = tables[0] or tables[1] or agent.table
+    if not separate_verifier_can_use_environment():
+        return RequestedSandbox(key, folders[0] if step and folders[0].is_dir() else folders[1], table)
+    for own, tests in list(zip(tables, folders, strict=True))[0 if step else 1 :]:
+        sandbox = RequestedSandbox(key, tests, table | {"docker_image": own.get("docker_image")})
+        if sandbox.is_defined:
+            return sandbox
+    return RequestedSandbox(key, agent.folder, table | {"docker_image": agent.table.get("docker_image")})
+
+
+def _uploads_tests(folder: Path, config: TomlTable, step: TomlTable) -> bool:
+    """Whether Harbor uploads the tests of a step, or (empty) of the task, to the sandbox that runs them."""
+    if not _has_separate(config, step):
+        return True
+    sandbox = _verifier_sandbox(folder, config, step)
+    return separate_verifier_can_use_environment() and sandbox.folder == folder / "environment"
+
+
+def _has_separate(config: TomlTable, step: TomlTable) -> bool:
+    """Whether the verifier of a step, or (empty) of the task, has a sandbox of its own."""
+    modes = (_mode(table_of(part, "verifier")) for part in (step, config))
+    return next(filter(None, modes), "shared") == "separate"
+
+
+def _mode(verifier: TomlTable) -> str | None:
+    """Return the mode that a verifier's table sets."""
+    return verifier.get("environment_mode", "separate" if verifier.get("environment") is not None else None)
