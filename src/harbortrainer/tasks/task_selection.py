@@ -3,6 +3,7 @@
 Invariant: both engines, the plugin and the run's records use this function, so that they agree on the tasks.
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -70,6 +71,6 @@ def checked_tasks(tasks: list[TaskRef], table: TasksetKeys) -> list[TaskRef]:
 def _passed(tasks: list[TaskRef], good: set[str], command: str, key: str, source: str) -> list[TaskRef]:
     chosen = [task for task in tasks if task.key in good]
     if not chosen:
-        do = f"run `harbortrainer tasks {command} {source}`, or remove {key}"
+        do = f"run `harbortrainer tasks {command} {shlex.quote(source)}`, or remove {key}"
         raise UserError(f"none of these tasks passed the {command} with its current content", where=source, do=do)
     return chosen
