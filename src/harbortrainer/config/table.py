@@ -41,6 +41,18 @@ def lookup(table: TomlTable, dotted: str, default: TomlValue = None) -> TomlValu
     return at
 
 
+def table_of(table: TomlTable, key: str) -> TomlTable:
+    """Return a nested table, or an empty one."""
+    found = table.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def tables_of(table: TomlTable, key: str) -> list[TomlTable]:
+    """Return the tables of a nested list."""
+    found = table.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
 def with_value(data: TomlTable, dotted: str, value: object) -> TomlTable:
     """Return a copy of `data` with a value set at a dotted key; a number selects a list entry (`source.0.name`).
 

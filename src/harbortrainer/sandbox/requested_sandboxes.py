@@ -1,9 +1,9 @@
-"""The sandboxes that a task requests: the agent's, and those of separate verifiers. Read from the task's files."""
+"""Reads from a task's files which sandboxes it needs: one for the agent, and one for each separate verifier."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbortrainer.config.table import TomlTable
+from harbortrainer.config.table import TomlTable, table_of, tables_of
 from harbortrainer.harbor_compat import separate_verifier_can_use_environment
 
 
@@ -61,18 +61,6 @@ def missing_tests(folder: Path, config: TomlTable) -> list[str]:
     return missing
 
 
-def table_of(table: TomlTable, key: str) -> TomlTable:
-    """Return a nested table, or an empty one. Harbor refuses a value of another type."""
-    found = table.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def tables_of(table: TomlTable, key: str) -> list[TomlTable]:
-    """Return the tables of a nested list."""
-    found = table.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
 def _verified(config: TomlTable) -> list[TomlTable]:
     """Return the steps, or an empty table for a task without steps."""
     return tables_of(config, "steps") or [{}]
@@ -89,13 +77,16 @@ def _verifier_sandbox(folder: Path, config: TomlTable, step: TomlTable) -> Reque
     image from the first place that defines one; 0.21 takes it from that table and the nearest folder of tests.
     """
     key = f"steps.{step['name']}.verifier.environment" if step else "verifier.environment"
-    tables = [table_of(table_of(one, "verifier"), "environment") for one in (step, config)]
-    folders = [folder / "steps" / str(step.get("name", "")) / "tests", folder / "tests"]
+    places = [(table_of(table_of(config, "verifier"), "environment"), folder / "tests")]
+    if step:
+        own = table_of(table_of(step, "verifier"), "environment")
+        places.insert(0, (own, folder / "steps" / str(step["name"]) / "tests"))
     agent = _agent_sandbox(folder, config)
-    table = tables[0] or tables[1] or agent.table
+    table = next(filter(None, (own for own, _ in places)), agent.table)
     if not separate_verifier_can_use_environment():
-        return RequestedSandbox(key, folders[0] if step and folders[0].is_dir() else folders[1], table)
-    for own, tests in list(zip(tables, folders, strict=True))[0 if step else 1 :]:
+        nearest = next((tests for _, tests in places if tests.is_dir()), folder / "tests")
+        return RequestedSandbox(key, nearest, table)
+    for own, tests in places:
         sandbox = RequestedSandbox(key, tests, table | {"docker_image": own.get("docker_image")})
         if sandbox.is_defined:
             return sandbox

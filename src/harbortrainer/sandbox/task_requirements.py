@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
 from harbortrainer.config.secret_names import is_secret_name
-from harbortrainer.config.table import TomlTable
+from harbortrainer.config.table import TomlTable, table_of, tables_of
 from harbortrainer.sandbox import dockerfile, host_variables, network_choice
 from harbortrainer.sandbox.compose_exposure import compose_exposure
 from harbortrainer.sandbox.compose_files import PROVIDERS_NAME, compose_files, unreadable_files
@@ -22,13 +22,7 @@ from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images.image_choice import builder_for, host_root_problems, is_root
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.named_ports import named_ports
-from harbortrainer.sandbox.requested_sandboxes import (
-    RequestedSandbox,
-    missing_tests,
-    requested_sandboxes,
-    table_of,
-    tables_of,
-)
+from harbortrainer.sandbox.requested_sandboxes import RequestedSandbox, missing_tests, requested_sandboxes
 
 _LOCALHOST = re.compile(r"://(?:[^/@]*@)?((?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?)(?:/|$)")
 _MAX_SHOWN = 300
