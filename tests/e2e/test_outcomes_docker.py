@@ -1,5 +1,6 @@
 """Outcomes in real containers, where Harbor mounts the verifier's folder from the host."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,15 @@ async def run(folder: Path, solution: str, test: str = SOLVED, **more) -> TrialR
     return await run_trial(spec, **more)
 
 
-async def test_forged_reward_in_container_does_not_count(tmp_path):
+async def test_forged_reward_in_container_does_not_count(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
     record = await run(tmp_path, FORGERY, f"ls -A /tests > /logs/verifier/listing; {SOLVED}")
     assert (record.outcome, record.reward) == (Outcome.completed, 0.0)
     assert record.trial_dir is not None
     written = {path.name for path in (Path(record.trial_dir) / "verifier").iterdir()}
     assert written == {"reward.txt", "listing", "test-stdout.txt"}
     assert (Path(record.trial_dir) / "verifier" / "listing").read_text().split() == ["test.sh"]
+    assert "using Compose" not in caplog.text  # a slower start, for what the daemon's API does not take
 
 
 async def test_auto_selects_docker_for_task_unsupported_by_local(tmp_path):

@@ -192,12 +192,13 @@ def write_compose_files(folder: Path, *services: dict) -> list[Path]:
 
 def test_container_config_translates_service(tmp_path: Path):
     bind = {"type": "bind", "source": "/a", "target": "/b", "read_only": True}
+    labelled = {"type": "bind", "source": "/logs", "target": "/l", "bind": {"selinux": "z"}}
     service = main_service(
         write_compose_files(
             tmp_path,
             {"cpus": 2.0, "mem_limit": "512m"},
             {"environment": {"A": "1"}, "labels": {"x": "1"}},
-            {"volumes": [bind]},
+            {"volumes": [bind, labelled]},
             {"init": True, "stop_grace_period": "0s", "labels": {"y": "2"}, "extra_hosts": ["h:host-gateway"]},
         )
     )
@@ -210,6 +211,7 @@ def test_container_config_translates_service(tmp_path: Path):
             "NanoCpus": 2_000_000_000,
             "Memory": 512 << 20,
             "Mounts": [{"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True}],
+            "Binds": ["/logs:/l:rw,z"],
             "Init": True,
             "ExtraHosts": ["h:host-gateway"],
         },
@@ -225,6 +227,8 @@ def test_container_config_translates_service(tmp_path: Path):
         {"environment": {"A": "${B}"}},
         {"volumes": [{"type": "volume", "source": "v", "target": "/v"}]},
         {"volumes": [{"type": "bind", "source": "./here", "target": "/v"}]},
+        {"volumes": [{"type": "bind", "source": "/a:b", "target": "/v", "bind": {"selinux": "z"}}]},
+        {"volumes": [{"type": "bind", "source": "/a", "target": "/v", "bind": {"create_host_path": False}}]},
     ],
     ids=lambda service: next(iter(service)),
 )

@@ -72,7 +72,8 @@ def container_config(service: dict) -> dict:
             case "stop_grace_period", "0s":
                 config["StopTimeout"] = 0
             case "volumes", list():
-                host["Mounts"] = [_mount(volume) for volume in value]
+                host["Mounts"] = [_mount(volume) for volume in value if "bind" not in volume]
+                host["Binds"] = [_bind_with_label(volume) for volume in value if "bind" in volume]
             case "init", bool():
                 host["Init"] = value
             case "extra_hosts", list():
@@ -93,6 +94,14 @@ def _mount(volume: dict) -> dict:
     if set(volume) - _MOUNT_KEYS or volume.get("type") != "bind" or not Path(source).is_absolute():
         raise UnsupportedComposeError(f"volumes: {volume}")
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": bool(volume.get("read_only"))}
+
+
+def _bind_with_label(volume: dict) -> str:
+    """Return a mount with an SELinux label, which the daemon takes only in its short form, as Harbor 0.25 mounts."""
+    bind, mount = volume["bind"], _mount({key: value for key, value in volume.items() if key != "bind"})
+    if set(bind) != {"selinux"} or ":" in mount["Source"] + mount["Target"]:
+        raise UnsupportedComposeError(f"volumes: {volume}")
+    return f"{mount['Source']}:{mount['Target']}:{'ro' if mount['ReadOnly'] else 'rw'},{bind['selinux']}"
 
 
 def _bytes(text: str) -> int:
