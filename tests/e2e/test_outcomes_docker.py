@@ -24,9 +24,13 @@ echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh
 """
 
 
-async def run(folder: Path, solution: str, test: str = SOLVED, **more) -> TrialRecord:
-    """Run one trial with the oracle agent, which executes `solution`."""
+async def run(
+    folder: Path, solution: str, test: str = SOLVED, files: dict[str, str] | None = None, **more
+) -> TrialRecord:
+    """Run one trial with the oracle agent, which executes `solution`, of a task with further files."""
     task = make_task(folder / "task", test=test)
+    for name, text in (files or {}).items():
+        (task / name).write_text(text)
     (task / "solution" / "solve.sh").write_text(solution)
     spec = TrialSpec(task_dir=task, trials_dir=folder / "trials", agent="oracle", environment_type=DOCKER_SANDBOX)
     return await run_trial(spec, **more)
@@ -62,3 +66,15 @@ async def test_container_killed_during_trial_is_sandbox_error(tmp_path, monkeypa
 
     record = await run(tmp_path, "#!/bin/bash\ntrue\n", on_event=kill)
     assert (record.outcome, record.reward) == (Outcome.sandbox_error, None), record.error
+
+
+async def test_removed_tests_are_restored_where_harborignore_leaves_out_a_file(tmp_path: Path) -> None:
+    """Harbor 0.25 uploads a filtered copy of the tests, which it then deletes."""
+    remove = "(until [ -e /tests/test.sh ]; do :; done; rm -f /tests/test.sh) > /dev/null 2>&1 &"
+    record = await run(
+        tmp_path,
+        remove,
+        "echo 0.25 > /logs/verifier/reward.txt",
+        files={"tests/.harborignore": "notes\n", "tests/notes": ""},
+    )
+    assert (record.outcome, record.reward) == (Outcome.completed, 0.25), record

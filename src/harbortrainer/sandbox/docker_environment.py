@@ -13,8 +13,11 @@ import json
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
 from typing import override
 
 from harbor.environments.base import EnvironmentPath, ExecResult
@@ -37,7 +40,7 @@ from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, V
 from harbortrainer.sandbox.containers.reward_watch import RewardWatch, forbid_devices
 from harbortrainer.sandbox.containers.shell import MAIN, parse_download
 from harbortrainer.sandbox.containers.usage import PIDS, process_limit
-from harbortrainer.sandbox.containers.verifier_waits import PhaseClock, mount_points
+from harbortrainer.sandbox.containers.verifier_waits import PhaseClock, mount_points, moved_mounts
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
 from harbortrainer.sandbox.post_mortem import PostMortem, check_host
 from harbortrainer.sandbox.start_check import StartCheckedEnvironment
@@ -85,6 +88,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         **kwargs: object,
     ) -> None:
         self._pids, self._phases = pids, PhaseClock()
+        self._kept = ExitStack()  # copies of uploads that Harbor deletes
         self._reward_watch = RewardWatch(lambda process: self._phases.is_leftover(process, self._pid))
         self._agent_logs = AgentLogs(trial_paths.agent_dir, session_id)
         self._verifier_logs = VerifierLogs(trial_paths.verifier_dir, session_id)
@@ -191,6 +195,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
             await super().stop(delete)
         finally:
             self._collecting = False
+            await asyncio.to_thread(self._kept.close)
             await asyncio.to_thread(self._reward_watch.stop)
             for logs in (self._agent_logs, self._artifacts, self._verifier_logs):
                 await asyncio.to_thread(logs.remove_mounted)
@@ -311,24 +316,24 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         else:
             if self._pid:
                 found.signs += await asyncio.to_thread(self._phases.describe_waits, self._pid)
-                found.signs += self._moved_mounts()
+                found.signs += moved_mounts(self._pid, self._mount_points)
             await docker_examination.examine(found, self._label, self._events, self.task_env_config.workdir)
         found.signs += self._reward_watch.found
         if found.signs:
             await check_host(found, self.trial_paths.trial_dir)
         return found
 
-    def _moved_mounts(self) -> list[str]:
-        """Describe mounted folders that were moved: a verifier's reward would not reach this machine."""
-        if not (now := mount_points(self._pid)):
-            return []  # the container has ended
-        return [f"{path} was moved to another place" for path in sorted(self._mount_points - now)]
-
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        uploads = (*self._uploaded, (Path(source_dir), target_dir))
+        folder = Path(source_dir)
+        if self._grading and not folder.is_relative_to(self.environment_dir.parent):
+            # Harbor 0.25 deletes the filtered copy of a task with a `.harborignore` after the upload.
+            copy = TemporaryDirectory(prefix="harbortrainer-tests-", ignore_cleanup_errors=True)
+            copy_tests = partial(copytree, folder, self._kept.enter_context(copy), symlinks=True, dirs_exist_ok=True)
+            folder = Path(await asyncio.to_thread(copy_tests))
+        uploads = (*self._uploaded, (folder, target_dir))
         try:
-            await super().upload_dir(source_dir, target_dir)
+            await super().upload_dir(folder, target_dir)
         except RuntimeError:
             if not self._grading:
                 raise
@@ -350,7 +355,7 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
             await asyncio.to_thread(self._verifier_logs.attach)
         done = await super().exec(*commands[-1])
         if self._uploaded:
-            if not self._has_reward():
+            if not any(path.exists() for path in self._reward_paths()):
                 intact = await self._uploads_intact()
                 if not intact or await self.exhausted_limit():
                     done = await self._grade_again(commands)
@@ -371,10 +376,6 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
 
     def _reward_paths(self) -> tuple[Path, ...]:
         return self.trial_paths.reward_text_path, self.trial_paths.reward_json_path
-
-    def _has_reward(self) -> bool:
-        """Whether the verifier has written a reward into its folder, which is mounted."""
-        return any(path.exists() for path in self._reward_paths())
 
     async def _uploads_intact(self) -> bool:
         targets, container = {target for _, target in self._uploaded}, self._direct.container

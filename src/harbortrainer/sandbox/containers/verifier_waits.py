@@ -8,7 +8,7 @@ namespace. No process inside can start one there, so the commands since the star
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from harbortrainer.sandbox.inside.file_waits import Period, children, descendants, describe_waits, process_namespace
@@ -65,6 +65,13 @@ class PhaseClock:
 def mount_points(pid: int) -> set[str]:
     """Return the paths at which something is mounted for a process; none if that cannot be read."""
     return {path for path, _ in mounts(pid).values()}
+
+
+def moved_mounts(pid: int, before: Set[str]) -> list[str]:
+    """Describe mounted folders that were moved: a verifier's reward would not reach this machine."""
+    if not (now := mount_points(pid)):
+        return []  # the container has ended
+    return [f"{path} was moved to another place" for path in sorted(before - now)]
 
 
 def mounts(pid: int) -> dict[str, tuple[str, list[str]]]:
