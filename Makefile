@@ -14,7 +14,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PLUGIN := tests/environment tests/e2e/test_plugin.py
 # What else calls verifiers or harbor: `make test-long` runs it on today's pair.
 ON_TODAY := tests/harbor_compat tests/trials tests/tasks $(shell grep -lE '(from|import) harbor(\.| import)' tests/sandbox/test_*.py) \
-	$(filter-out tests/e2e/test_plugin.py,$(wildcard tests/e2e/test_outcomes*.py tests/e2e/test_plugin*.py))
+	$(filter-out tests/e2e/test_plugin.py,$(wildcard tests/e2e/test_outcomes*.py tests/e2e/test_plugin*.py)) \
+	tests/e2e/test_hostile_artifacts.py
 
 .PHONY: help setup setup-today quickstart quickstart-prime-rl demo check test test-long long test-prime-rl python-3.13 kills mutations parity lint unit plugin-today \
 	prime-rl-where-it-can drift today bench docs clean

@@ -121,7 +121,7 @@ async def test_large_artifacts_are_not_copied(tmp_path: Path, container: str):
 async def test_sparse_terabyte_and_devices_are_not_copied_from_container(tmp_path: Path, container: str):
     solution = (
         "mkdir -p /data/sub /huge; truncate -s 1T /terabyte /huge/terabyte; mknod -m 666 /data/disk b 8 0; "
-        "mkfifo /data/pipe; echo kept > /data/sub/file; ln -s /data/sub/file /data/link"
+        "mkfifo /data/pipe; echo kept > /data/sub/file; ln -s sub/file /data/link"
     )
     test = "cat /data/sub/file /data/link && echo 1 > /logs/verifier/reward.txt"
     artifacts = '["/terabyte", { source = "/huge" }, { source = "/data" }]'

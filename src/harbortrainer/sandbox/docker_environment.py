@@ -24,21 +24,19 @@ from harbor.environments.base import EnvironmentPath, ExecResult
 from harbor.models.trial.paths import TrialPaths
 
 from harbortrainer.harbor_compat import options_with
-from harbortrainer.harbor_compat.compose_override import ComposeCall, ComposeOverrideDocker
 from harbortrainer.runs.label import run_labels
 from harbortrainer.sandbox import container_sockets, docker_examination, host_variables
 from harbortrainer.sandbox.compose_files import unreadable_files
-from harbortrainer.sandbox.containers import daemon_client, disk_usage, downloads, usage
+from harbortrainer.sandbox.containers import daemon_client, disk_usage, usage
 from harbortrainer.sandbox.containers.container_changes import ContainerChanges
 from harbortrainer.sandbox.containers.container_exit import ExitEvents
 from harbortrainer.sandbox.containers.container_inventory import TASK_LABEL
 from harbortrainer.sandbox.containers.daemon_release import keep_released
-from harbortrainer.sandbox.containers.direct_docker import DirectDocker
+from harbortrainer.sandbox.containers.direct_environment import DirectDockerEnvironment
 from harbortrainer.sandbox.containers.disk_usage import ContainerDisks
 from harbortrainer.sandbox.containers.kill_processes import kill_leftovers
 from harbortrainer.sandbox.containers.log_folders import AgentLogs, Artifacts, VerifierLogs
 from harbortrainer.sandbox.containers.reward_watch import RewardWatch, forbid_devices
-from harbortrainer.sandbox.containers.shell import MAIN, parse_download
 from harbortrainer.sandbox.containers.usage import PIDS, process_limit
 from harbortrainer.sandbox.containers.verifier_waits import PhaseClock, mount_points, moved_mounts
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError, SandboxChanges
@@ -54,14 +52,14 @@ IMAGE_LABEL = "harbortrainer.image"
 type _Command = tuple[str, str | None, dict[str, str] | None, int | None, str | int | None]
 
 
-class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker):
+class DockerSandbox(TarDownloads, StartCheckedEnvironment, DirectDockerEnvironment):
     """Harbor's `docker`, with containers that stop at once and carry the run's label.
 
     Args:
         pids: Limit of processes and threads in a main container whose compose files set none.
     """
 
-    options_model = options_with(ComposeOverrideDocker, pids=(int, PIDS))
+    options_model = options_with(DirectDockerEnvironment, pids=(int, PIDS))
 
     _watch: asyncio.Task[None] | None = None  # of the disk, while the container runs
     _events: ExitEvents | None = None  # listened to from before the start
@@ -109,10 +107,6 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
     def _mount(self, volumes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         return self._artifacts.mount(self._agent_logs.mount(volumes))
 
-    @cached_property
-    def _direct(self) -> DirectDocker:
-        return DirectDocker(self)
-
     @override
     def override_file(self, others: Sequence[Path]) -> Path:
         path = self.trial_paths.trial_dir.resolve() / f"{self.session_id}.compose.json"
@@ -133,28 +127,6 @@ class DockerSandbox(TarDownloads, StartCheckedEnvironment, ComposeOverrideDocker
         """Variables that compose files refer to: the user's, and the task's, which names a secret only if trusted."""
         in_env = {variable for _, variable in host_variables.variables_of_env(self.task_env_config.env)}
         return in_env | set(host_variables.compose_variables(self.environment_dir, self.extra_docker_compose_paths))
-
-    @override
-    async def run_without_compose(self, call: ComposeCall) -> ExecResult | None:
-        if download := parse_download(call.words):
-            return await self._download(*download)
-        return await self._direct.run(call)
-
-    async def _download(self, service: str, source: str, to: str) -> ExecResult:
-        """Copy a file, or a folder's content, from a container, bounded and without devices."""
-        target, container = Path(to), self._direct.container
-        folder, name = (target, "") if source.endswith("/.") else (target.parent, target.name)
-        if service == MAIN and container is not None:
-            command, env = ["docker", "cp", f"{container.container.id}:{source}", "-"], None
-        else:
-            command, env = self.compose_command("cp", f"{service}:{source}", "-")
-        try:
-            limit = downloads.limit_bytes(self.task_env_config.storage_mb, folder)
-            await downloads.download(command, env, folder, name, limit)
-        except (OSError, RuntimeError) as error:
-            self.logger.warning("%s was not copied: %s", source, error)
-            return ExecResult(stdout=str(error), return_code=1)
-        return ExecResult(return_code=0)
 
     @override
     async def start(self, force_build: bool) -> None:

@@ -61,15 +61,6 @@ def parse_upload(words: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def parse_download(words: list[str]) -> tuple[str, str, str] | None:
-    """Parse `cp SERVICE:SOURCE TARGET` into (service, source, target); None for anything else."""
-    match words:
-        case ["cp", source, target] if ":" in source and not parse_upload(words):
-            service, _, path = source.partition(":")
-            return service, path, target
-    return None
-
-
 _READY = b"harbortrainer-ready"
 _READY_S = 60.0
 _KILLED = 137
