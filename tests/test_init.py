@@ -149,7 +149,8 @@ def test_existing_file_is_not_overwritten(folder, capfd):
         (["tasks", "--engine", "prime-rl"], "--engine prime-rl: Prime-RL needs 2 GPUs or more, not 0; pass --gpus N"),
         (["tasks", "--engine", "none"], "--engine: unknown engine 'none'; choose one of auto, prime-rl, local"),
         (["tasks", "-o", "none/run.toml"], "none/run.toml: its folder does not exist; create it, or change --output"),
-        (["unsupported"], "unsupported: none of the 1 tasks can run here (needs-gpu: [environment] gpus = 1); "),
+        (["not here"], "not here: none of the 1 tasks can run here (needs-gpu: [environment] gpus = 1); "),
+        (["not here"], "; `harbortrainer tasks check 'not here'` checks each task"),
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy(folder, capfd, monkeypatch, words, message):
@@ -157,7 +158,7 @@ def test_bad_input_is_one_line_with_a_remedy(folder, capfd, monkeypatch, words, 
     write_project(folder)
     (folder / "run.toml").unlink()
     (folder / "empty").mkdir()
-    write_task(folder / "unsupported/needs-gpu", "use it", table="[environment]\ngpus = 1\n")
+    write_task(folder / "not here/needs-gpu", "use it", table="[environment]\ngpus = 1\n")
     assert message in error_of(capfd, *words)
 
 

@@ -165,6 +165,7 @@ def test_note_lists_translations_in_one_line():
     assert len(notes) == 1
     assert "[[orchestrator.env]] -> [[orchestrator.train.source]]" in notes[0]
     assert "harbortrainer config upgrade run.toml" in notes[0]
+    assert "`harbortrainer config upgrade 'my run.toml'`" in upgrade(ONE_LINE, "my run.toml")[1][0]
 
 
 def test_order_of_entries_is_kept():

@@ -68,6 +68,11 @@ def test_run_refuses_an_unpinned_source(text: str) -> None:
         TasksetKeys(dataset=text)
 
 
+def test_run_refuses_an_unpinned_source_with_a_command_that_works_as_printed() -> None:
+    with pytest.raises(ValueError, match=r"`harbortrainer tasks fetch 'https://h\.org/o/r@main#my tasks'`"):
+        TasksetKeys(dataset="https://h.org/o/r@main#my tasks")
+
+
 def test_run_refuses_two_task_sources() -> None:
     with pytest.raises(ValueError, match="tasks_dir and dataset are both set"):
         TasksetKeys(dataset="set@1.0", tasks_dir="here")

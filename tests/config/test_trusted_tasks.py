@@ -10,4 +10,5 @@ def test_trusts_names_and_patterns_only() -> None:
 
 def test_remedy_names_few_tasks() -> None:
     assert 'add `trusted_tasks = ["a", "b"]` to [warmup]' in trust_remedy(["a", "b"], "warmup")
+    assert "pass `--trust 'a b'`" in trust_remedy(["a b"])
     assert "--trust 4 --trust ..." in trust_remedy([str(number) for number in range(1000)])

@@ -29,8 +29,9 @@ from harbortrainer.doctor.launch_plan import LaunchPlan
 from harbortrainer.engines.engine_choice import EngineChoice, Gpu
 from harbortrainer.engines.prime_rl.checkout import Checkout
 from harbortrainer.errors import UserError
+from harbortrainer.tasks.measured_rates import MeasuredRate, MeasuredRates, write_rates
 from harbortrainer.tasks.passed_checks import record_passed
-from harbortrainer.tasks.task_folder import load_folder
+from harbortrainer.tasks.task_folder import load_folder, load_task
 
 pytestmark = pytest.mark.process
 
@@ -326,6 +327,26 @@ def test_tasks_left_out_are_named_once_and_three_at_most(plan, tmp_path, monkeyp
     assert levels(machine_checks.check_tasks(run))[:5] == [RED] * 5, "all are named that must be corrected"
 
 
+def test_commands_on_tasks_work_as_printed(plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        make_task(tmp_path / "my tasks" / name, f"do {name}")
+    for number in range(4):
+        (tmp_path / "my tasks" / f"bad-{number}").mkdir()
+        (tmp_path / "my tasks" / f"bad-{number}" / "task.toml").write_text("version = ")
+    measured = MeasuredRate(name="one", attempts=1, pass_rate=1.0, mean_reward=1.0)
+    key = load_task(tmp_path / "my tasks" / "one").key
+    write_rates(tmp_path / "rates.json", MeasuredRates(tasks={key: measured}))
+    rates = {"difficulty": "rates.json", "min_pass_rate": 0.0}
+    here = {"id": "harbor_env", "tasks_dir": "my tasks", "skip_bad": True} | rates
+    there = {"id": "harbor_env", "dataset": f"https://h.org/o/r@{'0' * 40}#my tasks"}
+    sources = [{"name": name, "env": {"taskset": table}} for name, table in (("a", here), ("b", there))]
+    advice = " ".join(finding.do for finding in machine_checks.check_tasks(plan(sources=sources)))
+    for command in ("tasks list 'my tasks'", "eval 'my tasks' --difficulty FILE", "tasks check 'my tasks'"):
+        assert f"`harbortrainer {command}" in advice
+    assert f"`harbortrainer tasks fetch 'https://h.org/o/r@{'0' * 40}#my tasks'`" in advice
+
+
 @pytest.mark.parametrize(
     ("data", "level", "expected"),
     [
@@ -379,6 +400,11 @@ def test_too_few_gpus_is_red(plan):
 def test_model_too_large_for_prime_rl_is_red(plan, memory, level):
     run = plan("prime-rl", gpus=[Gpu("A", memory)] * 2, inference={}, model={"name": "Qwen/Qwen3-8B"})
     assert levels(gpus.check(run)) == [GREEN, level]
+
+
+def test_advice_to_install_the_plugin_quotes_a_path_with_a_blank(tmp_path):
+    finding = engine_checks.plugin(Checkout(tmp_path / "my prime-rl"), [])
+    assert f"--python '{tmp_path / 'my prime-rl'}/.venv/bin/python' 'harbor" in finding.do
 
 
 def test_model_too_large_for_embedded_engine_is_red(plan):

@@ -134,6 +134,9 @@ def test_finds_last_complete_adapter_of_prime_rl_run(prime_rl_run: Path, tmp_pat
     (prime_rl_run / "broadcasts/step_2/adapter_config.json").unlink()
     with pytest.raises(UserError, match=f"without its config; run `harbortrainer export {prime_rl_run}`"):
         PolicyFiles.find(str(prime_rl_run))
+    moved = prime_rl_run.rename(tmp_path / "my run")
+    with pytest.raises(UserError, match=f"run `harbortrainer export '{moved}'`"):
+        PolicyFiles.find(str(moved))
 
 
 def test_newer_prime_rl_run_has_other_marks_and_config_folders(prime_rl_run: Path, tmp_path: Path) -> None:

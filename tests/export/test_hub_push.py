@@ -50,6 +50,9 @@ def test_failed_push_keeps_local_folder(export: Path, monkeypatch: pytest.Monkey
         assert "\n" not in message and "hf_wrong" not in message
         assert message.endswith(f"try again with `hf upload --private org/policy {export}`")
     assert {path.name: path.read_text() for path in export.iterdir()} == before
+    moved = export.rename(export.with_name("my export"))
+    with pytest.raises(UserError, match=f"`hf upload --private org/policy '{moved}'`"):
+        HubRepo("org/policy").push(moved)
 
 
 def test_check_rejects_invalid_name_and_missing_token(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ would refuse is left out by name, with the reason.
 """
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +94,8 @@ def choose_tasks(text: str | None, trusted: Sequence[str] = ()) -> ChosenTasks:
     if not kept:
         name, reason = next(iter(left_out.items()))
         what = f"none of the {len(tasks)} tasks can run here ({name}: {reason})"
-        raise UserError(what, where=str(source), do=f"`harbortrainer tasks check {source}` checks each task")
+        do = f"`harbortrainer tasks check {shlex.quote(str(source))}` checks each task"
+        raise UserError(what, where=str(source), do=do)
     passed = passed_keys()
     fit = [task for task in kept if task.key in passed] or kept
     saved = read_split(Path(source.where)) if source.kind == "folder" else None

@@ -275,7 +275,8 @@ def run_trials(
 def print_end(order: EvalOrder, folder: EvalFolder, report: EvalReport, *, done: bool) -> int:
     """Print where the results are; returns the exit code."""
     if not done:
-        print(f"stopped; to continue, run the same command with --out {order.out or folder.path} --resume")
+        out = shlex.quote(str(order.out or folder.path))
+        print(f"stopped; to continue, run the same command with --out {out} --resume")
         return EXIT_INTERRUPTED
     if report.mean.mean is None:
         error = next((row.error for row in folder.rows() if row.error), "no message")

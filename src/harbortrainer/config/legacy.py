@@ -15,6 +15,7 @@ Settings in `args` of `[[orchestrator.env]]` and the current keys:
 """
 
 import re
+import shlex
 import tomllib
 from urllib.parse import urlsplit
 
@@ -88,9 +89,8 @@ def upgrade(text: str, file: str) -> tuple[str, list[str]]:
             return text, []
         notes = ["the file was read as TOML 1.1, because it has multi-line inline tables"]
     if translated := _Run(data, file).translate():
-        notes = [
-            f"old keys translated: {', '.join(translated)}; `harbortrainer config upgrade {file}` updates the file"
-        ]
+        do = f"`harbortrainer config upgrade {shlex.quote(file)}` updates the file"
+        notes = [f"old keys translated: {', '.join(translated)}; {do}"]
     return (tomlkit.dumps(data), notes) if notes else (text, [])
 
 

@@ -4,6 +4,7 @@ Contract: this module defines fields, defaults and checks without importing veri
 `harbortrainer.environment.plugin_config` adds verifiers' own keys; these classes alone ignore them.
 """
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -114,7 +115,7 @@ class TasksetKeys(PluginKeys):
         except UserError as error:
             raise ValueError(str(error)) from None
         if not source.pinned:
-            do = f"`harbortrainer tasks fetch {source}` prints the pinned source"
+            do = f"`harbortrainer tasks fetch {shlex.quote(str(source))}` prints the pinned source"
             raise ValueError(f"{source} may mean other tasks tomorrow; {do}")
         return self
 

@@ -4,6 +4,7 @@ The key `trusted_tasks` and the option `--trust` hold names or shell patterns. I
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -25,6 +26,6 @@ def trust_remedy(tasks: Sequence[str], table: str = "") -> str:
         table: The run file's table that has the key `trusted_tasks`; "" for a command without a run file.
     """
     named = [*tasks[:_MAX_NAMED], *["..."] * (len(tasks) > _MAX_NAMED)]
-    options = " ".join(f"--trust {name}" for name in named)
+    options = " ".join(f"--trust {shlex.quote(name)}" for name in named)
     key = f"add `trusted_tasks = {json.dumps(named)}` to [{table}]" if table else f"pass `{options}`"
     return f"read these tasks; if you trust them, {key}, else exclude them by name"

@@ -4,6 +4,7 @@
 - Prime-RL: the submodule at its pinned commit, its Python environment, and the plugin's dependencies in it.
 """
 
+import shlex
 from collections.abc import Iterator
 
 from harbortrainer.config.environment_table import environment_entry
@@ -96,6 +97,6 @@ def plugin(checkout: Checkout, providers: list[str]) -> Finding:
     missing = "python" if output is None else output.strip()
     if missing:
         package = HARBOR.format(extras=f"[{','.join(providers)}]" if providers else "")
-        do = f"run `uv pip install --python {python} '{package}' psutil dockerfile-parse aiodocker`"
+        do = f"run `uv pip install --python {shlex.quote(str(python))} '{package}' psutil dockerfile-parse aiodocker`"
         return red("plugin", f"packages missing in Prime-RL's environment: {missing}", do)
     return green("plugin", "its dependencies are in Prime-RL's environment")

@@ -159,9 +159,10 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
         where = plan.where(f"{key}.{'tasks_dir' if table.dataset is None else 'dataset'}")
         skipped: list[UserError] = []
         source = str(table.source)
+        quoted = shlex.quote(source)
         try:
             if not is_available(table.source):
-                do = f"the run will fetch it; to fetch it now, run `harbortrainer tasks fetch {source}`"
+                do = f"the run will fetch it; to fetch it now, run `harbortrainer tasks fetch {quoted}`"
                 yield yellow("tasks", f"{source} is not on this machine yet", do, where)
                 continue
             found = load_source(table.source, table.include, table.exclude, skip=skipped.append)
@@ -177,7 +178,7 @@ def check_tasks(plan: LaunchPlan) -> Iterator[Finding]:
             yield (yellow if goes_on else red)("tasks", f"{error.where}: {error.what}", error.do, where)
         if goes_on and len(new) > _SHOWN:
             what = f"{source}: {len(new) - _SHOWN} more tasks are unreadable or duplicates"
-            yield yellow("tasks", what, f"`harbortrainer tasks list {source}` names them", where)
+            yield yellow("tasks", what, f"`harbortrainer tasks list {quoted}` names them", where)
         yield from check_pass_rates(table, found, plan.where(f"{key}.difficulty"))
         if source not in loaded:
             loaded.add(source)
@@ -203,7 +204,7 @@ def check_pass_rates(table: TasksetKeys, found: list[TaskRef], where: str) -> It
         return
     what = f"{len(chosen)} of {len(found)} tasks of {table.source} are selected by pass rate"
     if unknown:
-        do = f"measure them with `harbortrainer eval {table.source} --difficulty FILE ...`"
+        do = f"measure them with `harbortrainer eval {shlex.quote(str(table.source))} --difficulty FILE ...`"
         yield yellow("pass rates", f"{what}; {len(unknown)} have no measured pass rate", do, where)
     else:
         yield green("pass rates", what)

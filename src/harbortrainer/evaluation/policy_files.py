@@ -7,6 +7,7 @@ Contract: `find` checks that the files exist. The adapter is loaded as in the ru
 """
 
 import json
+import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,7 +139,7 @@ def _last_broadcast(folder: Path, run: Path) -> tuple[Path, tuple[str, ...]]:
         what = "".join(f" (step_{step}: {fault})" for step, fault in list(faults.items())[:1])
         raise UserError(f"no complete weights{what}", where=str(folder), do=no_weights_hint(run, "prime-rl"))
     if not (found / ADAPTER_CONFIG).is_file():
-        do = f"run `harbortrainer export {run}`, and evaluate the export"
+        do = f"run `harbortrainer export {shlex.quote(str(run))}`, and evaluate the export"
         raise UserError("Prime-RL keeps a whole model without its config", where=str(found), do=do)
     return found, passed_over_lines(kept, faults)
 

@@ -9,6 +9,7 @@ describe it. A folder of the hub's cache counts as the model on the hub.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,8 @@ class HubRepo:
             )
         except (httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
             private = "" if self.public else " --private"
-            do = f"the export is in {folder}; try again with `hf upload{private} {self.name} {folder}`"
+            upload = f"hf upload{private} {self.name} {shlex.quote(str(folder))}"
+            do = f"the export is in {folder}; try again with `{upload}`"
             there = "cannot be reached" if isinstance(error, httpx.TransportError) else f"rejected {self.name}"
             raise UserError(f"{hub.endpoint} {there}: {_reason(error)}", where="--push", do=do) from error
         return f"{hub.endpoint}/{self.name}"
