@@ -208,13 +208,14 @@ def test_trusted_tasks_are_in_the_file_and_in_the_next_commands(folder, capfd, m
     assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
 
 
-def test_tasks_that_did_not_pass_the_check_are_left_out(folder, capfd):
+def test_unchecked_tasks_are_left_out_with_the_command_that_checks_them(folder, capfd):
     build_tiny_model(folder / "model")
     good = [task for task in load_folder(SAMPLES) if task.name[0] < "m"]
     record_passed(good)
     assert main(["init", str(SAMPLES), "--model", "model"]) == 0
     out = capfd.readouterr().out
-    assert f"warning: left out (checked_only): {13 - len(good)} tasks that did not pass" in out
+    assert f"warning: left out (checked_only): {13 - len(good)} tasks not checked, or failed\n" in out
+    assert f"  the run uses those that pass `harbortrainer tasks check {SAMPLES} --environment " in out
     trained, held_out = selected("run.toml", "train"), selected("run.toml", "eval")
     assert sorted(trained + held_out) == [task.name for task in good] and held_out
     assert f"  tasks    {len(trained)} to train on, {len(held_out)} held out" in out

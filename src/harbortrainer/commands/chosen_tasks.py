@@ -65,7 +65,7 @@ class ChosenTasks:
     unreadable: list[UserError]
     """Errors of unreadable and duplicate tasks."""
     unchecked: int = 0
-    """Tasks left out because they did not pass `tasks check`, which others of them passed."""
+    """Tasks left out because they were not checked, or failed, while others passed `tasks check`."""
 
 
 def choose_tasks(text: str | None, trusted: Sequence[str] = ()) -> ChosenTasks:

@@ -246,7 +246,8 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
             do = "delete the file and run `init` again with `--trust NAME`"
             yield f"  read the tasks that access this machine; if you trust them, {do} (docs/check-tasks.md)"
     if tasks.unchecked:
-        yield f"warning: left out (checked_only): {plural(tasks.unchecked, 'task')} that did not pass `tasks check`"
+        yield f"warning: left out (checked_only): {plural(tasks.unchecked, 'task')} not checked, or failed"
+        yield f"  the run uses those that pass `{check_command(tasks)}`"
     if tasks.unreadable:
         named = name_first([f"{error.where}: {error.what}" for error in tasks.unreadable])
         yield _printable(
@@ -262,13 +263,12 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
 def next_commands(order: InitOrder, choices: RunChoices) -> list[str]:
     """Return the next three commands."""
     engine = "prime-rl" if choices.on_prime_rl else "local"
-    file, sandbox = shlex.quote(str(order.output)), choices.tasks.sandbox
+    file = shlex.quote(str(order.output))
     checked = passed_keys()
     if all(task.key in checked for task in choices.tasks.train):
         first = f"harbortrainer doctor --config {file} --engine {engine}", "is this machine ready?"
     else:
-        words = check_words(str(choices.tasks.source), sandbox.kind, sandbox.kwargs, order.trust)
-        first = f"harbortrainer tasks check {words}", f"if a task fails: checked_only = true, twice in {file}"
+        first = check_command(choices.tasks), f"if a task fails: checked_only = true, twice in {file}"
     return next_lines(
         [
             first,
@@ -276,6 +276,12 @@ def next_commands(order: InitOrder, choices: RunChoices) -> list[str]:
             (f"harbortrainer view {OUTPUT_DIR / choices.name}", "the run in a browser"),
         ]
     )
+
+
+def check_command(tasks: ChosenTasks) -> str:
+    """Return the command that checks the tasks in their sandbox."""
+    words = check_words(str(tasks.source), tasks.sandbox.kind, tasks.sandbox.kwargs, tasks.trusted)
+    return f"harbortrainer tasks check {words}"
 
 
 def _printable(text: str) -> str:

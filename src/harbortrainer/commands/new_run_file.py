@@ -275,7 +275,7 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
         )
     if tasks.unreadable:
         yield Key("skip_bad", True, f"unreadable tasks or duplicates: {len(tasks.unreadable)}")
-    reason = f"{plural(tasks.unchecked, 'task')} did not pass `tasks check`"
+    reason = f"{plural(tasks.unchecked, 'task')} did not pass `tasks check` yet"
     yield Key("checked_only", tasks.unchecked > 0, reason if tasks.unchecked else "true: only if `tasks check` passed")
     if kind == "eval" and not tasks.held_out:
         yield Key("may_overlap", True, "no task is held out: this measures the training tasks")
