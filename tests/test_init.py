@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from finished_run import write_finished_run
 from project_folder import write_project
 from tiny_model import build_tiny_model
 from transformers import AutoTokenizer, Qwen3Config
@@ -145,6 +146,11 @@ def test_existing_file_is_not_overwritten(folder, capfd):
         ([], "no tasks named, and there is no datasets/harbor_tasks; pass a folder or a source"),
         (["tasks", "--model", "nowhere"], "--model nowhere: no such folder; pass a model folder, or a hub id"),
         (["tasks", "--model", "empty"], "--model empty: no config.json in empty; name the folder of a Hugging Face"),
+        (
+            ["tasks", "--model", "my run"],
+            "--model my run: no config.json in my run; this is a run folder; export its model with"
+            " `harbortrainer export 'my run' --merged` and name the export",
+        ),
         (["tasks", "--gpus", "999"], "--gpus: this machine has no GPUs; pass --gpu-memory GB too"),
         (["tasks", "--engine", "prime-rl"], "--engine prime-rl: Prime-RL needs 2 GPUs or more, not 0; pass --gpus N"),
         (["tasks", "--engine", "none"], "--engine: unknown engine 'none'; choose one of auto, prime-rl, local"),
@@ -158,6 +164,7 @@ def test_bad_input_is_one_line_with_a_remedy(folder, capfd, monkeypatch, words, 
     write_project(folder)
     (folder / "run.toml").unlink()
     (folder / "empty").mkdir()
+    write_finished_run(folder / "my run", folder / "model")
     write_task(folder / "not here/needs-gpu", "use it", table="[environment]\ngpus = 1\n")
     assert message in error_of(capfd, *words)
 
