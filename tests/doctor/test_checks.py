@@ -416,6 +416,13 @@ def test_model_too_large_for_embedded_engine_is_red(plan):
     assert finding.level is RED and "on the CPU" in finding.what
 
 
+def test_estimate_of_a_small_model_is_in_mib_and_names_its_source(plan):
+    (small,) = gpus.check(plan(gpus=[Gpu("A", 24000)], model={"name": "me/tiny-1M"}))
+    assert "needs about 3 MiB on the GPU, estimated by its number of parameters; " in small.what
+    (larger,) = gpus.check(plan(gpus=[Gpu("A", 24000)], model={"name": "Qwen/Qwen3-0.6B"}))
+    assert "needs about 1.7 GiB on the GPU, " in larger.what
+
+
 def test_model_size_from_weights_or_name(tmp_path):
     assert gpus.parameters("Qwen/Qwen3-0.6B") == 6e8
     assert gpus.parameters("org/unknown") is None

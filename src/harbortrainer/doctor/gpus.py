@@ -178,7 +178,9 @@ def estimated(run: RunConfig, device: str, room: int, where: Callable[[str], str
     if size is None:
         return None
     needed = size * embedded_bytes(device, run)
-    what = f"{run.model.name} needs about {needed / GIB:.1f} GiB on the {device}; {room / GIB:.1f} GiB are usable"
+    amount = f"{needed / GIB:.1f} GiB" if needed > GIB else f"{needed / MIB:.0f} MiB"
+    need = f"needs about {amount} on the {device}, estimated by its number of parameters"
+    what = f"{run.model.name} {need}; {room / GIB:.1f} GiB are usable"
     if needed > room:
         if run.lora is None:
             return red("memory", what, LORA_ADVICE, where("trainer.model.lora"))
