@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from prime_rl_runs import episode
 from view_runs import write_rows
 
@@ -39,6 +40,17 @@ def test_evaluations_over_other_sources_are_left_out(tmp_path: Path) -> None:
     found = comparable_evaluations(RunFolder(tmp_path), evaluation_rows(tmp_path))
     assert {step: one.mean_reward for step, one in found.items()} == {2: 0.0, 4: 1.0}
     assert list(comparable_evaluations(RunFolder(tmp_path), evaluation_rows(tmp_path), 1)) == [0]
+
+
+def test_mean_has_a_task_of_two_sources_once_for_each_source(tmp_path: Path) -> None:
+    played = [("a", "sort", 0.0), ("a", "join", 0.0), ("b", "sort", 1.0)]
+    lines = [
+        episode(f"{source}-{task}", reward=reward, task=task, task_key=task) | {"env": {"id": source}}
+        for source, task, reward in played
+    ]
+    write_rows(tmp_path / "rollouts/step_1/eval/all/traces.jsonl", lines)
+    (found,) = comparable_evaluations(RunFolder(tmp_path), evaluation_rows(tmp_path)).values()
+    assert found.mean_reward == pytest.approx(1 / 3) and found.tasks == 3, "as on the embedded engine"
 
 
 def test_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:

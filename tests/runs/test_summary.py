@@ -43,6 +43,18 @@ def test_gain_is_mean_difference_over_common_tasks(run: RunFolder) -> None:
     )
 
 
+def test_task_of_two_sources_is_paired_within_each_source(run: RunFolder) -> None:
+    """The first evaluation of `b` failed. Pooled, the easier `b` would look like a gain."""
+    for step, rewards in {0: {"a": 0.0, "b": None}, 2: {"a": 0.0, "b": 1.0}}.items():
+        rows = [
+            TrialRow(step=step, kind="eval", source=source, task="sort", trial=source, outcome="x", reward=reward)
+            for source, reward in rewards.items()
+        ]
+        write_rows(run.eval_file(step), rows)
+    gain = summarize(run, Progress(step=2), model="m", seed=0, status="finished").gain
+    assert gain is not None and (gain.mean, gain.tasks) == (0.0, 1)
+
+
 def test_no_gain_without_two_evaluations(run: RunFolder) -> None:
     assert summarize(run, Progress(step=1), model="m", seed=0, status="finished").gain is None
     assert summarize(run, Progress(step=2), model="m", seed=0, status="interrupted").gain is None

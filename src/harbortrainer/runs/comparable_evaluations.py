@@ -14,7 +14,7 @@ from harbortrainer.runs.durable import read_lines
 from harbortrainer.runs.folder import RunFolder
 from harbortrainer.runs.prime_rl_files import evaluation_rows, metric_files
 from harbortrainer.runs.provenance import evaluation_name
-from harbortrainer.runs.summary import EvalResult, Gain, evaluated_sources, evaluations, gain_of
+from harbortrainer.runs.summary import EvalResult, Gain, evaluated_sources, evaluations, gain_of, rewards_by_task
 from harbortrainer.runs.trial_row import TrialRow, read_rows
 
 
@@ -67,11 +67,8 @@ def prime_rl_result_lines(folder: Path) -> list[str]:
 
 def _of_prime_rl(rows: Sequence[TrialRow]) -> tuple[dict[int, EvalResult], dict[int, set[str]]]:
     """Return the evaluations and their sources, by policy version."""
-    rewards: dict[int, dict[str, list[float]]] = {}
-    sources: dict[int, set[str]] = {}
+    by_version: dict[int, list[TrialRow]] = {}
     for row in rows:
-        own = rewards.setdefault(row.step or 0, {})
-        sources.setdefault(row.step or 0, set()).add(row.source)
-        if row.reward is not None:
-            own.setdefault(row.task_key or row.task, []).append(row.reward)
-    return {step: EvalResult.of(mean_reward(own)) for step, own in rewards.items()}, sources
+        by_version.setdefault(row.step or 0, []).append(row)
+    results = {version: EvalResult.of(mean_reward(rewards_by_task(own))) for version, own in by_version.items()}
+    return results, {version: {row.source for row in own} for version, own in by_version.items()}

@@ -30,7 +30,7 @@ class EvalResult(BaseModel):
     stderr: float | None
     """Standard error of the mean, over tasks; null with fewer than two tasks."""
     tasks: int | None = None
-    """Number of tasks with a graded trial; null in runs of old releases."""
+    """Number of tasks with a graded trial, a task of two sources twice; null in runs of old releases."""
     low: float | None = None
     """Lower end of the mean's 95 % interval; null if it is unknown."""
     high: float | None = None
@@ -67,7 +67,7 @@ class Gain(BaseModel):
     high: float | None
     """Upper end of the interval."""
     tasks: int
-    """Number of compared tasks."""
+    """Number of compared tasks; a task of two sources counts twice."""
 
     def __str__(self) -> str:
         known = self.low is not None and self.high is not None
@@ -168,15 +168,18 @@ def held_out_gain(run: RunFolder, step: int) -> Gain | None:
     return gain_of(read_rows(run.eval_file(0)), read_rows(run.eval_file(step))) if step else None
 
 
+def rewards_by_task(rows: Iterable[TrialRow]) -> dict[str, list[float]]:
+    """Return the rewards of graded trials, by source and task: sources may play one task in other ways."""
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        if row.reward is not None:
+            rewards.setdefault(f"{row.source}/{row.task_key or row.task}", []).append(row.reward)
+    return rewards
+
+
 def gain_of(before: Iterable[TrialRow], after: Iterable[TrialRow]) -> Gain | None:
     """Return the gain of one evaluation over another, from the trials of both; None if they share no graded task."""
-    rewards: list[dict[str, list[float]]] = []
-    for rows in (before, after):
-        rewards.append({})
-        for row in rows:
-            if row.reward is not None:
-                rewards[-1].setdefault(row.task_key or row.task, []).append(row.reward)
-    found = paired_difference(*rewards)
+    found = paired_difference(rewards_by_task(before), rewards_by_task(after))
     return None if found is None else Gain(mean=found.mean, low=found.low, high=found.high, tasks=found.tasks)
 
 
