@@ -319,6 +319,19 @@ def test_failed_export_leaves_no_output(
     assert not [path for path in tmp_path.iterdir() if path.name in ("out", ".out.new")]
 
 
+def test_copied_run_of_a_warmup_exports_without_a_warning(
+    local_base_run: TrainedRun, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(local_base_run.path, copy)
+    shutil.copytree(local_base_run.model, copy / "model")
+    with (copy / "config.toml").open("a") as file:
+        file.write('[warmup]\ntasks = "tasks"\n')
+    assert main(["export", str(copy), "--out", str(tmp_path / "out")]) == 0
+    assert "merged into a base model" in capfd.readouterr().out
+    assert [str(one.message) for one in recwarn if one.category is UserWarning] == []
+
+
 def test_export_names_checkpoints_that_it_passed_over(
     run: TrainedRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

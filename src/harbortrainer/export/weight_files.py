@@ -86,6 +86,7 @@ def write_merged(
     dtype = AutoConfig.from_pretrained(str(source)).dtype or torch.float32
     lora = LoraConfig.from_pretrained(str(weights.folder))
     lora.lora_dropout = 0.0
+    lora.base_model_name_or_path = None  # a place, which a copied run does not have; peft would warn
     wrapped, _ = inject_for_training(model, lora)
     own = adapter_weights(wrapped, "default")
     differing = sorted(own.keys() ^ tensors.keys()) or sorted(n for n in own if own[n].shape != tensors[n].shape)
