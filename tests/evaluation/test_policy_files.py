@@ -107,6 +107,12 @@ def test_finds_last_intact_checkpoint_of_run(tmp_path: Path) -> None:
         PolicyFiles.find(str(tmp_path / "run"))
 
 
+def test_run_without_a_checkpoint_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[model]\nname = 'org/model'\n")
+    with pytest.raises(UserError, match="no intact checkpoint in this run; pass a model or an adapter"):
+        PolicyFiles.find(str(tmp_path))
+
+
 @pytest.fixture
 def prime_rl_run(tmp_path: Path) -> Path:
     """A run of Prime-RL: sharded checkpoints, the base as broadcast 0, an adapter without base name, a torn one."""

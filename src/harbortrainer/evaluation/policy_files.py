@@ -62,7 +62,7 @@ class PolicyFiles:
         run = prime_rl_run(folder)
         if run is not None:
             folder, passed_over = _last_broadcast(folder, run)
-        elif (folder / "checkpoints").is_dir():
+        elif (folder / "checkpoints").is_dir() or (find_engine(folder) and not (folder / "config.json").is_file()):
             folder, passed_over = _last_checkpoint(folder)
         if not (folder / ADAPTER_CONFIG).is_file():
             check_model_folder(folder)
