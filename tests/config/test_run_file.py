@@ -259,6 +259,7 @@ def test_invalid_toml_is_reported_with_its_line(write):
 
 def test_missing_file_is_reported(tmp_path):
     assert "no such file" in error_of(tmp_path / "none.toml").what
+    assert error_of(tmp_path).what == "is a folder"
 
 
 def test_stray_word_is_reported(write):

@@ -288,7 +288,8 @@ def test_failed_export_leaves_no_output(
 ) -> None:
     out = ("--out", tmp_path / "out")
     copy = tmp_path / "copy"
-    assert "does not exist" in export_error(capfd, copy, *out)
+    assert "no such folder" in export_error(capfd, copy, *out)
+    assert "config.toml: not a folder" in export_error(capfd, local_base_run.path / "config.toml", *out)
     assert "no run here" in export_error(capfd, run.model, *out)
     assert "already exists" in export_error(capfd, run.path, "--out", tmp_path)
     error = export_error(capfd, run.path, "--step", 7, *out)

@@ -196,7 +196,7 @@ def upgrade_file(file: Path, output: Path | None, release: Release | None = None
 def _text(path: Path) -> str:
     if not path.is_file():
         do = "pass --config a TOML file, such as configs/quickstart.toml"
-        raise UserError("no such file", where=str(path), do=do)
+        raise UserError("is a folder" if path.is_dir() else "no such file", where=str(path), do=do)
     try:
         return path.read_text(encoding="utf-8-sig")  # some editors of Windows begin a file with a mark
     except UnicodeDecodeError:

@@ -43,7 +43,8 @@ class TrainedWeights:
             UserError: There is no run, it has no weights or not of that step, or they are damaged.
         """
         if not run.is_dir():
-            raise UserError("does not exist", where=str(run), do="pass a run folder, e.g. outputs/NAME")
+            what = "not a folder" if run.exists() else "no such folder"
+            raise UserError(what, where=str(run), do="pass a run folder, e.g. outputs/NAME")
         engine = engine_of(run)
         return cls._of(run, engine, run / ("checkpoints" if engine == "local" else "broadcasts"), step)
 
