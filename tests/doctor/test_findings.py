@@ -126,6 +126,8 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
     (tmp_path / "torn/one").symlink_to(task)
     torn = {"id": "harbor_env", "tasks_dir": "torn", "skip_bad": True}
     yield machine_checks.check_tasks(plan(sources=[{"env": {"taskset": torn}}]))
+    untested = {"id": "harbor_env", "tasks_dir": "tasks"}
+    yield task_checks.check_refused(plan(sources=[{"env": {"taskset": untested}}]))
     yield task_checks.check_leftovers(checked_without_leftovers(plan, tmp_path))
     yield from root_mistakes(plan, tmp_path, monkeypatch)
     yield from difficulty_mistakes(plan, tmp_path)

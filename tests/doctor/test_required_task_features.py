@@ -66,11 +66,13 @@ def test_compose_access_to_this_machine_is_red_unless_task_is_trusted(tasks, pla
     assert "warning: --environment: sandboxes can access this machine in 1 task" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["local", "docker", "modal"])
-def test_task_without_tests_is_red(kind, tasks, plan):
+def test_task_without_tests_is_red(tasks, plan):
     (tasks / "plain/tests/test.sh").rename(tasks / "plain/tests/run.sh")
-    red = [one for one in task_checks.check_requirements(run(plan, kind)) if one.level is Level.RED]
-    assert any("plain" in one.what and "tests/test.sh is missing" in one.what for one in red), red
+    (red,) = task_checks.check_refused(run(plan, "docker"))
+    assert red.level is Level.RED and red.what.startswith("Harbor refuses 1 task: plain (Task directory ")
+    assert "does not contain tests/test.sh" in red.what and red.where.endswith(".taskset.tasks_dir")
+    with pytest.raises(UserError, match=r"Harbor refuses 1 task: plain \("):
+        task_checks.refuse_unsupported(load_folder(tasks), "docker", {}, "--environment")
 
 
 def test_host_network_is_yellow(tasks, plan, monkeypatch):

@@ -16,12 +16,14 @@ CAN_USE_ENVIRONMENT = separate_verifier_can_use_environment()
 UNDEFINED = [] if CAN_USE_ENVIRONMENT else ["[verifier.environment] neither a Dockerfile nor docker_image"]
 A_LACKS = ["steps/a/tests/test.sh and tests/test.sh are missing"]
 SEPARATE = '[verifier]\nenvironment_mode = "separate"'
+STEP_NAMES = ("a", "b", "A", "a:b")
 STEPS = '[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n'
 
 
 def write_task(folder: Path, toml: str = "", **files: str) -> Path:
-    """Write a task with an ordinary Dockerfile and a test script."""
+    """Write a task with an ordinary Dockerfile, a test script, and instructions of some steps."""
     ordinary = {"environment/Dockerfile": "FROM debian:12-slim\n", "tests/test.sh": "true\n", "task.toml": toml}
+    ordinary |= {f"{step}instruction.md": "do it" for step in ("", *(f"steps/{name}/" for name in STEP_NAMES))}
     for name, text in (ordinary | files).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,39 +98,39 @@ def test_artifact_that_links_can_redirect_is_exposure(tmp_path, toml, expected):
 
 
 @pytest.mark.parametrize(
-    ("toml", "kept", "expected"),
+    ("toml", "kept", "is_refused"),
     [
-        ("", "", ["tests/test.sh is missing"]),
-        ("", "tests/test.bat", []),
-        (SEPARATE, "", ["tests/test.sh is missing"] * CAN_USE_ENVIRONMENT),
-        (SEPARATE, "tests/Dockerfile", []),
-        ('[environment]\ndocker_image = "a:1"\n' + SEPARATE, "", ["tests/test.sh is missing"] * CAN_USE_ENVIRONMENT),
-        ('[verifier.environment]\ndocker_image = "judge:1"', "", []),
-        ("[verifier.environment]\ncpus = 1", "", ["tests/test.sh is missing"] * CAN_USE_ENVIRONMENT),
-        (STEPS, "", [f"steps/{step}/tests/test.sh and tests/test.sh are missing" for step in "ab"]),
-        (STEPS, "tests/test.sh", []),
-        (STEPS, "steps/a/tests/test.sh", ["steps/b/tests/test.sh and tests/test.sh are missing"]),
-        (
-            f'{STEPS}verifier = {{ environment_mode = "separate" }}',
-            "steps/a/tests/test.sh",
-            ["steps/b/tests/test.sh and tests/test.sh are missing"] * CAN_USE_ENVIRONMENT,
-        ),
-        (f'{STEPS}verifier = {{ environment_mode = "separate" }}\n', "steps/b/tests/Dockerfile", A_LACKS),
-        (f'{STEPS}verifier = {{ environment = {{ docker_image = "judge:1" }} }}\n', "steps/a/tests/test.sh", []),
+        ("", "", True),
+        ("", "tests/test.bat", True),
+        (SEPARATE, "", CAN_USE_ENVIRONMENT),
+        (SEPARATE, "tests/Dockerfile", False),
+        (STEPS, "steps/a/tests/test.sh", True),
+        (f'{STEPS}verifier = {{ environment_mode = "separate" }}\n', "steps/b/tests/Dockerfile", True),
     ],
 )
-def test_missing_test_script_is_unsupported_as_in_harbor(tmp_path, toml, kept, expected):
-    folder = write_task(tmp_path, toml, **{"instruction.md": "do it"})
+def test_missing_test_script_is_refused(tmp_path, toml, kept, is_refused):
+    folder = write_task(tmp_path, toml, **({kept: "true\n"} if kept else {}))
     (folder / "tests/test.sh").unlink()
-    for step in "ab":
-        (folder / "steps" / step).mkdir(parents=True)
-        (folder / "steps" / step / "instruction.md").write_text("do it")
-    if kept:
-        (folder / kept).parent.mkdir(parents=True, exist_ok=True)
-        (folder / kept).write_text("true\n")
-    assert unsupported(folder, "modal") == expected
-    if not kept.endswith(".bat"):  # this task is not for Windows
-        assert Task.is_valid_dir(folder) is not bool(expected)
+    assert ("test.sh" in TaskRequirements(folder).refusal()) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "words"),
+    [
+        ("", {"tests/.harborignore": "test.sh"}, "Required task input is excluded by .harborignore: tests/test.sh"),
+        ("", {"tests/link": None}, "Input paths must stay within the task"),
+        ("", {"solution/link": None}, "Input paths must stay within the task"),
+        ('[[steps]]\nname = "a:b"', {}, "task.toml: steps[0].name: Invalid step name 'a:b'"),
+        ('[[steps]]\nname = "A"\n[[steps]]\nname = "a"', {}, "task.toml: steps: Step names must be unique"),
+    ],
+)
+def test_reports_what_the_installed_harbor_refuses_in_its_words(tmp_path, toml, files, words):
+    folder = write_task(tmp_path, toml, **{"solution/solve.sh": "true"})
+    for name, text in files.items():
+        (folder / name).symlink_to("/etc/hostname") if text is None else (folder / name).write_text(text)
+    refusal = TaskRequirements(folder).refusal()
+    assert refusal.startswith(words) if CAN_USE_ENVIRONMENT else not refusal
+    assert Task.is_valid_dir(folder) is not CAN_USE_ENVIRONMENT
 
 
 def test_checks_dockerfile_of_separate_verifier(tmp_path):

@@ -216,7 +216,7 @@ async def test_missing_test_script_is_the_tasks_fault(tmp_path: Path, kind: str)
     write_task(tmp_path, "untested")
     (tmp_path / "untested/tests/test.sh").unlink()
     (verdict,) = await check_tasks(load_folder(tmp_path), environment_type=kind)
-    assert verdict.problem == "tests/test.sh is missing; write it, or exclude the task by name"
+    assert verdict.problem.endswith("contain tests/test.sh.; correct the files, or exclude the task by name")
     assert [one.category for one in verdict.findings] == ["task"] and verdict.trials == []
 
 

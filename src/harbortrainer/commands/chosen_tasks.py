@@ -193,11 +193,13 @@ def _local_problem() -> str:
 def _left_out(tasks: Sequence[TaskRef], choice: SandboxChoice, trusted: Sequence[str]) -> dict[str, str]:
     """Return the reason why a task cannot run in a sandbox, by the task's name; unset variables are no reason."""
     variables = task_checks.variables()
+    refused = task_checks.refused_tasks(tasks)
     buildx = program_output("docker", "buildx", "version") is not None
     found = {}
     for task in tasks:
         report = task_checks.inspect_tasks([task], choice.kind, choice.kwargs, variables, trusted)
-        reasons = [text.removeprefix(f"{task.name} (").removesuffix(")") for text in report.unsupported]
+        reasons = [refused[task.name]] if task.name in refused else []
+        reasons += [text.removeprefix(f"{task.name} (").removesuffix(")") for text in report.unsupported]
         reasons += [f"{ACCESS}: {access}" for access in report.exposed.values()]
         in_docker = any(environment_entry(kind).needs_docker for kind in report.placements)
         if in_docker and not buildx and TaskRequirements(task.path).restricts_network:

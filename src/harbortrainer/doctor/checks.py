@@ -26,7 +26,7 @@ def examine_file(plan: LaunchPlan) -> list[Finding]:
 
 
 def examine_machine(plan: LaunchPlan) -> list[Finding]:
-    """Check this machine: programs, GPUs, ports, disk, credentials. Imports Harbor if a sandbox provider is used."""
+    """Check this machine: programs, GPUs, ports, disk, credentials. Imports parts of Harbor."""
     from harbortrainer.doctor import (
         credentials,
         docker_daemon,
@@ -40,6 +40,7 @@ def examine_machine(plan: LaunchPlan) -> list[Finding]:
 
     checks = (
         task_checks.check_agent_names,
+        task_checks.check_refused,
         credentials.check_providers,
         engine_checks.check_prime_rl,
         engine_checks.check_vllm,

@@ -52,6 +52,8 @@ class TaskReport:
     """What `local` lacks, by the name of each task that `auto` runs elsewhere."""
     unsupported: list[str] = field(default_factory=list)
     """Tasks that cannot run in their sandbox."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Harbor's words, by the name of each task that the installed Harbor refuses in every sandbox."""
     unset_variables: list[str] = field(default_factory=list)
     """Tasks with environment variables that are not set."""
     exposed: dict[str, str] = field(default_factory=dict)
@@ -130,6 +132,30 @@ def _inspect(
         found.ignored_files.append(f"{task.name} ({', '.join(files)})")
 
 
+def refused_tasks(tasks: Iterable[TaskRef]) -> dict[str, str]:
+    """Return the words of the installed Harbor, by the name of each task that it refuses. Imports a part of Harbor."""
+    found = {}
+    for task in tasks:
+        try:
+            with reading_task(task.name):
+                found[task.name] = TaskRequirements(task.path, task.config).refusal()
+        except UserError as error:
+            found[task.name] = error.what
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def check_refused(plan: LaunchPlan) -> Iterator[Finding]:
+    """Check that the installed Harbor accepts the tasks."""
+    for key, table in plan.tasksets.items():
+        if refused := refused_tasks(plan.tasks[key]):
+            yield _refused(refused, plan.where(f"{key}.{'tasks_dir' if table.dataset is None else 'dataset'}"))
+
+
+def _refused(refused: Mapping[str, str], where: str) -> Finding:
+    what = f"Harbor refuses {_listed([f'{name} ({reason})' for name, reason in refused.items()])}"
+    return red("tasks", what, "correct the files, or exclude the tasks by name", where)
+
+
 def check_requirements(plan: LaunchPlan) -> Iterator[Finding]:
     """Check each source's tasks against the sandboxes of its harness."""
     reported: set[str] = set()
@@ -160,6 +186,8 @@ def _findings(found: TaskReport, kind: str, where: str, table: str = "") -> Iter
     if found.unsupported:
         what = f"environment_type = {kind!r} cannot run {_listed(found.unsupported)}"
         yield red("sandboxes", what, unsupported_remedy(kind, in_file=bool(table)), where)
+    if found.refused:
+        yield _refused(found.refused, where)
     if found.unset_variables:
         what = f"environment variables are not set for {_listed(found.unset_variables)}"
         yield red("variables", what, _SET_VARIABLES, where)
@@ -210,7 +238,7 @@ def placement_lines(plan: LaunchPlan) -> list[str]:
 
 
 def refuse_unsupported(
-    tasks: Iterable[TaskRef],
+    tasks: Sequence[TaskRef],
     environment_type: str,
     kwargs: Mapping[str, object],
     where: str,
@@ -223,6 +251,7 @@ def refuse_unsupported(
             can access this machine.
     """
     found = inspect_tasks(tasks, environment_type, kwargs, variables(), trusted)
+    found.refused.update(refused_tasks(tasks))
     findings = list(_findings(found, environment_type, where))
     stop_on_red(findings)
     warn(findings)
@@ -235,6 +264,7 @@ def refusal(
     """Return why a task cannot run in its sandbox or must not; None if it can. Arguments as `refuse_unsupported`."""
     try:
         found = inspect_tasks([task], environment_type, kwargs, variables(), trusted)
+        found.refused.update(refused_tasks([task]))
         stop_on_red(list(_findings(found, environment_type, where)))
     except UserError as error:
         return error

@@ -16,11 +16,14 @@ import contextlib
 import logging
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbortrainer.config.explain import explain
+from harbortrainer.errors import parts_of
 from harbortrainer.harbor_compat import task_hashes
 from harbortrainer.private_apis import PrivateApi
 from harbortrainer.tar_filter import use_for_all_archives
@@ -178,6 +181,32 @@ def separate_verifier_can_use_environment() -> bool:
     from harbor.models.task import verifier_mode
 
     return hasattr(verifier_mode, "resolve_verifier_environment_definition")
+
+
+def task_refusal(folder: Path) -> str:
+    """Return why Harbor refuses a task's files at the start of each trial; empty if it plays them.
+
+    Harbor 0.21 requires test scripts and a valid task.toml. Since 0.25 links must also stay within the task, step names
+    must be portable, and `.harborignore` must not exclude the test script.
+
+    Args:
+        folder: The task's folder.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    keep_litellm_offline()
+    from harbor.models.task.task import Task
+    from pydantic import ValidationError
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            Task(folder)
+    except ValidationError as error:
+        return "; ".join(f"{one.where}: {one.what}" for one in parts_of(explain(error, "task.toml")))
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def without_grading(exceptions: Iterable[str]) -> dict[str, object]:

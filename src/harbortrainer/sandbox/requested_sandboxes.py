@@ -42,25 +42,6 @@ def requested_sandboxes(folder: Path, config: TomlTable) -> list[RequestedSandbo
     return [_agent_sandbox(folder, config), *separate]
 
 
-def missing_tests(folder: Path, config: TomlTable) -> list[str]:
-    """Return the missing test scripts, without which Harbor plays no trial.
-
-    The image of a separate verifier may have others.
-
-    Args:
-        folder: The task's folder.
-        config: The contents of its task.toml.
-    """
-    if any((folder / "tests").glob("test.*")):  # test.bat on Windows
-        return []
-    missing = []
-    for step in _verified(config):
-        own = f"steps/{step['name']}/tests" if step else "tests"
-        if not any((folder / own).glob("test.*")) and _uploads_tests(folder, config, step):
-            missing.append(f"{own}/test.sh and tests/test.sh are missing" if step else "tests/test.sh is missing")
-    return missing
-
-
 def _verified(config: TomlTable) -> list[TomlTable]:
     """Return the steps, or an empty table for a task without steps."""
     return tables_of(config, "steps") or [{}]
@@ -91,14 +72,6 @@ def _verifier_sandbox(folder: Path, config: TomlTable, step: TomlTable) -> Reque
         if sandbox.is_defined:
             return sandbox
     return RequestedSandbox(key, agent.folder, table | {"docker_image": agent.table.get("docker_image")})
-
-
-def _uploads_tests(folder: Path, config: TomlTable, step: TomlTable) -> bool:
-    """Whether Harbor uploads the tests of a step, or (empty) of the task, to the sandbox that runs them."""
-    if not _has_separate(config, step):
-        return True
-    sandbox = _verifier_sandbox(folder, config, step)
-    return separate_verifier_can_use_environment() and sandbox.folder == folder / "environment"
 
 
 def _has_separate(config: TomlTable, step: TomlTable) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
 from harbortrainer.config.secret_names import is_secret_name
 from harbortrainer.config.table import TomlTable, table_of, tables_of
+from harbortrainer.harbor_compat import task_refusal
 from harbortrainer.sandbox import dockerfile, host_variables, network_choice
 from harbortrainer.sandbox.compose_exposure import compose_exposure
 from harbortrainer.sandbox.compose_files import PROVIDERS_NAME, compose_files, unreadable_files
@@ -22,7 +23,7 @@ from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.images.image_choice import builder_for, host_root_problems, is_root
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.named_ports import named_ports
-from harbortrainer.sandbox.requested_sandboxes import RequestedSandbox, missing_tests, requested_sandboxes
+from harbortrainer.sandbox.requested_sandboxes import RequestedSandbox, requested_sandboxes
 
 _LOCALHOST = re.compile(r"://(?:[^/@]*@)?((?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?)(?:/|$)")
 _MAX_SHOWN = 300
@@ -53,18 +54,17 @@ class TaskRequirements:
     def unsupported(self, kind: str, kwargs: Mapping[str, object] | None = None) -> list[str]:
         """Return the requirements that an environment type does not support.
 
-        For types whose limits are not known here, only what no type supports; Harbor checks the rest.
+        None for types whose limits are not known here; Harbor checks them.
 
         Args:
             kind: The environment type.
             kwargs: Keyword arguments of its class.
         """
         entry = environment_entry(kind)
-        found = self.missing_tests()
         if not entry.has_known_limits:
-            return found
+            return []
         sandboxes = self.sandboxes()
-        found += [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
+        found = [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
         if entry.needs_namespaces:
             return [*found, *self._unsupported_local(sandboxes, entry, dict(kwargs or {}))]
         return [*found, *_undefined(sandboxes)]
@@ -145,9 +145,9 @@ class TaskRequirements:
         """Return the task's sandboxes, the agent's first."""
         return requested_sandboxes(self.folder, self.config)
 
-    def missing_tests(self) -> list[str]:
-        """Return the missing test scripts, without which Harbor plays no trial."""
-        return missing_tests(self.folder, self.config)
+    def refusal(self) -> str:
+        """Return why the installed Harbor refuses the task; empty if it does not. Imports Harbor."""
+        return task_refusal(self.folder)
 
     def _unsupported_local(
         self, sandboxes: Sequence[RequestedSandbox], entry: EnvironmentEntry, kwargs: dict[str, object]

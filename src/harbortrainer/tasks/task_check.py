@@ -137,8 +137,8 @@ def _unsupported(task: TaskRef, requirements: TaskRequirements, spec: TrialSpec)
     if not spec.trusted and (reach := requirements.exposure(spec.environment_type)):
         problem = f"refused, since it can access this machine: {'; '.join(reach)}; {trust_remedy([task.name])}"
         return failed(task, "unsupported", problem)
-    if missing := requirements.missing_tests():
-        return failed(task, "task", "; ".join([*missing, "write it, or exclude the task by name"]))
+    if refusal := requirements.refusal():
+        return failed(task, "task", f"Harbor refuses it: {refusal}; correct the files, or exclude the task by name")
     start, unset = (
         f"cannot run in {spec.environment_type}: ",
         requirements.unset_variables(os.environ, solution=has_solution(task.path)),
