@@ -190,7 +190,7 @@ def usable_tasks(loaded: LoadedTasks, rules: EvalRules) -> task_checks.TaskRepor
     loaded.require_some()
     where, kind, kwargs = "--environment", *rules.sandboxes
     for task in list(loaded.tasks):
-        if error := task_checks.refusal(task, kind, kwargs, where, rules.trusted_tasks):
+        if error := task_checks.refusal(task, kind, kwargs, where, rules.trusted_tasks, rules.agent_name):
             loaded.leave_out(task, error)
     placed = list(inspected(list(loaded.tasks), kind, kwargs, loaded.leave_out))
     refused = preflight.refused_tasks(placed, where)

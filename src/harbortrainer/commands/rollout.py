@@ -177,7 +177,7 @@ def rollout(order: RolloutOrder) -> int:
         max_turns=order.max_turns,
         max_model_len=None if rules.max_model_len else limit,
     )
-    refuse_unsupported([task], *rules.sandboxes, where="--environment", trusted=rules.trusted_tasks)
+    refuse_unsupported([task], *rules.sandboxes, "--environment", rules.trusted_tasks, rules.agent_name)
     preflight.refused_tasks(inspected([task], *rules.sandboxes), "--environment")
     check_available(candidate)
     if isinstance(candidate, LocalModel):

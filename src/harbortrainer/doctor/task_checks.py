@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from harbortrainer.config.agent_table import SHORT_NAMES, is_class
+from harbortrainer.config.agent_table import SHORT_NAMES, TRAINABLE_TERMINUS, is_class
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, is_trusted, trust_remedy
@@ -53,7 +53,7 @@ class TaskReport:
     unsupported: list[str] = field(default_factory=list)
     """Tasks that cannot run in their sandbox."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Harbor's words, by the name of each task that the installed Harbor refuses in every sandbox."""
+    """The reason, by the name of each task that the installed Harbor refuses in every sandbox."""
     unset_variables: list[str] = field(default_factory=list)
     """Tasks with environment variables that are not set."""
     exposed: dict[str, str] = field(default_factory=dict)
@@ -132,23 +132,25 @@ def _inspect(
         found.ignored_files.append(f"{task.name} ({', '.join(files)})")
 
 
-def refused_tasks(tasks: Iterable[TaskRef]) -> dict[str, str]:
-    """Return the words of the installed Harbor, by the name of each task that it refuses. Imports a part of Harbor."""
+def refused_tasks(tasks: Iterable[TaskRef], agent: str = TRAINABLE_TERMINUS) -> dict[str, str]:
+    """Return why the installed Harbor refuses to let an agent play a task, by its name. Imports a part of Harbor."""
     found = {}
     for task in tasks:
         try:
             with reading_task(task.name):
-                found[task.name] = TaskRequirements(task.path, task.config).refusal()
+                requirements = TaskRequirements(task.path, task.config)
+                found[task.name] = requirements.refusal() or requirements.trajectory_problem(agent)
         except UserError as error:
             found[task.name] = error.what
     return {name: reason for name, reason in found.items() if reason}
 
 
 def check_refused(plan: LaunchPlan) -> Iterator[Finding]:
-    """Check that the installed Harbor accepts the tasks."""
-    for key, table in plan.tasksets.items():
-        if refused := refused_tasks(plan.tasks[key]):
-            yield _refused(refused, plan.where(f"{key}.{'tasks_dir' if table.dataset is None else 'dataset'}"))
+    """Check that the installed Harbor accepts the tasks for their agents."""
+    for source, env in plan.envs.items():
+        key, harness = f"{source}.taskset", env.agent.harness
+        if refused := refused_tasks(plan.tasks[key], harness.agent if harness else TRAINABLE_TERMINUS):
+            yield _refused(refused, plan.where(f"{key}.{'tasks_dir' if env.taskset.dataset is None else 'dataset'}"))
 
 
 def _refused(refused: Mapping[str, str], where: str) -> Finding:
@@ -243,6 +245,7 @@ def refuse_unsupported(
     kwargs: Mapping[str, object],
     where: str,
     trusted: Sequence[str] = (),
+    agent: str = TRAINABLE_TERMINUS,
 ) -> TaskReport:
     """Inspect the tasks, print warnings and return the report.
 
@@ -251,7 +254,7 @@ def refuse_unsupported(
             can access this machine.
     """
     found = inspect_tasks(tasks, environment_type, kwargs, variables(), trusted)
-    found.refused.update(refused_tasks(tasks))
+    found.refused.update(refused_tasks(tasks, agent))
     findings = list(_findings(found, environment_type, where))
     stop_on_red(findings)
     warn(findings)
@@ -259,12 +262,17 @@ def refuse_unsupported(
 
 
 def refusal(
-    task: TaskRef, environment_type: str, kwargs: Mapping[str, object], where: str, trusted: Sequence[str]
+    task: TaskRef,
+    environment_type: str,
+    kwargs: Mapping[str, object],
+    where: str,
+    trusted: Sequence[str],
+    agent: str = TRAINABLE_TERMINUS,
 ) -> UserError | None:
     """Return why a task cannot run in its sandbox or must not; None if it can. Arguments as `refuse_unsupported`."""
     try:
         found = inspect_tasks([task], environment_type, kwargs, variables(), trusted)
-        found.refused.update(refused_tasks([task]))
+        found.refused.update(refused_tasks([task], agent))
         stop_on_red(list(_findings(found, environment_type, where)))
     except UserError as error:
         return error

@@ -16,6 +16,7 @@ from harbortrainer.config.environment_table import EnvironmentEntry, environment
 from harbortrainer.config.secret_names import is_secret_name
 from harbortrainer.config.table import TomlTable, table_of, tables_of
 from harbortrainer.harbor_compat import task_refusal
+from harbortrainer.harbor_compat.prior_context import TRAJECTORY, trajectory_problem
 from harbortrainer.sandbox import dockerfile, host_variables, network_choice
 from harbortrainer.sandbox.compose_exposure import compose_exposure
 from harbortrainer.sandbox.compose_files import PROVIDERS_NAME, compose_files, unreadable_files
@@ -148,6 +149,11 @@ class TaskRequirements:
     def refusal(self) -> str:
         """Return why the installed Harbor refuses the task; empty if it does not. Imports Harbor."""
         return task_refusal(self.folder)
+
+    def trajectory_problem(self, agent: str) -> str:
+        """Return why an agent cannot play the task with its `trajectory.json`; empty if it can, or there is none."""
+        first = self.folder / "steps" / str(self.steps[0]["name"]) if self.steps else self.folder
+        return trajectory_problem(first / TRAJECTORY, agent)
 
     def _unsupported_local(
         self, sandboxes: Sequence[RequestedSandbox], entry: EnvironmentEntry, kwargs: dict[str, object]

@@ -7,6 +7,8 @@ from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
+from harbortrainer.harbor_compat.prior_context import ignore_trajectories
+
 TIMEOUT_S = 60
 
 
@@ -37,3 +39,6 @@ class CheatingAgent(BaseAgent):
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         await environment.exec(self._script, timeout_sec=TIMEOUT_S)
+
+
+ignore_trajectories(CheatingAgent)

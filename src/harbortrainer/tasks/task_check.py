@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from harbortrainer.config.agent_table import TRAINABLE_TERMINUS
 from harbortrainer.config.plugin import Leftovers
 from harbortrainer.config.trusted_tasks import is_trusted, trust_remedy
 from harbortrainer.errors import UserError
@@ -128,6 +129,8 @@ def _notes(requirements: TaskRequirements, choice: EnvironmentChoice, trusted: b
         yield note("network", f"{what}: {', '.join(variables)}")
     if files := requirements.ignored_files():
         yield note("task", f"Harbor ignores {', '.join(files)}, and reads only docker-compose.yaml")
+    if problem := requirements.trajectory_problem(TRAINABLE_TERMINUS):
+        yield note("task", f"Terminus-2 cannot play it: {problem}")
     if keys := ignored_keys(requirements.config):
         yield note("task", f"Harbor ignores these task.toml keys: {', '.join(keys)}")
 
