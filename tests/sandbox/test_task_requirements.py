@@ -159,6 +159,14 @@ def test_separate_verifier_without_image_has_the_agents_where_harbor_allows(tmp_
     assert unsupported(folder) == ([own, found] if CAN_USE_ENVIRONMENT else [*UNDEFINED, own])
 
 
+def test_docker_gives_gpus_where_harbor_does(tmp_path):
+    folder = write_task(tmp_path, f"[environment]\ngpus = 1\n{SEPARATE}", **{"tests/Dockerfile": "FROM a\n"})
+    refused = ["[environment] gpus = 1", "[verifier.environment] gpus = 1"]
+    assert unsupported(folder, "docker") == ([] if CAN_USE_ENVIRONMENT else refused)
+    assert unsupported(folder, "local") == unsupported(folder, "auto") == refused
+    assert choose_environment(folder, "auto", HOST).kind == "docker"
+
+
 def test_ordinary_user_cannot_have_other_users(tmp_path, monkeypatch):
     folder = write_task(tmp_path, '[agent]\nuser = "worker"\n[verifier]\nuser = "root"')
     assert unsupported(folder) == []

@@ -32,6 +32,7 @@ if [ -f /app/done ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 [ -f /app/done ] || echo /app/done is missing
 """
 SEPARATE = 'artifacts = ["/app/out"]\n[verifier]\nenvironment_mode = "separate"\n'
+TPU = 'tpu = { type = "v6e", topology = "2x2" }\n'
 SOLVES_OUT = "touch /app/out/done"
 BY_COMPARING = (
     "echo right | cmp -s - /app/done && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
@@ -191,19 +192,19 @@ async def test_names_successful_cheats_and_separate_verifier_resists(tmp_path: P
 
 
 async def test_refuses_privileged_compose_service_unless_task_is_trusted(tmp_path: Path) -> None:
-    write_task(tmp_path, "open", toml="[environment]\ngpus = 1\n")
+    write_task(tmp_path, "open", toml=f"[environment]\n{TPU}")
     (tmp_path / "open/environment/docker-compose.yaml").write_text("services: {main: {privileged: true}}")
     (verdict,) = await check_tasks(load_folder(tmp_path), environment_type="docker")
     assert verdict.problem.startswith("refused, since it can access this machine: main is privileged; ")
     assert "pass `--trust open`" in verdict.problem and verdict.trials == []
     (verdict,) = await check_tasks(load_folder(tmp_path), environment_type="docker", trusted=["op*"])
-    assert verdict.problem.startswith("cannot run in docker: [environment] gpus = 1")
+    assert verdict.problem.startswith("cannot run in docker: [environment] tpu")
     assert verdict.note == "sandbox not isolated: main is privileged"
 
 
 @pytest.mark.parametrize(("kind", "advised"), [("local", True), ("docker", False)])
 async def test_unsupported_task_gets_the_advice_of_eval(tmp_path: Path, kind: str, advised: bool) -> None:
-    write_task(tmp_path, "gpu", toml="[environment]\ngpus = 1\n")
+    write_task(tmp_path, "tpu", toml=f"[environment]\n{TPU}")
     tasks = load_folder(tmp_path)
     (verdict,) = await check_tasks(tasks, environment_type=kind)
     assert ("--environment auto, which uses docker" in verdict.problem) is advised
@@ -497,10 +498,10 @@ def test_one_task_that_needs_buildx_does_not_end_the_check(
     closed = "services: {main: {}}"
     write_task(tmp_path / "tasks", "closed", toml='[environment]\nnetwork_mode = "no-network"\n')
     (tmp_path / "tasks/closed/environment/docker-compose.yaml").write_text(closed)
-    write_task(tmp_path / "tasks", "gpu", toml="[environment]\ngpus = 1\n")
+    write_task(tmp_path / "tasks", "tpu", toml=f"[environment]\n{TPU}")
     assert main(["tasks", "check", "tasks", "--environment", "docker"]) == 1
     out = capsys.readouterr().out
     assert "BAD  closed  --environment: docker has no `buildx` command" in out
     assert "0 of 2 tasks are fit to train on (not fit: host 1, unsupported 1)" in out
-    assert main(["tasks", "check", "tasks", "--environment", "docker", "--exclude", "gpu"]) == 2
+    assert main(["tasks", "check", "tasks", "--environment", "docker", "--exclude", "tpu"]) == 2
     assert "docker has no `buildx` command" in capsys.readouterr().err, "no task can run"

@@ -183,6 +183,25 @@ def separate_verifier_can_use_environment() -> bool:
     return hasattr(verifier_mode, "resolve_verifier_environment_definition")
 
 
+@cache
+def docker_allocates_gpus() -> bool:
+    """Whether Harbor's Docker environment gives a task the GPUs that it requests: since 0.25, in Linux containers."""
+    keep_litellm_offline()
+    from harbor.environments.docker.docker import DockerEnvironment
+
+    class LinuxContainer:
+        """The flags that the capabilities depend on, all false."""
+
+        type = staticmethod(DockerEnvironment.type)
+
+        def __getattr__(self, name: str) -> bool:
+            return False
+
+    capabilities = DockerEnvironment.capabilities
+    assert isinstance(capabilities, property) and capabilities.fget is not None
+    return capabilities.fget(LinuxContainer()).gpus  # ty: ignore[invalid-argument-type] - a stand-in
+
+
 def task_refusal(folder: Path) -> str:
     """Return why Harbor refuses a task's files at the start of each trial; empty if it plays them.
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from harbortrainer.config.environment_table import EnvironmentEntry, environment_entry
 from harbortrainer.config.secret_names import is_secret_name
 from harbortrainer.config.table import TomlTable, table_of, tables_of
-from harbortrainer.harbor_compat import task_refusal
+from harbortrainer.harbor_compat import docker_allocates_gpus, task_refusal
 from harbortrainer.harbor_compat.prior_context import TRAJECTORY, trajectory_problem
 from harbortrainer.sandbox import dockerfile, host_variables, network_choice
 from harbortrainer.sandbox.compose_exposure import compose_exposure
@@ -66,6 +66,7 @@ class TaskRequirements:
             return []
         sandboxes = self.sandboxes()
         found = [what for sandbox in sandboxes for what in _unsupported_anywhere(sandbox)]
+        found += [what for sandbox in sandboxes for what in _gpus(sandbox, entry)]
         if entry.needs_namespaces:
             return [*found, *self._unsupported_local(sandboxes, entry, dict(kwargs or {}))]
         return [*found, *_undefined(sandboxes)]
@@ -301,12 +302,17 @@ def _undefined(sandboxes: Sequence[RequestedSandbox]) -> list[str]:
 def _unsupported_anywhere(sandbox: RequestedSandbox) -> Iterator[str]:
     """Yield requirements that neither containers nor local sandboxes support."""
     yield from (f"{sandbox.folder.name}/{file.name} is not a regular file" for file in unreadable_files(sandbox.folder))
-    if sandbox.table.get("gpus"):
-        yield f"[{sandbox.key}] gpus = {sandbox.table['gpus']}"
     if sandbox.table.get("tpu"):
         yield f"[{sandbox.key}] tpu"
     if str(sandbox.table.get("os", "linux")).lower() != "linux":
         yield f"[{sandbox.key}] os = {sandbox.table['os']!r}"
+
+
+def _gpus(sandbox: RequestedSandbox, entry: EnvironmentEntry) -> list[str]:
+    """Return the request for GPUs, unless Harbor's Docker grants it."""
+    gpus = sandbox.table.get("gpus")
+    granted = not gpus or (not entry.needs_namespaces and docker_allocates_gpus())
+    return [] if granted else [f"[{sandbox.key}] gpus = {gpus}"]
 
 
 def _image_user(sandbox: RequestedSandbox) -> Iterator[str]:
