@@ -21,6 +21,7 @@ from harbortrainer.doctor import (
     model_files,
     pace,
     policy_checks,
+    refused_tasks,
     run_file_checks,
     sampling_speed,
     task_checks,
@@ -46,6 +47,7 @@ MODULES = (
     model_files,
     pace,
     policy_checks,
+    refused_tasks,
     run_file_checks,
     sampling_speed,
     task_checks,
@@ -127,7 +129,7 @@ def file_mistakes(plan, source, tmp_path, monkeypatch):
     torn = {"id": "harbor_env", "tasks_dir": "torn", "skip_bad": True}
     yield machine_checks.check_tasks(plan(sources=[{"env": {"taskset": torn}}]))
     untested = {"id": "harbor_env", "tasks_dir": "tasks"}
-    yield task_checks.check_refused(plan(sources=[{"env": {"taskset": untested}}]))
+    yield refused_tasks.check_refused(plan(sources=[{"env": {"taskset": untested}}]))
     yield task_checks.check_leftovers(checked_without_leftovers(plan, tmp_path))
     yield from root_mistakes(plan, tmp_path, monkeypatch)
     yield from difficulty_mistakes(plan, tmp_path)

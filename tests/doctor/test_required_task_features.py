@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harbortrainer.doctor import task_checks
+from harbortrainer.doctor import refused_tasks, task_checks
 from harbortrainer.doctor.finding import Level
 from harbortrainer.errors import UserError
 from harbortrainer.sandbox import network_choice
@@ -68,7 +68,7 @@ def test_compose_access_to_this_machine_is_red_unless_task_is_trusted(tasks, pla
 
 def test_task_without_tests_is_red(tasks, plan):
     (tasks / "plain/tests/test.sh").rename(tasks / "plain/tests/run.sh")
-    (red,) = task_checks.check_refused(run(plan, "docker"))
+    (red,) = refused_tasks.check_refused(run(plan, "docker"))
     assert red.level is Level.RED and red.what.startswith("Harbor refuses 1 task: plain (Task directory ")
     assert "does not contain tests/test.sh" in red.what and red.where.endswith(".taskset.tasks_dir")
     with pytest.raises(UserError, match=r"Harbor refuses 1 task: plain \("):

@@ -8,7 +8,7 @@ from harbor.models.task.paths import TaskPaths
 from task_sets import make_task
 
 from harbortrainer.config.agent_table import PLAIN_AGENT, TRAINABLE_TERMINUS
-from harbortrainer.doctor.task_checks import refused_tasks
+from harbortrainer.doctor.refused_tasks import refused_tasks
 from harbortrainer.tasks.task_check import check_tasks
 from harbortrainer.tasks.task_folder import load_folder
 

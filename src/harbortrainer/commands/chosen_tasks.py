@@ -14,6 +14,7 @@ from harbortrainer.config.environment_table import AUTO, environment_entry
 from harbortrainer.config.plugin import NEAR_COPY, TasksetKeys
 from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.doctor import docker_daemon, task_checks
+from harbortrainer.doctor.refused_tasks import refused_tasks
 from harbortrainer.engines.programs import program_output
 from harbortrainer.errors import UserError
 from harbortrainer.sandbox.images.image_choice import builder_problem
@@ -193,7 +194,7 @@ def _local_problem() -> str:
 def _left_out(tasks: Sequence[TaskRef], choice: SandboxChoice, trusted: Sequence[str]) -> dict[str, str]:
     """Return the reason why a task cannot run in a sandbox, by the task's name; unset variables are no reason."""
     variables = task_checks.variables()
-    refused = task_checks.refused_tasks(tasks)
+    refused = refused_tasks(tasks)
     buildx = program_output("docker", "buildx", "version") is not None
     found = {}
     for task in tasks:

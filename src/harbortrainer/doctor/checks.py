@@ -34,13 +34,14 @@ def examine_machine(plan: LaunchPlan) -> list[Finding]:
         gpus,
         machine_checks,
         pace,
+        refused_tasks,
         run_file_checks,
         task_checks,
     )
 
     checks = (
         task_checks.check_agent_names,
-        task_checks.check_refused,
+        refused_tasks.check_refused,
         credentials.check_providers,
         engine_checks.check_prime_rl,
         engine_checks.check_vllm,

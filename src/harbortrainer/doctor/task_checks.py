@@ -16,6 +16,7 @@ from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.trusted_tasks import HARNESS_TABLE, is_trusted, trust_remedy
 from harbortrainer.doctor.finding import Finding, green, red, stop_on_red, warn, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
+from harbortrainer.doctor.refused_tasks import count_tasks, listed, refused_finding, refused_tasks
 from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import name_first
@@ -132,32 +133,6 @@ def _inspect(
         found.ignored_files.append(f"{task.name} ({', '.join(files)})")
 
 
-def refused_tasks(tasks: Iterable[TaskRef], agent: str = TRAINABLE_TERMINUS) -> dict[str, str]:
-    """Return why the installed Harbor refuses to let an agent play a task, by its name. Imports a part of Harbor."""
-    found = {}
-    for task in tasks:
-        try:
-            with reading_task(task.name):
-                requirements = TaskRequirements(task.path, task.config)
-                found[task.name] = requirements.refusal() or requirements.trajectory_problem(agent)
-        except UserError as error:
-            found[task.name] = error.what
-    return {name: reason for name, reason in found.items() if reason}
-
-
-def check_refused(plan: LaunchPlan) -> Iterator[Finding]:
-    """Check that the installed Harbor accepts the tasks for their agents."""
-    for source, env in plan.envs.items():
-        key, harness = f"{source}.taskset", env.agent.harness
-        if refused := refused_tasks(plan.tasks[key], harness.agent if harness else TRAINABLE_TERMINUS):
-            yield _refused(refused, plan.where(f"{key}.{'tasks_dir' if env.taskset.dataset is None else 'dataset'}"))
-
-
-def _refused(refused: Mapping[str, str], where: str) -> Finding:
-    what = f"Harbor refuses {_listed([f'{name} ({reason})' for name, reason in refused.items()])}"
-    return red("tasks", what, "correct the files, or exclude the tasks by name", where)
-
-
 def check_requirements(plan: LaunchPlan) -> Iterator[Finding]:
     """Check each source's tasks against the sandboxes of its harness."""
     reported: set[str] = set()
@@ -182,47 +157,41 @@ def check_requirements(plan: LaunchPlan) -> Iterator[Finding]:
 def _findings(found: TaskReport, kind: str, where: str, table: str = "") -> Iterator[Finding]:
     if found.exposed:
         tasks = [f"{name} ({access})" for name, access in found.exposed.items()]
-        what = f"sandboxes can access this machine in {_listed(tasks)}"
+        what = f"sandboxes can access this machine in {listed(tasks)}"
         key = f"{where.rpartition('.')[0]}.trusted_tasks" if table else where
         yield red("sandboxes", what, trust_remedy(list(found.exposed), table), key)
     if found.unsupported:
-        what = f"environment_type = {kind!r} cannot run {_listed(found.unsupported)}"
+        what = f"environment_type = {kind!r} cannot run {listed(found.unsupported)}"
         yield red("sandboxes", what, unsupported_remedy(kind, in_file=bool(table)), where)
     if found.refused:
-        yield _refused(found.refused, where)
+        yield refused_finding(found.refused, where)
     if found.unset_variables:
-        what = f"environment variables are not set for {_listed(found.unset_variables)}"
+        what = f"environment variables are not set for {listed(found.unset_variables)}"
         yield red("variables", what, _SET_VARIABLES, where)
     if found.trusted:
-        what = f"sandboxes can access this machine in {_listed(found.trusted)}"
+        what = f"sandboxes can access this machine in {listed(found.trusted)}"
         yield yellow("sandboxes", what, _TRUSTED, where)
     if found.host_network:
-        what = f"the agent can reach this machine's localhost in {_listed(found.host_network)}"
+        what = f"the agent can reach this machine's localhost in {listed(found.host_network)}"
         do = f"{network_choice.remedy()}, {_ACCEPT_HOST_NETWORK}"
         yield yellow("sandboxes", what, do, where)
     if found.shared_ports:
-        what = f"parallel trials share this machine's ports and can reach each other in {_listed(found.shared_ports)}"
+        what = f"parallel trials share this machine's ports and can reach each other in {listed(found.shared_ports)}"
         yield yellow("sandboxes", what, _SEPARATE_NETWORKS, where)
     if found.localhost_variables:
-        tasks = _listed(found.localhost_variables)
+        tasks = listed(found.localhost_variables)
         what = f"localhost URLs are passed into the sandbox, where localhost is the sandbox itself, in {tasks}"
         yield yellow("variables", what, _REACHABLE_ADDRESS, where)
     if found.ignored_keys:
-        what = f"Harbor ignores these task.toml keys ({_count(found.ignored_keys)}): {name_first(found.ignored_keys)}"
+        what = (
+            f"Harbor ignores these task.toml keys ({count_tasks(found.ignored_keys)}): {name_first(found.ignored_keys)}"
+        )
         yield yellow("tasks", what, _CORRECT_KEYS, where)
     if found.ignored_files:
-        what = f"Harbor ignores a compose file and builds the Dockerfile in {_listed(found.ignored_files)}"
+        what = f"Harbor ignores a compose file and builds the Dockerfile in {listed(found.ignored_files)}"
         yield yellow("tasks", what, "rename the file to docker-compose.yaml, or remove it", where)
     if environment_entry(kind).chosen_from and not found.unsupported:
         yield green("sandboxes", placement_line(found))
-
-
-def _count(tasks: list[str]) -> str:
-    return f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
-
-
-def _listed(tasks: list[str]) -> str:
-    return f"{_count(tasks)}: {name_first(tasks)}"
 
 
 def placement_line(found: TaskReport) -> str:
