@@ -94,13 +94,14 @@ CHEATING_AGENT = "harbortrainer.tasks.cheating_agent:CheatingAgent"
 
 _NOT_RESULTS = "proc sys dev tmp var usr lib lib64 bin sbin opt run logs solution tests boot"
 
-# A service that the solution leaves running may no longer need the files that it wrote.
+# A service that the solution leaves running may no longer need the files that it wrote. A process has memory also while
+# it starts another program, when its command line is empty; zombies and the kernel's own have none.
 _SPOIL = rf"""
 touch /tmp/.mutant-start; sleep 0.05
 before=" $(echo /proc/[0-9]*) "
 bash /solution/solve.sh > /dev/null 2>&1 < /dev/null
 for process in /proc/[0-9]*; do
-  case $before in *" $process "*) ;; *) grep -q . "$process/cmdline" 2> /dev/null && exit 3 ;; esac
+  case $before in *" $process "*) ;; *) grep -q ^VmSize: "$process/status" 2> /dev/null && exit 3 ;; esac
 done
 find / "$PWD" -xdev \( {" -o ".join(f"-path /{name}" for name in _NOT_RESULTS.split())} \) -prune \
   -o -type f -newer /tmp/.mutant-start -size +0 -print | sort -u > /tmp/.mutant-files
