@@ -20,7 +20,7 @@ from harbortrainer.environment.request_check import RUN_KEY_FILE, RUN_KEY_FILE_V
 
 pytestmark = pytest.mark.prime_rl
 
-STEPS, BATCH, GROUP = 3, 8, 4
+STEPS, BATCH, GROUP = 5, 8, 4
 # A random policy solves nothing. A random reward gives its groups nonzero advantages.
 RANDOM_REWARD = "echo $((RANDOM % 5)) > /logs/verifier/reward.txt"
 OFTEN_NO_REWARD = f"[ $((RANDOM % 2)) = 0 ] || {RANDOM_REWARD}"
@@ -157,7 +157,7 @@ def check_groups(outputs: Path) -> int:
     return smaller
 
 
-def test_three_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, policy: Path, tmp_path: Path) -> None:
+def test_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, policy: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_task(tmp_path / "tasks" / name, test=OFTEN_NO_REWARD, extra=f"# {name}")
     sampled: list[Completion] = []
@@ -180,7 +180,8 @@ def test_three_steps_train_on_exactly_the_sampled_tokens(prime_rl: PrimeRL, poli
         branches[completions[0].session_id] += 1
     assert max_difference < 1e-6
     # Trials that started under different policies never share blocks of the prefix cache.
-    assert {"0", "1"} <= set(salts) <= {"0", "1", "2", "3"}
+    # A fast machine plays two steps under the first policy.
+    assert {"0"} < set(salts) <= set(map(str, range(STEPS + 1)))
     assert len(versions) >= 2, "later batches were sampled by later policies"
     assert any(advantage for sequence in trained for advantage in sequence.advantages)
     assert set(branches.values()) == {1}, "a trial is one sample"
