@@ -222,7 +222,7 @@ def test_unchecked_tasks_are_left_out_with_the_command_that_checks_them(folder, 
     assert main(["init", str(SAMPLES), "--model", "model"]) == 0
     out = capfd.readouterr().out
     assert f"warning: left out (checked_only): {13 - len(good)} tasks not checked, or failed\n" in out
-    assert f"  the run uses those that pass `harbortrainer tasks check {SAMPLES} --environment " in out
+    assert f"  to include them, first run `harbortrainer tasks check {SAMPLES} --environment " in out
     trained, held_out = selected("run.toml", "train"), selected("run.toml", "eval")
     assert sorted(trained + held_out) == [task.name for task in good] and held_out
     assert f"  tasks    {len(trained)} to train on, {len(held_out)} held out" in out

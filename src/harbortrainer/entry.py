@@ -2,7 +2,7 @@
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code. By default its arguments are those of this process."""
+    """Run a command with these arguments, or those of this process. Returns its exit code."""
     try:
         from harbortrainer.cli import main as run
 

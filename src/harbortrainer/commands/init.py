@@ -247,7 +247,7 @@ def warnings(tasks: ChosenTasks, findings: Sequence[Finding]) -> Iterator[str]:
             yield f"  read the tasks that access this machine; if you trust them, {do} (docs/check-tasks.md)"
     if tasks.unchecked:
         yield f"warning: left out (checked_only): {plural(tasks.unchecked, 'task')} not checked, or failed"
-        yield f"  the run uses those that pass `{check_command(tasks)}`"
+        yield f"  to include them, first run `{check_command(tasks)}`"
     if tasks.unreadable:
         named = name_first([f"{error.where}: {error.what}" for error in tasks.unreadable])
         yield _printable(
