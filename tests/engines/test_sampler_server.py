@@ -207,7 +207,7 @@ async def test_verifiers_train_client_recognizes_full_context(sampler, folder):
     from verifiers.v1.clients.train import TrainClient
     from verifiers.v1.configs.client import TrainClientConfig
     from verifiers.v1.dialects import ChatDialect
-    from verifiers.v1.errors import OverlongPromptError
+    from verifiers.v1.errors import ProviderError
 
     from harbortrainer.environment.verifiers_compat import SamplingConfig
 
@@ -225,8 +225,9 @@ async def test_verifiers_train_client_recognizes_full_context(sampler, folder):
         assert list(completion.token_ids) == response.tokens.completion_ids
         assert list(completion.logprobs) == pytest.approx(response.tokens.completion_logprobs)
         body["messages"][0]["content"] = "word " * 400
-        with pytest.raises(OverlongPromptError):
+        with pytest.raises(ProviderError, match="maximum context length") as refused:
             await client.get_response(ChatDialect(), body, sampling, session_id="trace-2")
+        assert refused.value.status_code == 400
     finally:
         await client.close()
 
