@@ -259,6 +259,7 @@ def test_saved_split_without_held_out_tasks_gives_a_file_that_train_accepts(fold
     assert main(["tasks", "split", "tasks", "--eval-share", "0.001", "--write"]) == 0
     assert main(["init", "tasks", "--model", "model"]) == 0
     assert env_of("run.toml", "eval")["taskset"]["may_overlap"] is True
+    assert 'split = "train"' in (text := Path("run.toml").read_text()) and "split.json" in text
     assert main(["train", "--config", "run.toml", "--engine", "local", "--dry-run"]) == 0
     monkeypatch.setattr(chosen_tasks, "assign_sides", lambda tasks, split: {task.name: "eval" for task in tasks})
     assert main(["init", "tasks", "--model", "model", "--output", "other.toml"]) == 2

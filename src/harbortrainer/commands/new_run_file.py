@@ -282,9 +282,10 @@ def _taskset(choices: RunChoices, kind: str) -> Iterator[Key]:
     if tasks.split is None:
         return
     side = "train" if kind == "train" or not tasks.held_out else "eval"
-    yield Key("split", side, "near copies of a task are on its side")
     if tasks.saved:
+        yield Key("split", side, "the sides that split.json has saved")
         return
+    yield Key("split", side, "near copies of a task are on its side")
     yield Key("eval_share", tasks.split.eval_share, f"holds out {plural(len(tasks.held_out), 'task')}")
 
 
