@@ -31,7 +31,7 @@ from harbortrainer.view.trial_view import UNDECIDED_STEP
 logger = logging.getLogger(__name__)
 
 NAME = "view.sqlite"
-VERSION = 8
+VERSION = 9
 """Version of the tables; an index of another version is rebuilt."""
 PHASES = ("environment_setup", "agent_setup", "agent_execution", "model", "verifier", "total")
 
@@ -125,7 +125,7 @@ def row_of(columns: Sequence) -> TrialRow:
     )
 
 
-type MetricRow = Mapping[str, object]
+type MetricRow = Mapping[str, float]
 
 SHOWN_METRICS = re.compile(
     r"step|loss|eval/(mean_reward|low|high|n|tasks|stderr)|train/agg/all/agent/(reward/.*|solved_\w+|is_truncated/mean)"
@@ -135,10 +135,10 @@ SHOWN_METRICS = re.compile(
 
 
 def select_metrics(row: Mapping[str, object]) -> MetricRow | None:
-    """Return the shown metrics of a line; None for a line without a step."""
+    """Return the shown metrics of a line that are numbers; None for a line without a step."""
     if not isinstance(row.get("step"), int):
         return None
-    return {key: value for key, value in row.items() if SHOWN_METRICS.fullmatch(key)}
+    return {key: value for key, value in row.items() if isinstance(value, int | float) and SHOWN_METRICS.fullmatch(key)}
 
 
 TAIL = 1000

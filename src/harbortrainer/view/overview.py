@@ -114,12 +114,12 @@ def run_seconds(metrics: Sequence[MetricRow]) -> list[Part]:
     whole = known = 0.0
     for row in metrics:
         for key, part in _STEP_PARTS.items():
-            took = _number(row.get(key))
+            took = row.get(key, 0.0)
             if key == "time/forward_backward":
-                took -= _number(row.get("time/other_versions"))  # included in forward_backward
+                took -= row.get("time/other_versions", 0.0)  # included in forward_backward
             sums[part] = sums.get(part, 0.0) + took
             known += 0.0 if key == "time/eval" else took
-        whole += _number(row.get("time/step")) if is_trainer_row(row) else 0.0
+        whole += row.get("time/step", 0.0) if is_trainer_row(row) else 0.0
     found = [Part(name, style, amount) for (name, style), amount in sums.items() if amount > 0]
     return found + ([Part("other", "t-rest", whole - known)] if whole - known > 0.005 * whole > 0 else [])
 
@@ -144,10 +144,6 @@ def trial_seconds(seconds: Mapping[str, float]) -> list[Part]:
         Part("other", "t-rest", max(0.0, total - setup - agent_setup - agent - verifier)),
     ]
     return [part for part in parts if part.amount > 0]
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 ALL = "train/agg/all/agent/"
@@ -197,18 +193,18 @@ def logprob_check(metrics: Sequence[MetricRow], failed: tuple[int, str] | None =
         metrics: The lines of `metrics.jsonl`.
         failed: Step and message of the check that stopped the run.
     """
-    rows = [row for row in metrics if isinstance(row.get("proof/logprob_diff/max"), int | float)]
-    if failed and any(_number(row["step"]) >= failed[0] for row in rows):
+    rows = [row for row in metrics if "proof/logprob_diff/max" in row]
+    if failed and any(row["step"] >= failed[0] for row in rows):
         failed = None  # a later start of the run has passed that step
     if not rows and failed is None:
         return None
-    spreads = [_number(row["proof/spread"]) for row in rows if "proof/spread" in row]
+    spreads = [row["proof/spread"] for row in rows if "proof/spread" in row]
     return LogprobCheck(
         failed=failed,
         steps=len(rows),
-        largest=max((_number(row["proof/logprob_diff/max"]) for row in rows), default=0.0),
+        largest=max((row["proof/logprob_diff/max"] for row in rows), default=0.0),
         spread=max(spreads, default=None),
-        rescored=_number(rows[-1].get("proof/rescored")) if rows else 0.0,
+        rescored=rows[-1].get("proof/rescored", 0.0) if rows else 0.0,
     )
 
 
@@ -307,16 +303,15 @@ def reward_marks(metrics: Sequence[MetricRow]) -> list[Mark]:
     found = []
     for row in metrics:
         mean, trials = row.get(f"{ALL}reward/mean"), row.get("progress/rollouts")
-        if isinstance(mean, int | float) and isinstance(step := row["step"], int):
-            of = f", {trials:g} trials" if isinstance(trials, int | float) else ""
-            found.append(Mark(step, float(mean), title=f"step {step}: {reward(float(mean))}{of}"))
+        if mean is not None:
+            of = f", {trials:g} trials" if trials is not None else ""
+            found.append(Mark(row["step"], mean, title=f"step {row['step']}: {reward(mean)}{of}"))
     return found
 
 
 def last_value(metrics: Sequence[MetricRow], key: str) -> float | None:
     """Return the last value of a metric; None if it was never logged."""
-    found = (value for row in reversed(metrics) if isinstance(value := row.get(key), int | float))
-    return next((float(value) for value in found), None)
+    return next((row[key] for row in reversed(metrics) if key in row), None)
 
 
 def training_parts(counts: Mapping[str, int]) -> list[Part]:
@@ -357,11 +352,7 @@ def _outcome_chart(store: IndexedRun) -> Markup:
 def _metric_charts(metrics: Sequence[MetricRow]) -> Iterator[MetricChart]:
     for key, name, meaning in METRIC_CHARTS:
         marks = [
-            Mark(float(step), float(value))
-            for row in metrics
-            if (key != "time/step" or is_trainer_row(row))
-            and isinstance(value := row.get(key), int | float)
-            and isinstance(step := row["step"], int)
+            Mark(row["step"], row[key]) for row in metrics if key in row and (key != "time/step" or is_trainer_row(row))
         ]
         if marks:
             yield MetricChart(name, meaning, short_number(marks[-1].value), sparkline(marks, f"{name} by step"))

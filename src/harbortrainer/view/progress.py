@@ -42,21 +42,16 @@ class RunTimes:
 
 def run_times(metrics: Sequence[MetricRow], *, since_last_s: float) -> RunTimes:
     """Return the times of a run from its metrics."""
-    rows = [row for row in metrics if isinstance(row.get("time/step"), int | float) and is_trainer_row(row)]
-    evaluations = [row for row in metrics if isinstance(row.get("time/eval"), int | float)]
-    seconds = [number(row["time/step"]) for row in rows[-RECENT_STEPS:]]
+    rows = [row for row in metrics if "time/step" in row and is_trainer_row(row)]
+    evaluations = [row for row in metrics if "time/eval" in row]
+    seconds = [row["time/step"] for row in rows[-RECENT_STEPS:]]
     return RunTimes(
-        step=max((int(number(row["step"])) for row in rows), default=0),
+        step=max((int(row["step"]) for row in rows), default=0),
         step_s=median(seconds) if seconds else None,
-        eval_s=number(evaluations[-1]["time/eval"]) if evaluations else 0.0,
-        evaluated=frozenset(int(number(row["step"])) for row in evaluations),
+        eval_s=evaluations[-1]["time/eval"] if evaluations else 0.0,
+        evaluated=frozenset(int(row["step"]) for row in evaluations),
         since_last_s=since_last_s,
     )
-
-
-def number(value: object) -> float:
-    """Return a metric as a number; 0 for anything else."""
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def remaining_s(times: RunTimes, max_steps: int | None, schedule: EvalSchedule | None) -> float | None:
