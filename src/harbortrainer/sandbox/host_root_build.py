@@ -19,7 +19,6 @@ from pathlib import Path
 
 from harbortrainer.sandbox import archives, dockerfile
 from harbortrainer.sandbox import dockerfile as df
-from harbortrainer.sandbox.build_log import whole_end
 from harbortrainer.sandbox.compose_files import compose_files
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
 from harbortrainer.sandbox.inside.messages import Command, HostView, SandboxSpec
@@ -69,7 +68,7 @@ class Builder:
             Command([*image.shell, value], cwd=image.workdir, env=image.env, user=image.user)
         )
         if done.code:
-            raise SandboxBuildError(f"failed with exit code {done.code}: {_tail(done)}")
+            raise SandboxBuildError(f"failed with exit code {done.code}: {done.tail(_TAIL)}")
 
     async def _copy(self, value: str) -> None:
         *names, target = df.split_words(value, self.image.env) or [""]
@@ -94,12 +93,12 @@ class Builder:
         finally:
             os.close(archive)
         if done.code:
-            raise SandboxBuildError(_tail(done))
+            raise SandboxBuildError(done.tail(_TAIL))
 
     async def _sh(self, command: str) -> None:
         done = await self._sandbox.run(Command(["/bin/sh", "-c", command], env=self.image.env))
         if done.code:
-            raise SandboxBuildError(_tail(done))
+            raise SandboxBuildError(done.tail(_TAIL))
 
     async def _run_limited(self, command: Command, stdin: int | None = None) -> CommandResult:
         try:
@@ -114,10 +113,6 @@ def _archive(source: Path, target: str, *, is_folder: bool) -> tuple[int, str]:
         return archives.archive(source), target
     path = posixpath.join(target, source.name) if is_folder else target
     return archives.archive(source, posixpath.basename(path)), posixpath.dirname(path)
-
-
-def _tail(done: CommandResult) -> str:
-    return whole_end((done.stdout + done.stderr).decode(errors="replace").strip(), _TAIL)
 
 
 async def build(

@@ -12,6 +12,7 @@ import socket
 from dataclasses import dataclass, replace
 
 from harbortrainer.sandbox import fork_server_client
+from harbortrainer.sandbox.build_log import whole_end
 from harbortrainer.sandbox.errors_and_changes import SandboxDiedError, SandboxError, SandboxStartError
 from harbortrainer.sandbox.inside import messages as m
 
@@ -82,6 +83,10 @@ class CommandResult:
     code: int
     stdout: bytes
     stderr: bytes
+
+    def tail(self, limit: int) -> str:
+        """Return the end of the output, at most `limit` characters in whole lines."""
+        return whole_end((self.stdout + self.stderr).decode(errors="replace").strip(), limit)
 
 
 class RunningSandbox:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import time
 
-from harbortrainer.sandbox.build_log import whole_end
 from harbortrainer.sandbox.errors_and_changes import SandboxError, SandboxStartError
 from harbortrainer.sandbox.inside.messages import Command
 from harbortrainer.sandbox.running_sandbox import CommandResult, RunningSandbox
@@ -63,7 +62,7 @@ class EntrypointProcess:
     def _check_running(self) -> None:
         if self._entrypoint is not None and self._entrypoint.done():
             done = self._entrypoint.result()
-            output = _output_tail(done) or "nothing"
+            output = done.tail(_TAIL_CHARS) or "nothing"
             raise SandboxStartError(f"the image's ENTRYPOINT ended at once with code {done.code} and printed {output}")
 
     async def _wait_healthy(self, check: Healthcheck) -> None:
@@ -83,8 +82,4 @@ class EntrypointProcess:
             done = await self._sandbox.run(self._command(check.argv), seconds=check.timeout_s)
         except TimeoutError:
             return f"it did not end within {check.timeout_s:.0f} s"
-        return None if done.code == 0 else f"code {done.code}: {_output_tail(done)}"
-
-
-def _output_tail(done: CommandResult) -> str:
-    return whole_end((done.stdout + done.stderr).decode(errors="replace").strip(), _TAIL_CHARS)
+        return None if done.code == 0 else f"code {done.code}: {done.tail(_TAIL_CHARS)}"
