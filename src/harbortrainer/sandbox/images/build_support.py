@@ -26,6 +26,16 @@ _AUTH, _DOCKER = "REGISTRY_AUTH_FILE", "DOCKER_CONFIG"
 _DOCKER_HUB = 'unqualified-search-registries = ["docker.io"]\nshort-name-mode = "disabled"\n\n'
 
 
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return major and minor version of a builder.
+
+    Example:
+        >>> parse_version("1.33.7-dev\\n")
+        (1, 33)
+    """
+    return tuple(int(word) for word in text.strip().split("-")[0].split(".")[:2] if word.isdigit())
+
+
 _RUNTIME = """#!/bin/sh
 # OCI runtime of image builds: RUN runs in a sandbox. The working directory is the bundle.
 [ "$1" = --systemd-cgroup ] && shift

@@ -170,8 +170,7 @@ class Buildah:
 
     async def _version(self) -> tuple[int, ...]:
         result = await self._run("version", "--json", seconds=_QUERY_S)
-        words = json.loads(result.out)["version"].split("-")[0].split(".") if result.code == 0 else []
-        return tuple(int(word) for word in words[:2] if word.isdigit())
+        return build_support.parse_version(json.loads(result.out)["version"]) if result.code == 0 else ()
 
     async def _run(self, *arguments: str, seconds: float, env: Mapping[str, str] | None = None) -> Output:
         store = ("--root", str(self.folder / "store"), "--runroot", str(self.folder / "run"))

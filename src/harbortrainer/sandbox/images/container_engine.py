@@ -162,8 +162,7 @@ class ContainerEngine:
             return False
         wanted, since = _HEREDOC_VERSIONS[self.kind]
         result = await self._run("version", "--format", wanted, seconds=_QUERY_S)
-        words = result.out.strip().split("-")[0].split(".") if result.code == 0 else []
-        return tuple(int(word) for word in words[:2] if word.isdigit()) >= since
+        return result.code == 0 and build_support.parse_version(result.out) >= since
 
     async def _run(
         self,
