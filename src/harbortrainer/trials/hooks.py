@@ -16,8 +16,6 @@ Invariant: when `clear_verifier_folders` returns, the host's folder of the verif
 """
 
 import asyncio
-import contextlib
-import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from harbortrainer.config.plugin import Leftovers
 from harbortrainer.harbor_compat import count_chat_answers
+from harbortrainer.sandbox.containers.downloads import remove
 from harbortrainer.sandbox.errors_and_changes import ReportsChanges, SandboxChanges, SandboxError, WatchesReward
 from harbortrainer.sandbox.post_mortem import ClearsFolders, Examinable, PostMortem
 from harbortrainer.trials.deadlines import set_deadlines
@@ -100,11 +99,7 @@ def _clear_outside(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):  # no permission, or replaced meanwhile; checked again below
-                path.unlink(missing_ok=True)
+        remove(path)
     return [path.name for path in folder.iterdir()]
 
 

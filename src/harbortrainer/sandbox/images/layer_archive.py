@@ -80,14 +80,14 @@ class _LayerFolder:
             path = self._resolve(name)
             if not os.path.lexists(path):
                 os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
-            elif _is_folder(path):  # removed below and created again in this layer
+            elif is_folder(path):  # removed below and created again in this layer
                 self._opaque_folders.append(name)
         for name in self._opaque_folders:
             path = self._resolve(name)
             self._make_folder(path)
             os.setxattr(path, self._opaque, b"y", follow_symlinks=False)
         for name, member in reversed(self._folders.items()):
-            if _is_folder(path := self._resolve(name)):
+            if is_folder(path := self._resolve(name)):
                 self._set_metadata(path, member)
 
     def _write(self, member: tarfile.TarInfo, path: Path, tar: tarfile.TarFile) -> None:
@@ -122,7 +122,7 @@ class _LayerFolder:
 
     def _make_folder(self, path: Path) -> None:
         """Create a folder with mode 755, whatever this process's umask is."""
-        if not _is_folder(path):
+        if not is_folder(path):
             self._clear(path)
             path.mkdir()
             path.chmod(0o755)
@@ -130,7 +130,7 @@ class _LayerFolder:
     def _clear(self, path: Path) -> None:
         if os.path.lexists(path):
             self._resolved = {"": self._root}
-            path.rmdir() if _is_folder(path) else path.unlink()
+            path.rmdir() if is_folder(path) else path.unlink()
 
     def _resolve(self, name: str) -> Path:
         """Return the path of a name, with its parent folders created. A link at its end is not followed."""
@@ -169,5 +169,6 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Return whether it is a folder itself, not a link to one."""
     return path.is_dir() and not path.is_symlink()

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from harbortrainer.sandbox.errors_and_changes import SandboxBuildError
+from harbortrainer.sandbox.images.layer_archive import is_folder
 from harbortrainer.sandbox.layer_store import Store
 from harbortrainer.sandbox.task_image import SMALL_BYTES, SMALL_ENTRIES
 
@@ -115,11 +116,11 @@ def _merge_layer(source: Path, target: Path) -> None:
     """Merge a layer on top of the target. Files and whiteouts are hard-linked, since they are never written."""
     for path in source.iterdir():
         place = target / path.name
-        if not _is_folder(path):
+        if not is_folder(path):
             _remove(place)
             os.link(path, place, follow_symlinks=False)
             continue
-        hides = _OPAQUE in os.listxattr(path) or (os.path.lexists(place) and not _is_folder(place))
+        hides = _OPAQUE in os.listxattr(path) or (os.path.lexists(place) and not is_folder(place))
         if hides:
             _remove(place)
         place.mkdir(exist_ok=True)
@@ -135,19 +136,15 @@ def _drop_unneeded_whiteouts(folder: Path, below: list[Path]) -> None:
     if _OPAQUE in os.listxattr(folder):
         below = []
     for path in list(folder.iterdir()):
-        if _is_folder(path):
-            _drop_unneeded_whiteouts(path, [low / path.name for low in below if _is_folder(low / path.name)])
+        if is_folder(path):
+            _drop_unneeded_whiteouts(path, [low / path.name for low in below if is_folder(low / path.name)])
         elif stat.S_ISCHR(path.lstat().st_mode) and not any(os.path.lexists(low / path.name) for low in below):
             path.unlink()
     os.utime(folder, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def _remove(place: Path) -> None:
-    if _is_folder(place):
+    if is_folder(place):
         shutil.rmtree(place)
     else:
         place.unlink(missing_ok=True)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
