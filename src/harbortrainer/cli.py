@@ -257,6 +257,7 @@ def serve_env(
 
 @app.command(epilog=examples("rollout"))
 def rollout(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help="Folder of one Harbor task.")],
     model: Annotated[
         str | None, typer.Option(help="Model, adapter, checkpoint or run; with --base-url, the served model name.")
@@ -278,21 +279,7 @@ def rollout(
     from harbortrainer.commands.rollout import RolloutOrder
     from harbortrainer.commands.rollout import rollout as play
 
-    order = RolloutOrder(
-        task=task,
-        model=model,
-        base_url=base_url,
-        api_key_var=api_key_var,
-        agent=agent,
-        environment=environment,
-        environment_kwarg=environment_kwarg or [],
-        trust=trust or [],
-        temperature=temperature,
-        max_tokens=max_tokens,
-        max_turns=max_turns,
-        keep=keep,
-    )
-    raise typer.Exit(play(order))
+    raise typer.Exit(play(RolloutOrder.model_validate(context.params)))
 
 
 @app.command(epilog=examples("view"))

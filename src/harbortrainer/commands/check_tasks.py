@@ -118,7 +118,7 @@ def check_tasks(source: str, subset: TaskSubset, where: SandboxOptions, plan: Ch
         RunStoppedError: The folder of the kept trials was removed, or its disk is full.
         KeyboardInterrupt: SIGINT or SIGTERM stopped the check; its sandboxes were removed.
     """
-    preflight.check_type(where.kind, "--environment")
+    preflight.check_type(where.kind)
     cheats, leftovers = plan.chosen_cheats, plan.chosen_leftovers(where.kind)
     report = CheckReport(where.kind, 0, plan.json, plan.markdown)
     report.check_writable()

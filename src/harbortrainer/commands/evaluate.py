@@ -4,17 +4,13 @@ Invariant: the agent's name, the tasks, the model's files, the output folder and
 verifiers, torch or Harbor is imported.
 """
 
-import importlib
 import os
 import shlex
-import sys
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from harbortrainer.commands.check_tasks import SandboxOptions
 from harbortrainer.commands.tasks import print_bad
+from harbortrainer.commands.trial_options import TrialOptions, check_available, load_libraries
 from harbortrainer.config.environment_table import environment_entry
 from harbortrainer.config.run_sections import Prices
 from harbortrainer.config.runfile import RunConfig
@@ -24,13 +20,13 @@ from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, p
 from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.errors import EXIT_INTERRUPTED, RunStoppedError, UserError
 from harbortrainer.estimates.interval import IntervalKind
-from harbortrainer.evaluation.candidate import Candidate, LocalModel, choose_candidate
+from harbortrainer.evaluation.candidate import Candidate
 from harbortrainer.evaluation.eval_comparison import EvalComparison
 from harbortrainer.evaluation.eval_folder import EvalFolder, EvalSpec
-from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
+from harbortrainer.evaluation.eval_rules import EvalRules
 from harbortrainer.evaluation.report import EvalReport, as_lines, as_markdown
 from harbortrainer.runs.disk_faults import disk_faults
-from harbortrainer.runs.display import Display, loading, plural
+from harbortrainer.runs.display import Display, plural
 from harbortrainer.runs.durable import write_whole
 from harbortrainer.runs.label import run_label
 from harbortrainer.runs.provenance import package_versions
@@ -42,24 +38,13 @@ from harbortrainer.tasks.task_store import FOLDER
 from harbortrainer.tasks.task_subset import LoadedTasks, TaskSubset, load_subset
 
 DEFAULT_ROOT = Path("outputs/evals")
-DEFAULT_CONTEXT = 32768
-"""Context length of a model served on this machine, if neither run file nor command line sets it."""
 
 
-class EvalOrder(BaseModel):
+class EvalOrder(TrialOptions):
     """Options of the command, by their names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     tasks: str | None
-    model: str | None
-    base_url: str | None
-    api_key_var: str
-    agent: str | None
     config: Path | None
-    environment: str | None
-    environment_kwarg: list[str] | None
-    trust: list[str] | None
     attempts: int
     parallel: int | None
     out: Path | None
@@ -67,9 +52,6 @@ class EvalOrder(BaseModel):
     ci: str
     compare: tuple[Path, Path] | None
     difficulty: Path | None
-    temperature: float | None
-    max_tokens: int | None
-    max_turns: int | None
     max_model_len: int | None
     price_in: float | None
     price_out: float | None
@@ -131,25 +113,11 @@ def evaluate(order: EvalOrder) -> int:
 def run_evaluation(order: EvalOrder) -> int:
     """Check everything, run the missing trials, write and print the report; returns the exit code."""
     os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
-    if order.agent is not None:
-        task_checks.refuse_agent(order.agent, "--agent")
-    if order.environment is not None:
-        preflight.check_type(order.environment, "--environment")
+    order.check()
     loaded = load_subset(order.source, order.subset)
     folder = loaded.fetched.folder.absolute()
-    candidate = choose_candidate(
-        model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var
-    )
-    if isinstance(candidate, LocalModel):
-        preflight.check_model(candidate.files.base, f"--model {order.model}")
-    file = run_file(order.model if isinstance(candidate, LocalModel) else None, order.config)
-    run = read_run(file)
-    kwargs = SandboxOptions("", order.environment_kwarg or []).kwargs
-    rules = EvalRules.of(
-        run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent, trusted=order.trust or ()
-    )
-    task_checks.refuse_agent(rules.agent_name, f"{file}: env.agent.harness.agent")
-    rules = apply_options(order, candidate, rules)
+    candidate = order.candidate()
+    rules, run, file = order.rules(candidate, config=order.config, max_model_len=order.max_model_len)
     requirements = usable_tasks(loaded, rules)
     spec = eval_identity(order, candidate, rules, folder, loaded.tasks)
     out = order.out or default_folder(folder)
@@ -201,16 +169,6 @@ def usable_tasks(loaded: LoadedTasks, rules: EvalRules) -> task_checks.TaskRepor
     return task_checks.inspect_tasks(loaded.tasks, kind, kwargs, task_checks.variables(), rules.trusted_tasks)
 
 
-def apply_options(order: EvalOrder, candidate: Candidate, rules: EvalRules) -> EvalRules:
-    """Apply the command's options to the rules. A model served on this machine gets a context limit."""
-    limit = order.max_model_len
-    if limit is None and rules.max_model_len is None and isinstance(candidate, LocalModel):
-        limit = candidate.files.context_limit(DEFAULT_CONTEXT)
-    return rules.with_overrides(
-        temperature=order.temperature, max_tokens=order.max_tokens, max_turns=order.max_turns, max_model_len=limit
-    )
-
-
 def eval_identity(
     order: EvalOrder, candidate: Candidate, rules: EvalRules, folder: Path, tasks: list[TaskRef]
 ) -> EvalSpec:
@@ -226,13 +184,6 @@ def eval_identity(
     )
 
 
-def check_available(candidate: Candidate) -> None:
-    """Raise `UserError` when the model server does not answer; name damaged checkpoints that were passed over."""
-    for line in candidate.files.passed_over if isinstance(candidate, LocalModel) else ():
-        print(f"warning: {line}", file=sys.stderr)
-    candidate.check()
-
-
 def run_trials(
     order: EvalOrder,
     candidate: Candidate,
@@ -244,14 +195,7 @@ def run_trials(
     file: Path | None,
 ) -> int:
     """Run the trials and report; returns the exit code."""
-    if isinstance(candidate, LocalModel):
-        from harbortrainer.engines.engine_choice import require_extra
-
-        require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
-    with loading("verifiers" + " and torch" * isinstance(candidate, LocalModel), "verifiers"):
-        if isinstance(candidate, LocalModel):
-            importlib.import_module("torch")
-        importlib.import_module("verifiers.v1")
+    load_libraries(candidate, "verifiers", "verifiers.v1")
     from harbortrainer.evaluation.measuring import run_missing_trials
 
     folder, kinds = EvalFolder.begin(out, spec, resume=order.resume), [spec.rules.environment_type]

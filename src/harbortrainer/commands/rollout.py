@@ -4,27 +4,23 @@ Text from a model or a sandbox is hostile: its control characters are escaped be
 """
 
 import asyncio
-import importlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbortrainer.commands.check_tasks import SandboxOptions
-from harbortrainer.commands.evaluate import DEFAULT_CONTEXT, check_available
+from harbortrainer.commands.trial_options import TrialOptions, check_available, load_libraries
 from harbortrainer.config.agent_table import OUR_AGENTS
 from harbortrainer.config.plugin import HarnessKeys
 from harbortrainer.config.task_source import task_source
 from harbortrainer.config.trusted_tasks import is_trusted
-from harbortrainer.doctor import preflight, task_checks
+from harbortrainer.doctor import preflight
 from harbortrainer.doctor.task_checks import refuse_unsupported
 from harbortrainer.environment.request_check import RunKey
 from harbortrainer.errors import UserError
-from harbortrainer.evaluation.candidate import LocalModel, NoModel, ServedModel, choose_candidate
-from harbortrainer.evaluation.eval_rules import EvalRules, read_run, run_file
-from harbortrainer.runs.display import loading
+from harbortrainer.evaluation.candidate import NoModel, ServedModel
+from harbortrainer.evaluation.eval_rules import EvalRules
 from harbortrainer.runs.scratch_folder import scratch_folder
 from harbortrainer.tasks.task_errors import inspected
 from harbortrainer.tasks.task_folder import TaskRef
@@ -32,7 +28,6 @@ from harbortrainer.tasks.task_store import load_source
 from harbortrainer.trials.record import TrialRecord
 
 if TYPE_CHECKING:
-    from harbortrainer.trials.record import TrialRecord
     from harbortrainer.trials.trial_spec import TrialSpec
 
 TERMINAL = "Current terminal state:"
@@ -126,22 +121,11 @@ def last_lines(record: TrialRecord, name: str) -> list[str]:
     return [printable(line) for line in lines[-LAST_LINES:]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutOrder:
-    """Options of the command."""
+class RolloutOrder(TrialOptions):
+    """Options of the command, by their names."""
 
     task: str
-    model: str | None = None
-    base_url: str | None = None
-    api_key_var: str = "OPENAI_API_KEY"
-    agent: str | None = None
-    environment: str | None = None
-    environment_kwarg: list[str] = field(default_factory=list)
-    trust: list[str] = field(default_factory=list)
-    temperature: float | None = None
-    max_tokens: int | None = None
-    max_turns: int | None = None
-    keep: Path | None = None
+    keep: Path | None
 
 
 def rollout(order: RolloutOrder) -> int:
@@ -153,41 +137,14 @@ def rollout(order: RolloutOrder) -> int:
     if order.model is None and order.agent is None:
         do = "pass --model MODEL, --base-url URL with --model NAME, or --agent oracle"
         raise UserError("no model or agent given", where="harbortrainer rollout", do=do)
-    if order.agent is not None:
-        task_checks.refuse_agent(order.agent, "--agent")
-    if order.environment is not None:
-        preflight.check_type(order.environment, "--environment")
+    order.check()
     task = one_task(order.task)
-    candidate = choose_candidate(
-        model=order.model, base_url=order.base_url, agent=order.agent, key_var=order.api_key_var
-    )
-    if isinstance(candidate, LocalModel):
-        preflight.check_model(candidate.files.base, f"--model {order.model}")
-    file = run_file(order.model if isinstance(candidate, LocalModel) else None, None)
-    run = read_run(file)
-    kwargs = SandboxOptions("", order.environment_kwarg).kwargs
-    rules = EvalRules.of(
-        run, environment=order.environment, environment_kwargs=kwargs, agent=order.agent, trusted=order.trust
-    )
-    task_checks.refuse_agent(rules.agent_name, f"{file}: env.agent.harness.agent")
-    limit = candidate.files.context_limit(DEFAULT_CONTEXT) if isinstance(candidate, LocalModel) else None
-    rules = rules.with_overrides(
-        temperature=order.temperature,
-        max_tokens=order.max_tokens,
-        max_turns=order.max_turns,
-        max_model_len=None if rules.max_model_len else limit,
-    )
+    candidate = order.candidate()
+    rules, _, _ = order.rules(candidate)
     refuse_unsupported([task], *rules.sandboxes, "--environment", rules.trusted_tasks, rules.agent_name)
     preflight.refused_tasks(inspected([task], *rules.sandboxes), "--environment")
     check_available(candidate)
-    if isinstance(candidate, LocalModel):
-        from harbortrainer.engines.engine_choice import require_extra
-
-        require_extra("torch", "transformers", "peft", "fastapi", "uvicorn")
-    with loading("Harbor" + " and torch" * isinstance(candidate, LocalModel), "harbor.trial.trial"):
-        importlib.import_module("harbor.trial.trial")
-        if isinstance(candidate, LocalModel):
-            importlib.import_module("torch")
+    load_libraries(candidate, "Harbor", "harbor.trial.trial")
     with (
         scratch_folder("rollout") as scratch,
         candidate.serve(rules, RunKey.random()) as served,

@@ -16,10 +16,10 @@ from harbortrainer.sandbox.task_requirements import TaskRequirements
 from harbortrainer.tasks.task_folder import TaskRef
 
 
-def check_type(environment_type: str, where: str) -> None:
-    """Raise `UserError` for an unknown environment type; `where` names its option or key."""
+def check_type(environment_type: str) -> None:
+    """Raise `UserError` for an unknown value of `--environment`."""
     if wrong := unknown_type(environment_type):
-        raise UserError(wrong[0], where=where, do=wrong[1])
+        raise UserError(wrong[0], where="--environment", do=wrong[1])
 
 
 def refused_tasks(
