@@ -35,7 +35,6 @@ OUTPUT_DIR: Path = RunBasics.model_fields["output_dir"].default
 _MIB_PER_GB = 1024
 _TOKENS_A_SECOND = {"GPU": 45.0, "CPU": 10.0}
 """Assumed sampling speed of one trial among others, for time limits only."""
-_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ def build_without_weights(
         The base, and its bytes without the adapter.
     """
     require_sampling_support(load_config(model, where="model.name"), str(model), where="model.name")
-    base = build_meta_model(model, dtype, where="model.name", attention=_attention)
+    base = build_meta_model(model, dtype, attention=_attention)
     if quantization is not None:
         quantize(base, quantization, torch.device("meta"))
     weights = total_bytes(base.parameters())

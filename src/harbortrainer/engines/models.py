@@ -74,14 +74,14 @@ def load_model(
 
 
 def build_meta_model(
-    model: str | Path, dtype: torch.dtype, *, where: str, attention: Callable[[PreTrainedConfig], str | None]
+    model: str | Path, dtype: torch.dtype, *, attention: Callable[[PreTrainedConfig], str | None]
 ) -> PreTrainedModel:
     """Build a causal language model on torch's meta device from its config: shapes and names without weights.
 
     Arguments and errors: see `load_model`.
     """
     with _as_user_error(
-        "the model's config cannot be read", where, "name a Hugging Face model, or a folder with its config"
+        "the model's config cannot be read", "model.name", "name a Hugging Face model, or a folder with its config"
     ):
         config = AutoConfig.from_pretrained(str(model))
         with torch.device("meta"):

@@ -25,9 +25,9 @@ def program_output(*command: str, timeout_s: float = 20.0) -> str | None:
     return done.stdout if done is not None and done.returncode == 0 else None
 
 
-def error_output(*command: str, timeout_s: float = 20.0) -> str:
+def error_output(*command: str) -> str:
     """Return a program's stderr; "" if it is missing or takes too long."""
-    done = _run(command, timeout_s)
+    done = _run(command, timeout_s=20.0)
     return "" if done is None else done.stderr
 
 

@@ -22,6 +22,7 @@ from harbortrainer.runs.sealed_files import open_lines, seal, sealed_path, write
 
 CHECK_S = 60.0
 QUIET_S = 3600.0
+"""Seconds after which an unchanged file is sealed."""
 PLAIN_STEPS = 2
 """The newest steps, whose files stay plain."""
 
@@ -32,11 +33,10 @@ class EpisodeLimit:
     Args:
         run: The run folder.
         max_mb: Size limit of the sealed files in megabytes; 0 keeps the rows only.
-        quiet_s: Seconds after which an unchanged file is sealed.
     """
 
-    def __init__(self, run: Path, *, max_mb: int, quiet_s: float = QUIET_S) -> None:
-        self._run, self._max_mb, self._quiet_s = run, max_mb, quiet_s
+    def __init__(self, run: Path, *, max_mb: int) -> None:
+        self._run, self._max_mb = run, max_mb
         self._started = time.time()
         self._reduced: set[Path] = set()
         self.ended = threading.Event()
@@ -53,7 +53,7 @@ class EpisodeLimit:
         newest = max(step for step, _ in files)
         old = [path for step, path in files if step <= newest - PLAIN_STEPS]
         for path in old:
-            quiet_s = CHECK_S if sealed_path(path).exists() else self._quiet_s
+            quiet_s = CHECK_S if sealed_path(path).exists() else QUIET_S
             if path in plain and plain[path] < time.time() - quiet_s and not self.ended.is_set():
                 with suppress(OSError, UserError):
                     seal(path)

@@ -17,15 +17,16 @@ from harbortrainer.sandbox.errors_and_changes import SandboxDiedError, SandboxEr
 from harbortrainer.sandbox.inside import messages as m
 
 _CHUNK = 1 << 18
+_MAX_OUTPUT = 1 << 26
 
 
 class Pipe:
-    """Reads a command's output from a pipe. Bytes after the first `limit` are discarded, so nothing blocks."""
+    """Reads a command's output from a pipe. Bytes after the first 64 MiB are discarded, so nothing blocks."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
         self._read, self.write_end = os.pipe()
         os.set_blocking(self._read, False)
-        self._budget = limit
+        self._budget = _MAX_OUTPUT
         self._chunks: list[bytes] = []
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read, self._readable)
@@ -67,7 +68,6 @@ class Pipe:
             self.started()
 
 
-_MAX_OUTPUT = 1 << 26
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 _REQUEST_TIMEOUT_S = 30.0
@@ -155,7 +155,7 @@ class RunningSandbox:
             SandboxDiedError: The sandbox ended before the command did.
         """
         self._check_alive()
-        out, err = Pipe(_MAX_OUTPUT), Pipe(_MAX_OUTPUT)
+        out, err = Pipe(), Pipe()
         command = replace(command, id=next(self._ids))
         done = self._waiting[command.id] = self._loop.create_future()
         try:

@@ -77,9 +77,9 @@ def summarize_in_one_line(message: str) -> str:
     return " ".join(shorten_middle(message.strip(), limit=500, head=120).split())
 
 
-def shorten_middle(text: str, *, limit: int = MAX_CHARS, head: int = _HEAD_CHARS, gap: str = _GAP) -> str:
+def shorten_middle(text: str, *, limit: int = MAX_CHARS, head: int = _HEAD_CHARS) -> str:
     """Return the text, or its beginning and end in whole words if it is longer than `limit` characters."""
-    return text if len(text) <= limit else whole_beginning(text, head) + gap + whole_end(text, limit - head)
+    return text if len(text) <= limit else whole_beginning(text, head) + _GAP + whole_end(text, limit - head)
 
 
 def _summarize_build(message: str) -> str:

@@ -170,20 +170,19 @@ def line_chart(
     series: Sequence[Series],
     *,
     label: str,
-    y: tuple[float, float] | None = None,
     width: float = 720,
     height: float = 260,
 ) -> Markup:
-    """Return a chart of curves over steps. The y axis covers at least `y`."""
+    """Return a chart of curves over steps. The y axis covers at least 0 to 1."""
     kept = [Series(one.name, one.style, downsampled(one.marks), one.dots) for one in series if one.marks]
     marks = [mark for one in kept for mark in one.marks]
     if not marks:
         return Markup("")
     ends = [end for mark in marks for end in (mark.value, mark.low, mark.high) if end is not None]
-    low, high = min([*ends, *(y or ())]), max([*ends, *(y or ())])
-    pad = 0.0 if y and (low, high) == y else 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = min(*ends, 0.0), max(*ends, 1.0)
+    pad = 0.05 * (high - low)
     steps = [mark.step for mark in marks]
-    bounds = (low - (pad if low < (y or (high, 0))[0] else 0), high + (pad if high > (y or (0, low))[1] else 0))
+    bounds = (low - (pad if low < 0 else 0), high + (pad if high > 1 else 0))
     frame = Frame(width, height, (min(steps), max(steps)), bounds)
     if min(steps) == max(steps):
         frame.x = (min(steps) - 1, max(steps) + 1)

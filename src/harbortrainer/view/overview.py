@@ -334,9 +334,7 @@ def _reward_chart(trained: Sequence[Mark], evaluations: Evaluations) -> Markup:
         Series("training reward", "train", trained),
         Series(f"{evaluations.name} reward", "heldout", evaluations.marks, dots=True),
     ]
-    return for_both_widths(
-        lambda width: line_chart(series, label="Mean reward by step", y=(0.0, 1.0), width=width, height=270), 1140
-    )
+    return for_both_widths(lambda width: line_chart(series, label="Mean reward by step", width=width, height=270), 1140)
 
 
 def _outcome_chart(store: IndexedRun) -> Markup:

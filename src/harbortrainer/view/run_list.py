@@ -188,7 +188,7 @@ def _overlay(names: Sequence[str], marks: Sequence[Sequence[Mark]], label: str, 
     series = [
         Series(name, f"c{index}", own, dots) for index, (name, own) in enumerate(zip(names, named, strict=True), 1)
     ]
-    return for_both_widths(lambda width: line_chart(series, label=label, y=(0.0, 1.0), width=width), 560)
+    return for_both_widths(lambda width: line_chart(series, label=label, width=width), 560)
 
 
 def named_mark(mark: Mark, name: str) -> Mark:

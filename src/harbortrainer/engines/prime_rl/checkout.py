@@ -102,13 +102,13 @@ class Checkout:
             raise UserError("Prime-RL's environment is not installed", where=str(self.environment), do=do)
 
 
-def find(start: Path | None = None) -> Checkout:
+def find() -> Checkout:
     """Return the checkout: the variable's, else `prime-rl/` beside the source, else in the current folder."""
     named = os.environ.get(VARIABLE)
     if named:
         return Checkout(Path(named).resolve())
     beside = SOURCE.parent / "prime-rl"
-    return Checkout(beside if beside.is_dir() else (start or Path.cwd()) / "prime-rl")
+    return Checkout(beside if beside.is_dir() else Path.cwd() / "prime-rl")
 
 
 def rl_command(checkout: Checkout, file: Path, overrides: Sequence[str]) -> list[str]:

@@ -195,11 +195,11 @@ class DirectContainer:
         name, init_pid = self.details["Name"].lstrip("/"), self.details["State"]["Pid"]
         await container_exit.kill_and_remove(self.container.id, name, init_pid, volumes=volumes)
 
-    async def remove(self, *, volumes: bool = True) -> None:
+    async def remove(self) -> None:
         """Kill and remove the container; it may already be removed."""
         await self.close_shells()
         try:
-            await self.container.delete(force=True, v=volumes)
+            await self.container.delete(force=True, v=True)
         except DockerError as error:
             if error.status not in GONE_STATUSES:
                 raise

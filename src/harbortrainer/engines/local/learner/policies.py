@@ -117,7 +117,7 @@ def adapted_layers(model: str, lora: LoraSettings) -> list[str]:
     Raises:
         UserError: As `pretrained.load_model` and `target_modules`.
     """
-    base = build_meta_model(model, torch.float32, where="model.name", attention=lambda _: "eager")
+    base = build_meta_model(model, torch.float32, attention=lambda _: "eager")
     return sorted({name.rpartition(".")[2] for name in target_modules(base, lora.target_modules)})
 
 

@@ -206,12 +206,12 @@ class HttpServer:
         """Run `work` on the server's event loop and return its result. Call it from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._ready.result()).result()
 
-    def stop(self, timeout: float = 30.0) -> None:
+    def stop(self) -> None:
         """Close the port and end the thread. Safe to call twice."""
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
         if self._thread.is_alive():
-            self._thread.join(timeout)
+            self._thread.join(30.0)
         self._listener.close()
 
     async def _run(self) -> None:
