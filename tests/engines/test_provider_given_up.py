@@ -1,6 +1,7 @@
 """A provider of sandboxes that is given up ends a run, an evaluation and `serve-env`."""
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +66,7 @@ def _serving(folder: Path) -> Coroutine[object, object, object]:
 @pytest.mark.parametrize("start", [_session, _evaluation, _serving])
 async def test_provider_given_up_ends(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start_watch, "_REPORT_S", 0.01)
-    monkeypatch.setattr(serve_env.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     state = tmp_path / "trials" / STARTS / "modal.json"
     (tmp_path / "trials").mkdir()
     running = asyncio.create_task(start(tmp_path))

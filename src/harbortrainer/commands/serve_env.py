@@ -3,8 +3,6 @@
 import asyncio
 import os
 import re
-import signal
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from harbortrainer.engines.prime_rl.checkout import dotenv
 from harbortrainer.environment.request_check import require_shared_key
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
+from harbortrainer.runs.interrupt import stop_event
 from harbortrainer.runs.label import run_label
 from harbortrainer.runs.locks import RunLock
 from harbortrainer.tasks.local_tasks import LOCAL_TASKS_VARIABLE, LocalTasks
@@ -116,10 +115,7 @@ async def serve(
     Raises:
         RunStoppedError: The server ended before it was ready, or too often; or a provider of sandboxes is given up.
     """
-    stopping = threading.Event()  # the handlers stay after the loop's end, for the cleanup
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
-
+    stopping = stop_event()  # the handlers stay after the loop's end, for the cleanup
     server.start()
     stop = asyncio.create_task(asyncio.to_thread(stopping.wait))
     ready = asyncio.create_task(asyncio.to_thread(server.address))

@@ -1,14 +1,13 @@
 """`harbortrainer serve`: serve a model with the embedded sampler."""
 
 import os
-import signal
 import sys
-import threading
 
 from harbortrainer.doctor.preflight import check_model
 from harbortrainer.engines.engine_choice import require_bitsandbytes, require_extra
 from harbortrainer.evaluation.policy_files import PolicyFiles
 from harbortrainer.runs.display import loading
+from harbortrainer.runs.interrupt import stop_event
 
 DEFAULT_CONTEXT = 4096
 """Context length in tokens if none is given; a model with fewer positions has its own."""
@@ -37,9 +36,7 @@ def serve_model(model: str, *, port: int, max_model_len: int | None, seed: int) 
         from harbortrainer.engines.local.sampler import Sampler
         from harbortrainer.engines.local.sampler.http_server import KEY_VARIABLE
 
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = stop_event()
     with Sampler(
         files.base,
         port=port,

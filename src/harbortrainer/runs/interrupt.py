@@ -7,6 +7,7 @@ during a checkpoint.
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -14,6 +15,14 @@ from types import FrameType
 from typing import Self
 
 from harbortrainer.errors import EXIT_INTERRUPTED
+
+
+def stop_event() -> threading.Event:
+    """Return an event that SIGINT and SIGTERM set from now on. Call it from the main thread."""
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
 
 
 class StopSignal:
