@@ -4,7 +4,6 @@ Invariant: the agent's name, the tasks, the model's files, the output folder and
 verifiers, torch or Harbor is imported.
 """
 
-import os
 import shlex
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.task_source import TaskSource, task_source
 from harbortrainer.doctor import preflight, task_checks
 from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
-from harbortrainer.engines.prime_rl.checkout import dotenv
+from harbortrainer.engines.prime_rl.checkout import apply_dotenv
 from harbortrainer.errors import EXIT_INTERRUPTED, RunStoppedError, UserError
 from harbortrainer.estimates.interval import IntervalKind
 from harbortrainer.evaluation.candidate import Candidate
@@ -112,7 +111,7 @@ def evaluate(order: EvalOrder) -> int:
 
 def run_evaluation(order: EvalOrder) -> int:
     """Check everything, run the missing trials, write and print the report; returns the exit code."""
-    os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+    apply_dotenv()
     order.check()
     loaded = load_subset(order.source, order.subset)
     folder = loaded.fetched.folder.absolute()

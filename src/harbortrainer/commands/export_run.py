@@ -1,12 +1,11 @@
 """`harbortrainer export`: write the trained model, or a dataset of successful trials."""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from harbortrainer.engines.engine_choice import require_extra
-from harbortrainer.engines.prime_rl.checkout import dotenv
+from harbortrainer.engines.prime_rl.checkout import apply_dotenv
 from harbortrainer.errors import UserError
 from harbortrainer.export.hub_push import HubRepo
 from harbortrainer.export.model_card import CardContent
@@ -40,7 +39,7 @@ def export_run(order: ExportOrder) -> int:
     export = ModelExport.plan(weights, merged=order.merged, out=order.out, evaluated=order.evaluated)
     require_extra("torch", "transformers", "peft", "huggingface_hub")
     if order.repo is not None:
-        os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+        apply_dotenv()
         order.repo.check()
     with loading("torch and the weights", "torch"):
         card = export.write()

@@ -9,7 +9,6 @@ job that cannot be written is a warning: the run has ended all the same.
 
 import contextlib
 import importlib
-import os
 import shutil
 import sys
 import time
@@ -22,7 +21,7 @@ from harbortrainer.config.prime_rl_run import plugin_envs, sources_of, trial_fol
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.engines.cleanup import clean_up_predecessor, end_sandboxes, print_lines
 from harbortrainer.engines.engine_choice import require_bitsandbytes, require_extra
-from harbortrainer.engines.prime_rl.checkout import dotenv
+from harbortrainer.engines.prime_rl.checkout import apply_dotenv
 from harbortrainer.errors import EXIT_INTERRUPTED
 from harbortrainer.runs.disk_faults import disk_faults
 from harbortrainer.runs.folder import RunFolder
@@ -124,7 +123,7 @@ def run_here(config: RunConfig, *, resume: bool, kinds: Sequence[str]) -> int:
     require_monitors(config)
     from harbortrainer.engines.local.session import exit_now
 
-    os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+    apply_dotenv()
     sources = sources_of(config).values()
     if config.clean and not resume and (config.run_dir / "config.toml").is_file():
         refuse_in_use(config.run_dir)

@@ -1,6 +1,5 @@
 """`harbortrainer sandboxes`: list the sandboxes here and at providers, and end those that killed runs left."""
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from harbortrainer.engines.prime_rl.checkout import dotenv, find
+from harbortrainer.engines.prime_rl.checkout import apply_dotenv, find
 from harbortrainer.engines.prime_rl.start import LABEL, LOCK
 from harbortrainer.errors import RunStoppedError, UserError, clauses
 from harbortrainer.runs.label import LABEL_FILE, NO_RUN, run_label
@@ -83,7 +82,7 @@ def labels_of(run: str) -> list[str]:
 
 def _find_all() -> list[FoundSandbox]:
     """Return the sandboxes of all types that can be listed; name the other types on stderr."""
-    os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+    apply_dotenv()
     found: list[FoundSandbox] = []
     for kind in all_kinds():
         try:

@@ -1,7 +1,6 @@
 """`harbortrainer serve-env`: run the trials of a run that trains on another machine."""
 
 import asyncio
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from harbortrainer.engines.env_server import (
     server_key,
     server_variables,
 )
-from harbortrainer.engines.prime_rl.checkout import dotenv
+from harbortrainer.engines.prime_rl.checkout import apply_dotenv
 from harbortrainer.environment.request_check import require_shared_key
 from harbortrainer.errors import UserError
 from harbortrainer.runs.folder import RunFolder
@@ -53,7 +52,7 @@ def serve_env(file: Path, overrides: Sequence[str], *, address: str | None, sour
         UserError: A mistake in the file or the options, there is no run key, or no task can run here.
         RunStoppedError: The server ended.
     """
-    os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+    apply_dotenv()
     raw = read(file, overrides)
     with raw.locating_errors():
         plan = open_run(raw, engine=engine)

@@ -12,7 +12,7 @@ from harbortrainer.config.prime_rl_run import PrimeRun
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.doctor.finding import Finding, green, red, yellow
 from harbortrainer.doctor.launch_plan import LaunchPlan
-from harbortrainer.engines.prime_rl.checkout import dotenv
+from harbortrainer.engines.prime_rl.checkout import apply_dotenv, dotenv
 from harbortrainer.errors import UserError
 from harbortrainer.runs.display import loading
 from harbortrainer.runs.monitors import require_monitors
@@ -81,7 +81,7 @@ def provider_problem(name: str) -> str:
     from harbor.models.environment_type import EnvironmentType
 
     output = io.StringIO()
-    os.environ.update({key: text for key, text in dotenv().items() if key not in os.environ})
+    apply_dotenv()
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             path = environment_entry(name).import_path

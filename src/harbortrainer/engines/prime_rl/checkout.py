@@ -160,6 +160,11 @@ def dotenv() -> dict[str, str]:
     return {key: value for key, value in dotenv_values(".env").items() if value is not None}
 
 
+def apply_dotenv() -> None:
+    """Set the variables of `.env` that this process does not have."""
+    os.environ.update({key: value for key, value in dotenv().items() if key not in os.environ})
+
+
 def find_uv() -> str | None:
     """Return the uv that the Makefile installed, else the one on the path; None if neither runs."""
     candidates = [str(SOURCE.parent / ".tools" / "uv"), shutil.which("uv")]
