@@ -28,6 +28,7 @@ from harbortrainer.engines.local.sampler.requests import (
     ChatRequest,
     GenerateRequest,
     Sampling,
+    check_request,
     context_length_error,
 )
 from harbortrainer.engines.local.sampler.rescoring import RecentSamples, Rescored, SampledSequence
@@ -210,9 +211,7 @@ class VllmProxy:
 
     async def generate(self, request: GenerateRequest, session: str) -> dict[str, object]:
         """Answer POST /inference/v1/generate."""
-        if request.model not in (None, *self.model_names):
-            raise BadRequestError(f"The model `{request.model}` does not exist.", 404)
-        request.check()
+        check_request(request, self.model_names)
         if len(request.token_ids) >= self.max_model_len:
             raise context_length_error(len(request.token_ids), self.max_model_len)
         request_id, version = uuid.uuid4().hex, self.versions.current

@@ -21,6 +21,7 @@ from harbortrainer.engines.local.sampler.requests import (
     ChatRequest,
     GenerateRequest,
     Sampling,
+    check_request,
     context_length_error,
 )
 from harbortrainer.engines.local.sampler.sampling_engine import SamplingEngine
@@ -57,7 +58,7 @@ class RequestHandler:
 
     async def generate(self, request: GenerateRequest, session: str) -> dict[str, object]:
         """Answer POST /inference/v1/generate."""
-        self._check(request)
+        check_request(request, self.model_names)
         request_id = uuid.uuid4().hex
         done = await self._sample(request.token_ids, request.sampling_params, session, request_id)
         choices = [
@@ -78,7 +79,7 @@ class RequestHandler:
 
     async def chat(self, request: ChatRequest, session: str) -> dict[str, object]:
         """Answer POST /v1/chat/completions."""
-        self._check(request)
+        check_request(request, self.model_names)
         prompt = self._render(request)
         request.max_tokens = request.max_completion_tokens or request.max_tokens
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -126,11 +127,6 @@ class RequestHandler:
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise BadRequestError(f"messages: the chat template cannot render them ({error})") from error
         return cast("list[int]", ids)
-
-    def _check(self, request: GenerateRequest | ChatRequest) -> None:
-        if request.model not in (None, *self.model_names):
-            raise BadRequestError(f"The model `{request.model}` does not exist.", 404)
-        request.check()
 
     async def _sample(
         self, prompt: Sequence[int], sampling: Sampling, session: str, request_id: str

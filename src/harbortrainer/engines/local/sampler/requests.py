@@ -4,6 +4,7 @@ Contract: an unsupported key that would change the distribution is refused by na
 change it are ignored, as vLLM ignores keys of other versions.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -102,6 +103,13 @@ class ChatRequest(Sampling):
         if self.tool_choice not in (None, "none", "auto"):
             raise BadRequestError("tool_choice: only auto and none are supported")
         super().check()
+
+
+def check_request(request: GenerateRequest | ChatRequest, models: Sequence[str]) -> None:
+    """Raise `BadRequestError` for another model than the served ones, or an unsupported setting."""
+    if request.model not in (None, *models):
+        raise BadRequestError(f"The model `{request.model}` does not exist.", 404)
+    request.check()
 
 
 def parse_request[T: BaseModel](model: type[T], body: bytes) -> T:
