@@ -202,6 +202,11 @@ class RunConfig(RunBasics):
         return self.inference.vllm.max_model_len or self.seq_len
 
     @property
+    def starting_model(self) -> tuple[str, str]:
+        """Name and dotted key of the model that the run starts from; "" if the warm-up makes one of its own."""
+        return (self.warmup.model or "", "warmup.model") if self.warmup else (self.model.name, "model.name")
+
+    @property
     def lora(self) -> LoraSettings | None:
         """LoRA settings; None for full fine-tuning."""
         return self.trainer.model.lora

@@ -54,9 +54,7 @@ def check_hub(plan: LaunchPlan) -> Iterator[Finding]:
     """Check that a hub model, or the one that the warm-up starts from, is in the cache or on the hub."""
     if plan.run is None:
         return
-    name, key = plan.run.model.name, "model.name"
-    if isinstance(plan.run, RunConfig) and plan.run.warmup is not None:
-        name, key = plan.run.warmup.model or "", "warmup.model"
+    name, key = plan.run.starting_model if isinstance(plan.run, RunConfig) else (plan.run.model.name, "model.name")
     if not Path(name).is_dir() and is_hub_id(name):
         yield on_hub(name, plan.where(key))
 

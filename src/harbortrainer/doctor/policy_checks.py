@@ -37,7 +37,7 @@ def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
     run = plan.run
     if not isinstance(run, RunConfig) or run.inference.engine == "vllm":
         return
-    name, key = (run.warmup.model, "warmup.model") if run.warmup else (run.model.name, "model.name")
+    name, key = run.starting_model
     folders = config_folders(name) if name else []
     if not folders or find_spec("torch") is None:
         return
@@ -46,7 +46,7 @@ def check_architecture(plan: LaunchPlan) -> Iterator[Finding]:
 
     try:
         config = load_config(folders[0], where=key)
-        require_sampling_support(config, str(name), where=key)
+        require_sampling_support(config, name, where=key)
     except UserError as error:
         yield red("model", error.what, error.do, plan.where(error.where))
         return

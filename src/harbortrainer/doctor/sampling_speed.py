@@ -32,7 +32,7 @@ def check(plan: LaunchPlan) -> Iterator[Finding]:
     if not isinstance(run, RunConfig) or run.inference.engine == "vllm":
         yield green("pace", "not measured: another sampler than the embedded one")
         return
-    name, key = (run.warmup.model, "warmup.model") if run.warmup else (run.model.name, "model.name")
+    name, key = run.starting_model
     folders = config_folders(name) if name else []
     if not folders or find_spec("torch") is None:
         yield green("pace", "not measured: the model's files or torch are missing here")

@@ -26,7 +26,7 @@ def with_chat_format(run: RunConfig) -> RunConfig:
     A warm-up's policy has the format of the model it starts from. Any other unknown model has its own template.
     """
     table: TomlTable = {"name": "auto"} | run.orchestrator.renderer
-    known = known_format((run.warmup.model or "") if run.warmup else run.model.name)
+    known = known_format(run.starting_model[0])
     if table["name"] != "auto" or (known and not run.warmup):
         return run
     table |= {"name": known} if known else APPENDING_TEMPLATE
