@@ -87,9 +87,7 @@ def batching_config(model: PreTrainedModel, max_model_len: int, planned: int | N
     """
     device_type, free = model.device.type, free_bytes(model.device)
     per_token = cache_bytes_per_token(model, device_type)
-    affordable, tokens = cache_tokens(free, device_type, per_token, max_model_len)
-    if planned is not None:
-        affordable = tokens = min(planned, free // per_token)
+    affordable, tokens = cache_tokens(free, device_type, per_token, max_model_len, planned)
     limit = int(_PER_TOKEN_SHARE * free) // (kv_bytes_per_token(model) + _overhead_per_token(model, device_type))
     affordable, tokens = min(affordable, limit), min(tokens, limit)
     require_one_request(affordable, per_token, max_model_len)
@@ -215,9 +213,7 @@ class PlainLimits:
         """Choose them for this model on this machine; other arguments and errors as in `batching_config`."""
         cache, device_type, free = measure_plain_cache(model), model.device.type, free_bytes(model.device)
         per_token = cache.token(max_model_len)
-        affordable, tokens = cache_tokens(free, device_type, per_token, max_model_len)
-        if planned is not None:
-            affordable = tokens = min(planned, free // per_token)
+        affordable, tokens = cache_tokens(free, device_type, per_token, max_model_len, planned)
         require_one_request(affordable, per_token, max_model_len)
         longest = 1 if planned is not None else max(1, _PLAIN_PROMPTS.get(device_type, 4096) // max_model_len)
         share = int(free * _CACHE_SHARE.get(device_type, 0.3))
@@ -237,7 +233,9 @@ class PlainLimits:
         return requests == 1 or (in_memory and requests <= MAX_REQUESTS)
 
 
-def cache_tokens(free: int, device_type: str, per_token: int, max_model_len: int) -> tuple[int, int]:
+def cache_tokens(
+    free: int, device_type: str, per_token: int, max_model_len: int, planned: int | None = None
+) -> tuple[int, int]:
     """Return how many tokens the cache may hold, and how many it gets: no more than are useful.
 
     Args:
@@ -245,7 +243,11 @@ def cache_tokens(free: int, device_type: str, per_token: int, max_model_len: int
         device_type: "cpu" or "cuda".
         per_token: Bytes of a token.
         max_model_len: Tokens of the longest request.
+        planned: Tokens of the cache according to a memory plan.
     """
+    if planned is not None:
+        tokens = min(planned, free // per_token)
+        return tokens, tokens
     affordable = int(free * _CACHE_SHARE.get(device_type, 0.3)) // per_token
     tokens = min(affordable, MAX_REQUESTS * max_model_len)
     if device_type == "cpu":
