@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from harbortrainer.harbor_compat import WRITTEN_FOR, keep_litellm_offline
 from harbortrainer.private_apis import PrivateApi
@@ -63,9 +63,13 @@ def write_job(
     """
     keep_litellm_offline()
     JOBS.check()
+    from harbor.models.job.result import JobResult
+    from harbor.models.trial.result import TrialResult
+
     config = _config(folder, agent, model, tasks_dir, environment, attempts)
-    results = [found for name in counted if (found := _trial_result(folder / name)) is not None]
-    job = _result(_previous_result(folder), results, total, finished=finished)
+    # A user may have removed the folder of a trial; trials.jsonl still has the trial.
+    results = [found for name in counted if (found := _read_result(folder / name, TrialResult)) is not None]
+    job = _result(_read_result(folder, JobResult), results, total, finished=finished)
     for own in job.stats.evals.values():
         own.metrics = [] if mean is None else [{"mean": mean}]
         own.pass_at_k = dict(pass_at_k)
@@ -106,19 +110,8 @@ def _result(before: "JobResult | None", results: "list[TrialResult]", total: int
     )
 
 
-def _trial_result(folder: Path) -> "TrialResult | None":
-    from harbor.models.trial.result import TrialResult
-
+def _read_result[R: BaseModel](folder: Path, kind: type[R]) -> R | None:
     try:
-        return TrialResult.model_validate_json((folder / "result.json").read_bytes())
-    except (OSError, ValidationError):
-        return None  # a user may have removed the folder; trials.jsonl still has the trial
-
-
-def _previous_result(folder: Path) -> "JobResult | None":
-    from harbor.models.job.result import JobResult
-
-    try:
-        return JobResult.model_validate_json((folder / "result.json").read_bytes())
+        return kind.model_validate_json((folder / "result.json").read_bytes())
     except (OSError, ValidationError):
         return None
