@@ -146,10 +146,18 @@ def canonical_message(message: Json) -> Json:
     return message | {"role": "system"} if message["role"] == "developer" else message
 
 
-class ChatCompletions:
-    """Dialect of `/v1/chat/completions`."""
+class OpenAIDialect:
+    """What OpenAI's two dialects share."""
 
     ping = b": waiting\n\n"
+
+    def error(self, message: str) -> Json:
+        """Return an error body in OpenAI's format."""
+        return {"error": {"message": message, "type": "invalid_request_error"}}
+
+
+class ChatCompletions(OpenAIDialect):
+    """Dialect of `/v1/chat/completions`."""
 
     def to_chat(self, body: Json) -> Json:
         """Return the request unchanged."""
@@ -181,10 +189,6 @@ class ChatCompletions:
         if isinstance(options, dict) and options.get("include_usage"):
             chunks.append(event(head | {"choices": [], "usage": completion.get("usage")}))
         return [*chunks, b"data: [DONE]\n\n"]
-
-    def error(self, message: str) -> Json:
-        """Return an error body in OpenAI's format."""
-        return {"error": {"message": message, "type": "invalid_request_error"}}
 
     def error_event(self, message: str) -> bytes:
         """Return the error as a stream event; clients raise on a chunk with `error`."""

@@ -10,7 +10,7 @@ import copy
 from functools import cache
 from typing import TYPE_CHECKING, cast
 
-from harbortrainer.environment.model_proxy.dialect import TRANSLATED, Json, WireCompletion, event
+from harbortrainer.environment.model_proxy.dialect import TRANSLATED, Json, OpenAIDialect, WireCompletion, event
 from harbortrainer.harbor_compat import keep_litellm_offline
 from harbortrainer.private_apis import PrivateApi
 
@@ -48,10 +48,8 @@ def adapter() -> "type[LiteLLMCompletionResponsesConfig]":
     return LiteLLMCompletionResponsesConfig
 
 
-class OpenAIResponses:
+class OpenAIResponses(OpenAIDialect):
     """Dialect of `/v1/responses`."""
-
-    ping = b": waiting\n\n"
 
     def to_chat(self, body: Json) -> Json:
         """Translate instructions, input and function tools; drop OpenAI's built-in tools."""
@@ -98,10 +96,6 @@ class OpenAIResponses:
         last = "incomplete" if answer.get("status") == "incomplete" else "completed"
         events.append({"type": f"response.{last}", "response": answer})
         return [event(data | {"sequence_number": n}, str(data["type"])) for n, data in enumerate(events)]
-
-    def error(self, message: str) -> Json:
-        """Return an error body in OpenAI's format."""
-        return {"error": {"message": message, "type": "invalid_request_error"}}
 
     def error_event(self, message: str) -> bytes:
         """Return the error as a stream event; clients stop on it."""
