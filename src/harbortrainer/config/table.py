@@ -4,6 +4,7 @@ Invariants: an undeclared key is an error, never dropped. Numbers are finite. Th
 text on the page of keys.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Self
 
@@ -41,7 +42,7 @@ def lookup(table: TomlTable, dotted: str, default: TomlValue = None) -> TomlValu
     return at
 
 
-def table_of(table: TomlTable, key: str) -> TomlTable:
+def table_of(table: Mapping[str, TomlValue], key: str) -> TomlTable:
     """Return a nested table, or an empty one."""
     found = table.get(key)
     return found if isinstance(found, dict) else {}

@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from verifiers.v1.clients import ModelContext
 
 from harbortrainer.config.environment_table import environment_entry
+from harbortrainer.config.table import table_of
 from harbortrainer.environment.plugin_config import HarborHarnessConfig
 from harbortrainer.environment.rollout_details import direct_kwargs
 from harbortrainer.environment.verifiers_compat import is_training, load_renderer, models_endpoint
@@ -139,14 +140,10 @@ def reshaping_parameters(kwargs: Mapping[str, JsonValue]) -> str:
         >>> reshaping_parameters({"temperature": 0.6, "llm_call_kwargs": {"extra_body": {"top_k": 20, "min_p": 0}}})
         'temperature 0.6, top_k 20'
     """
-    call = _table(kwargs.get("llm_call_kwargs"))
-    sent = {"temperature": kwargs.get("temperature"), "top_p": call.get("top_p"), **_table(call.get("extra_body"))}
+    call = table_of(kwargs, "llm_call_kwargs")
+    sent = {"temperature": kwargs.get("temperature"), "top_p": call.get("top_p"), **table_of(call, "extra_body")}
     neutral = {"temperature": (None, 1), "top_p": (None, 1), "top_k": (None, -1, 0), "min_p": (None, 0)}
     return ", ".join(f"{key} {sent.get(key)}" for key, values in neutral.items() if sent.get(key) not in values)
-
-
-def _table(value: JsonValue) -> dict[str, JsonValue]:
-    return value if isinstance(value, dict) else {}
 
 
 async def _min_greedy_logprob(url: str, model: str) -> float | None:
