@@ -58,16 +58,14 @@ def has_episodes(run: Path) -> bool:
 
 def episode_files(run: Path) -> list[Path]:
     """Return the files with one line per episode. An episode that is in two files has its last state in the later."""
-    found = [(STEP_EPISODES.fullmatch(str(path.relative_to(run / "rollouts"))), path) for path in _step_files(run)]
-    ours = [(match, path) for match, path in found if match and (match[2], match[3]) != ("eval", "effective")]
+    ours = [(match, path) for match, path in _matched_files(run) if (match[2], match[3]) != ("eval", "effective")]
     ours.sort(key=lambda one: (one[0][3] == "effective", int(one[0][1]), one[0][2]))
     return [path for _, path in ours] + _stream_files(run)
 
 
 def step_files(run: Path) -> list[tuple[int, Path]]:
     """Return each file of episodes in the layout per step with its step, the oldest first, also copies for nobody."""
-    found = [(STEP_EPISODES.fullmatch(str(path.relative_to(run / "rollouts"))), path) for path in _step_files(run)]
-    return sorted((int(match[1]), path) for match, path in found if match)
+    return sorted((int(match[1]), path) for match, path in _matched_files(run))
 
 
 def training_files(run: Path) -> list[Path]:
@@ -107,6 +105,12 @@ def config_files(run: Path) -> dict[str, Path]:
 def launch_files(run: Path) -> list[Path]:
     """Return the run files that the launcher copied into the folder."""
     return [*sorted(run.glob("configs/*.toml")), *sorted(run.glob("configs/latest/*.toml"))]
+
+
+def _matched_files(run: Path) -> Iterator[tuple[re.Match[str], Path]]:
+    for path in _step_files(run):
+        if match := STEP_EPISODES.fullmatch(str(path.relative_to(run / "rollouts"))):
+            yield match, path
 
 
 def _step_files(run: Path) -> Iterator[Path]:
