@@ -126,7 +126,7 @@ def verdict_of(task: str, key: str, trials: Sequence[CheckedTrial]) -> Verdict:
     flaky = [
         bad("verifier", f"flaky: {agent} got {_listed(of)}")
         for agent, of in ((ORACLE, oracle), (NOP, nop))
-        if _differ(of)
+        if len({trial.reward for trial in of}) > 1
     ]
     problems = [*_failures(trials), *flaky, *([] if flaky else [*_unsolved(oracle), *_too_easy(oracle, nop)])]
     if not flaky:
@@ -211,10 +211,6 @@ def _too_easy(oracle: Sequence[CheckedTrial], nop: Sequence[CheckedTrial]) -> li
     if least < TOP_REWARD:
         cause = f", the solution {least:g}: the verifier is flaky or wrong"
     return [bad("verifier", f"doing nothing gets reward {high[0].reward:g}{cause}{high[0].words}")]
-
-
-def _differ(trials: Sequence[CheckedTrial]) -> bool:
-    return len({trial.reward for trial in trials}) > 1
 
 
 def _listed(trials: Sequence[CheckedTrial]) -> str:

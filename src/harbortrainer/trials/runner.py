@@ -147,7 +147,7 @@ async def run_trial(
     record: TrialRecord | None = None
     _ENVIRONMENTS.set([])
     try:
-        record = await _run(spec, config, on_event, stop or _never_stopped, proxy)
+        record = await _run(spec, config, on_event, stop or (lambda: None), proxy)
         record = review(record) if review is not None else record
     finally:
         await _clean_up(spec, config, record)
@@ -287,10 +287,6 @@ def _never_started(spec: TrialSpec, config: "TrialConfig", error: Exception) -> 
         trial_dir=str((spec.trials_dir / config.trial_name).absolute()),
         error=Failure(type=type(error).__name__, message=summarize_failure(str(error))),
     )
-
-
-def _never_stopped() -> str | None:
-    return None
 
 
 async def _clean_up(spec: TrialSpec, config: "TrialConfig", record: TrialRecord | None) -> None:

@@ -238,7 +238,7 @@ class Learner:
     def _update(self) -> dict[str, float]:
         limit = float("inf") if self._optim.max_norm is None else self._optim.max_norm
         norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters, limit, error_if_nonfinite=True)
-        rate = self._rate(self.version)
+        rate = learning_rate(self.version, self._scheduler, peak=self._optim.lr, max_steps=self._max_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -246,9 +246,6 @@ class Learner:
         self._history.add(self._policy.weights())
         self._rescored.evict_before(self.versions[0])
         return {"optim/lr": rate, "optim/grad_norm": norm.item()}
-
-    def _rate(self, step: int) -> float:
-        return learning_rate(step, self._scheduler, peak=self._optim.lr, max_steps=self._max_steps)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint atomically: policy, optimizer, random state and version."""
