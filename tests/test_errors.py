@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from harbortrainer.doctor.finding import warn, yellow
-from harbortrainer.errors import RunStoppedError, UserError, clauses
+from harbortrainer.errors import RunStoppedError, UserError, clauses, first_line
 from harbortrainer.tasks.verdict import Verdict, bad
 from harbortrainer.trials import provider_faults
 
@@ -37,6 +37,11 @@ def test_errors_and_findings_have_no_doubled_punctuation(capsys: pytest.CaptureF
     assert str(UserError("it says no.", where="file", do="do")) == "file: it says no; do"
     assert str(RunStoppedError("it says no.", do="do")) == "it says no; do"
     assert Verdict(task="a", key="b", findings=[bad("host", "no."), bad("host", "no.")]).problem == "no; no."
+
+
+def test_error_without_a_message_is_named_by_its_type():
+    assert first_line(TimeoutError()) == "TimeoutError"
+    assert first_line(ValueError("\nno such key\nsee the docs")) == "no such key"
 
 
 async def test_failed_stop_is_logged_without_doubled_punctuation(

@@ -85,6 +85,16 @@ def lines_of(error: UserError | OSError, arguments: Sequence[str]) -> str:
     return f"error: {error.filename}: {error.strerror}; pass another path"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if it has none.
+
+    Example:
+        >>> first_line(ValueError("no such key\\nsee the docs")), first_line(TimeoutError())
+        ('no such key', 'TimeoutError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def joined(errors: Iterable[UserError]) -> UserError | None:
     """Return all mistakes as one error; None if there are none.
 

@@ -22,7 +22,7 @@ from harbortrainer.config.explain import nearest, without_indices
 from harbortrainer.config.prime_rl_key_names import NEW, Release, newer_key, pinned_key
 from harbortrainer.config.prime_rl_schema import NUMBERS, is_known, key_types, known_keys, type_error, types_of
 from harbortrainer.config.table import TomlTable, with_value
-from harbortrainer.errors import UserError, joined
+from harbortrainer.errors import UserError, first_line, joined
 
 OPTIONS = ("config", "engine", "resume", "dry_run")
 SWITCH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
@@ -204,7 +204,7 @@ def _json(key: str, text: str) -> object:
     except json.JSONDecodeError as error:
         raise _error(key, f"not valid JSON ({error.msg})", "quote the value for the shell") from None
     except (ValueError, RecursionError) as error:
-        raise _error(key, str(error).splitlines()[0], "change the value") from None
+        raise _error(key, first_line(error), "change the value") from None
 
 
 def _finite(value: object) -> object:

@@ -19,7 +19,7 @@ from harbortrainer.config.prime_rl_run import PrimeRun, sources_of
 from harbortrainer.config.prime_rl_schema import value_types
 from harbortrainer.config.runfile import RunConfig
 from harbortrainer.config.table import TomlTable, lookup
-from harbortrainer.errors import UserError, joined
+from harbortrainer.errors import UserError, first_line, joined
 from harbortrainer.runs.display import loading
 
 ID_KEYS = {"taskset": "taskset.id", "harness": "agent.harness.id", "environment": "id"}
@@ -147,7 +147,7 @@ def refuse_own_sampling(env: Mapping[str, object], file: str, where: str) -> Non
 
 def no_plugin(error: ImportError | TypeError, file: str, where: str) -> UserError:
     """Make the error for an id without a plugin. Only verifiers' message tells which id it is."""
-    message = str(error).splitlines()[0]
+    message = first_line(error)
     named = re.match(r"(taskset|harness|environment)(?: module)? '(.*?)'", message)
     if named is None:
         return UserError(f"a plugin cannot be used: {message}", where=f"{file}: {where}", do="correct its id")

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, first_line
 from harbortrainer.private_apis import PrivateApi, places_in
 
 
@@ -158,7 +158,7 @@ def _as_user_error(what: str, where: str, do: str) -> Generator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = first_line(error).rstrip(".")
         raise UserError(f"{what} ({reason})", where=where, do=do) from error
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self, cast
 
 from harbortrainer.config.table import TomlTable
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, first_line
 from harbortrainer.evaluation.policy_files import ADAPTER_CONFIG, no_weights_hint, weights_fault
 from harbortrainer.export.hub_push import BaseModelOrigin
 from harbortrainer.runs.checkpoints import newest_intact, passed_over_lines, steps_in
@@ -89,7 +89,7 @@ class TrainedWeights:
         except FileNotFoundError:
             return Provenance()
         except (OSError, ValueError) as error:
-            what = f"cannot be read ({str(error).splitlines()[0]})"
+            what = f"cannot be read ({first_line(error)})"
             raise UserError(what, where=str(file), do="restore the file, or remove it to continue without it") from None
 
     @property

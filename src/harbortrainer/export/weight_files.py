@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from harbortrainer.config.table import TomlTable
 from harbortrainer.engines.models import load_model, load_tokenizer
 from harbortrainer.engines.peft_internals import adapter_weights, inject_for_training
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, first_line
 from harbortrainer.evaluation.policy_files import ADAPTER_CONFIG, ADAPTER_FILE
 from harbortrainer.export.hub_push import BaseModelOrigin
 from harbortrainer.export.trained_weights import TrainedWeights
@@ -152,7 +152,7 @@ def base_files(base: BaseModelOrigin, patterns: Sequence[str]) -> Path:
             snapshot_download(base.loads_from, revision=base.commit, allow_patterns=wanted, ignore_patterns=unwanted)
         )
     except (OSError, ValueError) as error:
-        what = f"cannot be downloaded from the hub ({str(error).strip().splitlines()[0]})"
+        what = f"cannot be downloaded from the hub ({first_line(error)})"
         raise UserError(
             what, where=base.loads_from, do="connect this machine to the hub, or download the model first"
         ) from None

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, RootModel
 
+from harbortrainer.errors import first_line
 from harbortrainer.runs.durable import append_line, read_lines, write_whole
 
 STATE = "monitors.json"
@@ -127,8 +128,8 @@ class MetricsLog:
     def drop_monitor(self, monitor: MetricsMonitor, error: BaseException) -> None:
         """Drop a failed monitor and print a warning."""
         self._open.pop(monitor.name, None)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self._report(f"warning: {monitor.name} failed and is disabled ({reason}); {self.file} has all metrics")
+        why = first_line(error)
+        self._report(f"warning: {monitor.name} failed and is disabled ({why}); {self.file} has all metrics")
 
 
 class _MonitorGuard:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, first_line
 from harbortrainer.runs.durable import flush
 
 SEALED = ".zst"
@@ -162,5 +162,5 @@ def _open_sealed(file: Path) -> Generator[BinaryIO]:
         with SeekableZstdFile(file, "rb") as sealed:
             yield cast(BinaryIO, sealed)
     except (SeekableFormatError, ZstdError, EOFError) as error:
-        what = f"is damaged ({str(error).splitlines()[0]})"
+        what = f"is damaged ({first_line(error)})"
         raise UserError(what, where=str(file), do="restore the file, or remove it to read the others") from None

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from harbortrainer.config.plugin import TasksetKeys
-from harbortrainer.errors import UserError
+from harbortrainer.errors import UserError, first_line
 from harbortrainer.tasks.near_duplicates import copy_groups, tests_key, words
 from harbortrainer.tasks.task_folder import TaskRef
 
@@ -52,9 +52,8 @@ def read_split(folder: Path) -> SavedSplit | None:
     try:
         return SavedSplit.model_validate_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
         do = "restore it, or write it again with `harbortrainer tasks split --write`"
-        raise UserError(f"not a readable split: {reason}", where=str(file), do=do) from None
+        raise UserError(f"not a readable split: {first_line(error)}", where=str(file), do=do) from None
 
 
 def write_split(folder: Path, tasks: Sequence[TaskRef], sides: Mapping[str, Side], settings: SavedSplit) -> Path:
