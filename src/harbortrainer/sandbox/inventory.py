@@ -79,14 +79,14 @@ class _Script:
         for python in self._pythons:
             try:
                 # -P: the script's folder is not on the path, where its modules could hide the provider's.
-                return program_output(python, "-P", self._file, *arguments)
+                return require_output(python, "-P", self._file, *arguments)
             except InventoryError as failed:  # a Python without the package says less than one whose request fails
                 error = error if error and not str(error).startswith(ModuleNotFoundError.__name__) else failed
         assert error is not None
         raise error
 
 
-def program_output(*command: str) -> str:
+def require_output(*command: str) -> str:
     """Return a program's output. Raises `InventoryError` if it is missing, fails, or takes longer than `TIMEOUT_S`."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from harbortrainer.runs.label import OWNER_LABEL, RUN_LABEL
-from harbortrainer.sandbox.inventory import program_output
+from harbortrainer.sandbox.inventory import require_output
 
 TASK_LABEL = "harbortrainer.task"
 _PROJECT = "com.docker.compose.project"
@@ -17,7 +17,7 @@ _ROW = f"[{','.join(f'{{{{json {field}}}}}' for field in _FIELDS)}]"
 def find(run: str) -> list[dict[str, str]]:
     """Return the containers with a run's label, or with "" those with any run's. Raises `InventoryError`."""
     label = f"{RUN_LABEL}={run}" if run else RUN_LABEL
-    lines = program_output("docker", "ps", "-a", f"--filter=label={label}", "--format", _ROW)
+    lines = require_output("docker", "ps", "-a", f"--filter=label={label}", "--format", _ROW)
     return [_facts(*json.loads(line)) for line in lines.splitlines()]
 
 
@@ -42,4 +42,4 @@ def end(ids: Sequence[str]) -> None:
 
 
 def _words(*arguments: str) -> list[str]:
-    return program_output("docker", *arguments).split()
+    return require_output("docker", *arguments).split()
