@@ -115,9 +115,7 @@ class ReadTasks:
         return len(self.tasks) + len(self.problems)
 
 
-def find_folders(
-    root: Path, include: Sequence[str] = (), exclude: Sequence[str] = (), broken: Iterable[str] = ()
-) -> dict[str, Path]:
+def find_folders(root: Path, include: Sequence[str], exclude: Sequence[str], broken: Iterable[str]) -> dict[str, Path]:
     """Return the folders of the matching tasks by name, sorted; reads no task.
 
     Args:

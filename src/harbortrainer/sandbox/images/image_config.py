@@ -43,7 +43,7 @@ class HistoryStep(TypedDict, total=False):
     empty_layer: bool
 
 
-def image_from_config(config: ImageConfig, history: Sequence[HistoryStep] = ()) -> Image:
+def image_from_config(config: ImageConfig, history: Sequence[HistoryStep]) -> Image:
     """Return the image of a config, without its layers."""
     shell = config.get("Shell") or ["/bin/sh", "-c"]
     env = {"PATH": DEFAULT_PATH} | parse_env(config.get("Env") or [])

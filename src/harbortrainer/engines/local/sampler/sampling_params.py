@@ -104,7 +104,7 @@ def sample_tokens(
     logits: torch.Tensor,
     uniform: torch.Tensor,
     temperature: torch.Tensor,
-    truncation: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    truncation: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token per row by inverting the cumulative distribution, a chunk of rows at a time.
 
