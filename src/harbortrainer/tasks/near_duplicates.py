@@ -11,7 +11,6 @@ no loop over pairs. An index finds the texts that share a trigram, and a trigram
 import hashlib
 import json
 import re
-import tomllib
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbortrainer.tasks.content_key import content_key
-from harbortrainer.tasks.task_folder import TASK_FILE, TaskRef
+from harbortrainer.tasks.task_folder import TaskRef
 
 if TYPE_CHECKING:
     import numpy as np
@@ -226,9 +225,8 @@ def _tests_folders(folder: Path) -> list[Path]:
 
 def _environment_key(task: TaskRef) -> str:
     folder = task.path / "environment"
-    config = tomllib.loads((task.path / TASK_FILE).read_text(encoding="utf-8"))
     tables = json.dumps(
-        [config.get(name) for name in ("verifier", "environment", "steps")], default=str, sort_keys=True
+        [task.config.get(name) for name in ("verifier", "environment", "steps")], default=str, sort_keys=True
     )
     return f"{content_key(folder) if folder.is_dir() else ''} {tables}"
 

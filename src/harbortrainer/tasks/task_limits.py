@@ -87,5 +87,4 @@ def available_tasks(table: TasksetKeys) -> list[TaskRef]:
 
 def agent_seconds(tasks: Iterable[TaskRef]) -> list[float]:
     """Time limit of each task's agent over all steps, in seconds before any multiplier; infinite without a timeout."""
-    tables = (tomllib.loads((task.path / TASK_FILE).read_text(encoding="utf-8")) for task in tasks)
-    return [agent_s(table) for table in tables]
+    return [agent_s(task.config) for task in tasks]
