@@ -17,7 +17,13 @@ from harbortrainer.harbor_compat.task_lint import has_lint
 from harbortrainer.runs import display
 from harbortrainer.tasks.cheats import CHEATS
 from harbortrainer.tasks.checked_trial import CheckedTrial
-from harbortrainer.tasks.passed_checks import CHECKED_FILE, audited_keys, needs_no_service, passed_keys
+from harbortrainer.tasks.passed_checks import (
+    CHECKED_FILE,
+    audited_keys,
+    needs_no_service,
+    passed_environments,
+    passed_keys,
+)
 from harbortrainer.tasks.task_check import check_tasks
 from harbortrainer.tasks.task_folder import load_folder
 from harbortrainer.tasks.verdict import Verdict, bad, verdict_of
@@ -55,6 +61,11 @@ def write_task(
     if solution is not None:
         (task / "solution").mkdir()
         (task / "solution/solve.sh").write_text(solution)
+
+
+def passed_in(kind: str) -> set[str]:
+    """Return the keys of the tasks that passed in one type of environment."""
+    return {key for key, kinds in passed_environments().items() if kind in kinds}
 
 
 @pytest.fixture
@@ -303,7 +314,7 @@ def test_check_command_continues_after_bad_task_and_resumes(
     summary = "2 of 7 tasks are fit to train on (not fit: verifier 2, build 1, solution 1, task 1)"
     assert summary in printed and "checking tasks: 7/7" in printed
     assert ("\nlint good  task.toml [shared-verifier] Verifier shares" in printed) is has_lint()
-    assert set(json.loads(CHECKED_FILE.read_text())) == passed_keys("local") != passed_keys("docker")
+    assert set(json.loads(CHECKED_FILE.read_text())) == passed_in("local") != passed_in("docker")
     report = json.loads(Path("reports/check.json").read_text())
     verdicts = {task["task"]: Verdict.model_validate(task) for task in report["tasks"]}
     assert report["fit"] == 2 and report["total"] == len(verdicts) == 7
@@ -480,12 +491,12 @@ def test_later_finding_withdraws_the_pass(tmp_path: Path, monkeypatch: pytest.Mo
     check("check", leftovers="kill")
     check("check", trial("nop", None, Outcome.sandbox_error).model_copy(update={"blame": "host"}))
     check("check", trial("guessed-42", 1))
-    assert passed_keys("local") == audited_keys() == {task.key}
+    assert passed_in("local") == audited_keys() == {task.key}
     check("audit", trial("guessed-42", 1))
-    assert passed_keys("local") == {task.key} and not audited_keys()
+    assert passed_in("local") == {task.key} and not audited_keys()
     check("audit")
     check("check", trial("oracle", 0))
-    assert not passed_keys("local") and not audited_keys() and passed_keys("local+kill") == {task.key}
+    assert not passed_in("local") and not audited_keys() and passed_in("local+kill") == {task.key}
 
 
 def test_one_task_that_needs_buildx_does_not_end_the_check(

@@ -40,11 +40,9 @@ def needs_no_service(task: TaskRef) -> bool:
     return has_solution(task.path) and any(_KILLED in kind for kind in passed)
 
 
-def passed_keys(environment_type: str | None = None) -> set[str]:
-    """Return the keys of the tasks that passed the check here, in one type of environment or in any."""
-    return {
-        key for key, types in passed_environments().items() if environment_type is None or environment_type in types
-    }
+def passed_keys() -> set[str]:
+    """Return the keys of the tasks that passed the check here, in any type of environment."""
+    return set(passed_environments())
 
 
 def record_passed(tasks: Iterable["TaskRef | Verdict"], environment_type: str = "local") -> None:
