@@ -98,6 +98,13 @@ def test_reports_non_utf8_file_name(tmp_path: Path) -> None:
     assert error.value.where == str(tmp_path / "odd")
 
 
+def test_reports_ignore_file_that_harbor_cannot_read(tmp_path: Path) -> None:
+    (make_task(tmp_path / "odd") / ".gitignore").write_bytes("jobs/".encode("utf-16"))
+    with pytest.raises(UserError, match="not UTF-8 text; save it as UTF-8") as error:
+        load_folder(tmp_path)
+    assert error.value.where == str(tmp_path / "odd/.gitignore")
+
+
 def test_quotes_folder_in_migration_command(tmp_path: Path) -> None:
     (tmp_path / "old tasks").mkdir()
     (tmp_path / "old tasks/task.yaml").touch()

@@ -12,6 +12,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -204,6 +205,8 @@ def load_task(folder: Path, name: str = "") -> TaskRef:
     check_name(config, folder / TASK_FILE)
     steps = _step_names(config, folder / TASK_FILE)
     paths = [folder / "steps" / step / "instruction.md" for step in steps] or [folder / "instruction.md"]
+    with suppress(FileNotFoundError):
+        _text(folder / ".gitignore")  # Harbor reads it in each trial, to hash the task
     return TaskRef(
         name=name or folder.name,
         path=folder,
@@ -351,15 +354,23 @@ def _read_toml(path: Path) -> TomlTable:
 
 def _instruction(path: Path) -> str:
     try:
-        text = read_text(path).strip()
+        text = _text(path).strip()
     except FileNotFoundError:
         raise UserError(
             "no instruction.md", where=str(path.parent), do="write there what the agent has to do"
         ) from None
+    if not text:
+        raise UserError("empty", where=str(path), do="write there what the agent has to do")
+    return text
+
+
+def _text(path: Path) -> str:
+    """Read a file that Harbor reads as UTF-8. Raises `FileNotFoundError` if there is none."""
+    try:
+        return read_text(path)
+    except FileNotFoundError:
+        raise
     except UnicodeDecodeError:
         raise UserError("not UTF-8 text", where=str(path), do="save it as UTF-8") from None
     except OSError as error:
         raise _unreadable(error, path) from None
-    if not text:
-        raise UserError("empty", where=str(path), do="write there what the agent has to do")
-    return text
