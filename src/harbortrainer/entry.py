@@ -2,7 +2,7 @@
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command with these arguments, or those of this process. Returns its exit code."""
+    """Run a command and return its exit code. Without `arguments`, it takes those of this process."""
     try:
         from harbortrainer.cli import main as run
 
